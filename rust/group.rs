@@ -32,7 +32,7 @@ use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::{IndexRange, StridedRange, TensorRegion, torch_shape};
 use crate::error::{Error, Kind, Result};
 use crate::plan::GAP_BYTES;
-use crate::remote::object;
+use crate::remote::limits;
 use crate::source::Source;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -460,7 +460,7 @@ impl Group {
         let mut by_any = BlockReads::default();
         for tensor in self.tensors.iter().filter(|tensor| tensor.route == Route::Own && self.has_one_reader(tensor)) {
             let is_remote = self.is_remote(tensor);
-            let (block_bytes, gap_bytes) = if is_remote { (1, object::GAP_BYTES) } else { (BLOCK_BYTES, GAP_BYTES) };
+            let (block_bytes, gap_bytes) = if is_remote { (1, limits::GAP_BYTES) } else { (BLOCK_BYTES, GAP_BYTES) };
             let gap_bytes = if self.leaves_gaps() { 0 } else { gap_bytes };
             for (rank, _, range) in self.shards(tensor).filter(|(_, _, range)| range.bytes() > 0) {
                 let begin = range.begin / block_bytes * block_bytes;
@@ -513,7 +513,7 @@ impl Group {
             if let Some(count) = counts.get_mut(rank) {
                 *count += 1;
             }
-            has_short_rows |= range.row_bytes <= object::GAP_BYTES;
+            has_short_rows |= range.row_bytes <= limits::GAP_BYTES;
             let touched = tensor.touched_bytes(&range, is_remote);
             uncached = uncached.saturating_add(touched);
             kept = kept.saturating_add(range.bytes());

@@ -43,6 +43,10 @@ pub mod profile;
 pub mod digest;
 pub mod signature;
 pub mod encryption;
+#[cfg(feature = "remote")]
+pub mod remote;
+#[cfg(not(feature = "remote"))]
+#[path = "remote/absent.rs"]
 pub mod remote;
 pub mod source;
 pub mod format;

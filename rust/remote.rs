@@ -30,6 +30,7 @@ mod http;
 mod http_error;
 mod hub;
 pub mod lane;
+pub mod limits;
 pub mod location;
 pub mod object;
 #[doc(hidden)]

@@ -9,8 +9,9 @@ use crate::encryption::chunks::Chunks;
 use crate::error::Result;
 use crate::os::local_file::LocalFile;
 use crate::os::retry::Check;
+use crate::remote::limits::first_bytes;
 use crate::remote::location::Location;
-use crate::remote::object::{self, Object, head_bytes};
+use crate::remote::object::{self, Object};
 use crate::units::{Unit, Units};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -113,7 +114,7 @@ impl Source {
     pub fn open_one_of(count: usize, place: &Place, check: Check<'_>) -> Result<Source> {
         Ok(match place {
             Place::Path(path) => Source::File(Arc::new(LocalFile::open(path)?)),
-            Place::Url(location) => Source::Object(Arc::new(object::open(location, head_bytes(count), check)?)),
+            Place::Url(location) => Source::Object(Arc::new(object::open(location, first_bytes(count), check)?)),
             Place::Opened(object) => Source::Object(Arc::clone(object)),
         })
     }

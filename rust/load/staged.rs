@@ -11,7 +11,7 @@ use crate::plan::{self, Chunk, Limits, Piece, Read, SlotCopy, SlotPart};
 use crate::reader::ring::Linux;
 use crate::reader::uring::Rings;
 use crate::reader::{self, ChosenReader, Opened, ReadLimits, Reader, SlotBuffer};
-use crate::remote::streams::STREAMS_START;
+use crate::remote::limits::REQUESTS_START;
 use crate::source::Source;
 use crate::staging::{PAGE_BYTES, Request, Slot, Staging, pool};
 use std::mem;
@@ -62,7 +62,7 @@ impl<D: Device> StagedEngine<D> {
             read_limits.unwrap_or(ReadLimits::BUFFERED);
         // All streams that a host gets at first take part in a small checkpoint.
         let total_bytes: u64 = sources.iter().map(Source::length).sum();
-        let share_bytes = to_usize(total_bytes / to_u64(STREAMS_START)).max(REQUEST_BYTES_MIN);
+        let share_bytes = to_usize(total_bytes / to_u64(REQUESTS_START)).max(REQUEST_BYTES_MIN);
         let request_bytes = request_bytes.map(|bytes| bytes.min(share_bytes.next_multiple_of(PAGE_BYTES)));
         let slot_bytes = request_bytes.unwrap_or_else(|| device.local_slot_bytes(options.chunk_bytes));
         // An element at the end of a block reaches into the next one.

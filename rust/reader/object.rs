@@ -6,8 +6,8 @@ use crate::num::to_u64;
 use crate::options::Options;
 use crate::os::retry::Check;
 use crate::plan::Read;
-use crate::remote::object::{GAP_BYTES, Object};
-use crate::remote::streams::STREAMS_MAX;
+use crate::remote::limits::{GAP_BYTES, REQUESTS_MAX};
+use crate::remote::object::Object;
 use std::sync::Arc;
 
 /// Reader that requests ranges of an object.
@@ -32,7 +32,7 @@ impl Reader for ObjectReader {
             gap_bytes: self.gap_bytes,
             // Smaller tensors share a request.
             in_place_bytes: Some(to_u64(self.request_bytes / 2)),
-            concurrency: STREAMS_MAX,
+            concurrency: REQUESTS_MAX,
             request_bytes: Some(self.request_bytes),
             unit_bytes: 1,
         }

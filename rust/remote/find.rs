@@ -4,8 +4,9 @@ mod hub;
 
 use super::cache;
 use super::lane;
+use super::limits::FIRST_BYTES;
 use super::location::{Location, Service};
-use super::object::{HEAD_BYTES, Object, open};
+use super::object::{Object, open};
 use super::registry;
 use super::retry::repeat;
 use super::streams::Host;
@@ -56,7 +57,7 @@ pub fn find(location: &Location, endings: &[&str], check: Check<'_>) -> Result<F
 fn find_by_convention(location: &Location, endings: &[&str], check: Check<'_>) -> Result<Found> {
     for ending in endings {
         let name = format!("model{ending}");
-        match open(&location.child(&name), HEAD_BYTES, check) {
+        match open(&location.child(&name), FIRST_BYTES, check) {
             Ok(object) => return Ok(Found::Opened(object)),
             Err(error) if error.kind() == Kind::FileNotFound => {}
             Err(error) => return Err(error),

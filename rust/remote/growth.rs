@@ -4,15 +4,12 @@
 //! whose connections are slow gets as many as the network carries within a second. Once the host has asked for fewer
 //! requests, the number grows by a few at a time.
 
+use super::limits::{REQUESTS_MAX, REQUESTS_START};
 use crate::num::to_u64;
 use std::time::{Duration, Instant};
 
-/// Number of requests at once to a host of which nothing is known.
-pub const STREAMS_START: usize = 16;
 /// Number of parts at once to a host to which nothing was sent yet. More share a slow link, so that each takes longer.
 const UPLOADS_START: usize = 2;
-/// Largest number of requests at once to one host.
-pub const STREAMS_MAX: usize = 256;
 /// Requests that are added once the host has asked for fewer.
 const STEP: usize = 8;
 /// Share of its growth in proportion to the requests that the rate must have, as a divisor.
@@ -53,7 +50,7 @@ enum Phase {
 
 impl Default for Growth {
     fn default() -> Self {
-        Growth { limit: STREAMS_START, rate_min: 0, halved: None, phase: Phase::Idle }
+        Growth { limit: REQUESTS_START, rate_min: 0, halved: None, phase: Phase::Idle }
     }
 }
 
@@ -116,7 +113,7 @@ impl Growth {
     }
 
     fn raise(&mut self, rate: u64, now: Instant) {
-        let limit = (self.limit + if self.halved.is_some() { STEP } else { self.limit }).min(STREAMS_MAX);
+        let limit = (self.limit + if self.halved.is_some() { STEP } else { self.limit }).min(REQUESTS_MAX);
         let added = limit - self.limit;
         let share = rate.saturating_mul(to_u64(added)) / to_u64(self.limit) / SHARE_DIVISOR;
         self.rate_min = rate.saturating_add(share);
@@ -179,16 +176,16 @@ mod tests {
     fn limit_is_doubled_while_connections_are_the_bottleneck() {
         let begin = Instant::now();
         let limit_after = |ticks, latency| run(&mut Growth::default(), begin, ticks, 50_000, u64::MAX, latency);
-        assert_eq!(limit_after(80, 40), STREAMS_START, "the connections have just begun");
-        assert_eq!(limit_after(100, 40), 2 * STREAMS_START);
-        assert_eq!(limit_after(400, 40), STREAMS_MAX);
-        assert_eq!(limit_after(2000, 200), STREAMS_MAX);
+        assert_eq!(limit_after(80, 40), REQUESTS_START, "the connections have just begun");
+        assert_eq!(limit_after(100, 40), 2 * REQUESTS_START);
+        assert_eq!(limit_after(400, 40), REQUESTS_MAX);
+        assert_eq!(limit_after(2000, 200), REQUESTS_MAX);
     }
 
     #[test]
     fn limit_stays_where_a_few_connections_fill_the_network() {
         let limit = run(&mut Growth::default(), Instant::now(), 10_000, u64::MAX, 10_000_000, 1);
-        assert_eq!(limit, 2 * STREAMS_START, "one step shows that more requests do not help");
+        assert_eq!(limit, 2 * REQUESTS_START, "one step shows that more requests do not help");
     }
 
     #[test]
@@ -196,9 +193,9 @@ mod tests {
         let (mut growth, begin) = (Growth::default(), Instant::now());
         growth.sent(begin);
         for tick in 0..1000 {
-            growth.received(1000, true, STREAMS_START - 1, begin + TICK * tick);
+            growth.received(1000, true, REQUESTS_START - 1, begin + TICK * tick);
         }
-        assert_eq!(growth.limit(), STREAMS_START);
+        assert_eq!(growth.limit(), REQUESTS_START);
     }
 
     #[test]
@@ -208,10 +205,10 @@ mod tests {
         let now = begin + TICK * 1000;
         growth.halve(now);
         growth.halve(now + HALVING_INTERVAL / 2);
-        assert_eq!(growth.limit(), STREAMS_MAX / 2);
-        assert_eq!(run(&mut growth, now, 990, 50_000, u64::MAX, 40), STREAMS_MAX / 2);
+        assert_eq!(growth.limit(), REQUESTS_MAX / 2);
+        assert_eq!(run(&mut growth, now, 990, 50_000, u64::MAX, 40), REQUESTS_MAX / 2);
         let limit = run(&mut growth, now + TICK * 990, 1000, 50_000, u64::MAX, 40);
-        assert_eq!(limit, STREAMS_MAX / 2 + STEP);
+        assert_eq!(limit, REQUESTS_MAX / 2 + STEP);
     }
 
     proptest! {
@@ -221,8 +218,8 @@ mod tests {
             let limit = run(&mut Growth::default(), Instant::now(), 3000, 1000, 1000 * needed, latency);
             let needed = usize::try_from(needed).unwrap();
             // The last step may bring less than a fifth of what it adds.
-            prop_assert!(limit >= STREAMS_MAX.min(needed * 5 / 6), "{limit}");
-            prop_assert!(limit <= STREAMS_MAX.min((2 * STREAMS_START).max(4 * needed)), "{limit}");
+            prop_assert!(limit >= REQUESTS_MAX.min(needed * 5 / 6), "{limit}");
+            prop_assert!(limit <= REQUESTS_MAX.min((2 * REQUESTS_START).max(4 * needed)), "{limit}");
         }
     }
 }

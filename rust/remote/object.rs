@@ -4,6 +4,7 @@ use super::cache::{self, Cache, Copy, Part};
 use super::get::Target;
 use super::head::{Arrived, Head};
 use super::lane::{self, Lane};
+use super::limits::{FIRST_BYTES, GAP_BYTES};
 use super::location::{Location, Service};
 use super::pieces::Pieces;
 use super::registry;
@@ -21,23 +22,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// Number of bytes that the first request asks for. Most headers are shorter, and so are many adapters.
-pub const HEAD_BYTES: u64 = 1 << 20;
-/// Upper bound for the bytes of the first requests for all objects of a checkpoint, since ranks send them to each other.
-const HEADS_BYTES: u64 = 16 << 20;
-/// Number of bytes that the first request asks for at least: those of most headers in checkpoints with many files.
-const HEAD_BYTES_MIN: u64 = 64 << 10;
-
-/// Largest gap that is requested along with the bytes on both sides, in bytes: about what arrives on one connection in
-/// the time that another request takes.
-pub const GAP_BYTES: u64 = 1 << 20;
 /// Number of ranges of one call that are requested at once. Other threads request as much at the same time.
 const REQUESTS_PER_TURN: usize = 4;
-
-/// Returns the number of bytes that the first request for each of `count` objects asks for.
-pub fn head_bytes(count: usize) -> u64 {
-    (HEADS_BYTES / to_u64(count).max(1)).clamp(HEAD_BYTES_MIN, HEAD_BYTES)
-}
 
 /// Opens an object: requests its first `head_bytes` bytes, and with them its length and version.
 ///
@@ -107,7 +93,7 @@ impl Object {
         let turn = unopened.host.wait(check)?;
         let target = unopened.target(&turn);
         // The next objects of many need the connections of the first ones, and the cache keeps whole requests.
-        let is_received_later = bytes_max == HEAD_BYTES && address.cache.is_none();
+        let is_received_later = bytes_max == FIRST_BYTES && address.cache.is_none();
         let request = async {
             let begin = Instant::now();
             let Answer { length, version, range, body } = target.first(bytes_max).await?;

@@ -101,7 +101,7 @@ impl<'a> Pieces<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::object::GAP_BYTES;
+    use super::super::limits::GAP_BYTES;
     use super::*;
     use proptest::prelude::*;
 

@@ -4,7 +4,6 @@
 //! that takes much longer than others may be requested a second time, if the host could get more requests.
 
 use super::growth::Growth;
-pub use super::growth::{STREAMS_MAX, STREAMS_START};
 use crate::error::Result;
 use crate::os::per_process::PerProcess;
 use crate::os::retry::Check;
@@ -188,12 +187,13 @@ impl Drop for Turn<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::limits::REQUESTS_START;
     use super::*;
 
     #[test]
     fn request_beyond_the_limit_waits_and_can_be_ended() {
         let host = Host::default();
-        let turns: Vec<_> = (0..STREAMS_START).map(|_| host.wait(&|| Ok(())).unwrap()).collect();
+        let turns: Vec<_> = (0..REQUESTS_START).map(|_| host.wait(&|| Ok(())).unwrap()).collect();
         let ended = || Err(crate::Error::new(crate::error::Kind::Interrupted, ""));
         assert!(host.wait(&ended).is_err());
         drop(turns);

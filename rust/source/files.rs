@@ -7,8 +7,9 @@ use crate::error::{Error, Kind, Result};
 use crate::os::local_file::open_regular;
 use crate::os::retry::Check;
 use crate::remote::find::{self, Found};
+use crate::remote::limits::FIRST_BYTES;
 use crate::remote::location::{self, Location, Service};
-use crate::remote::object::{self, HEAD_BYTES, Object};
+use crate::remote::object::{self, Object};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs;
@@ -205,7 +206,7 @@ impl Files {
         compare: Option<CompareIndex<'_>>,
         check: Check<'_>,
     ) -> Result<()> {
-        self.add_opened_index(&object::open(index, HEAD_BYTES, check)?, compare, check)
+        self.add_opened_index(&object::open(index, FIRST_BYTES, check)?, compare, check)
     }
 
     fn add_opened_index(&mut self, index: &Object, compare: Option<CompareIndex<'_>>, check: Check<'_>) -> Result<()> {

@@ -3,6 +3,7 @@
 #![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)]
 #![allow(clippy::cast_precision_loss)]
 
+#[cfg(feature = "remote")]
 mod aws_profile;
 mod cast;
 mod cast_batch;

@@ -8,7 +8,9 @@ mod gds;
 mod gpu_load;
 mod load_failures;
 mod model;
+#[cfg(feature = "remote")]
 mod range_server;
+#[cfg(feature = "remote")]
 mod remote_load;
 mod save_from_gpu;
 mod sim;

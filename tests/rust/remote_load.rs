@@ -8,7 +8,7 @@ use crate::sim::{finish, schedules};
 use fst::dtype::Dtype;
 use fst::error::Kind;
 use fst::options::Options;
-use fst::remote::object::HEAD_BYTES;
+use fst::remote::limits::FIRST_BYTES;
 use std::fs;
 use std::ops::Range;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ fn any_fault_at_any_request_gives_the_right_bytes_or_error() {
     let length = usize::try_from(fs::metadata(&model.paths[0]).unwrap().len()).unwrap();
     let file = model.paths[0].clone();
     for (fault, error) in faults {
-        for at in [usize::try_from(HEAD_BYTES).unwrap(), length / 2, length - 1] {
+        for at in [usize::try_from(FIRST_BYTES).unwrap(), length / 2, length - 1] {
             let is_due = Arc::new(AtomicBool::new(true));
             model.paths[0].clone_from(&file);
             let rule_is_due = Arc::clone(&is_due);

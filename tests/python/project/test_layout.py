@@ -50,7 +50,8 @@ TOP_LEVEL = {
 
 
 def modules_in_trip_order():
-    return re.findall(r"^(?:pub )?mod (\w+);", (RUST / "lib.rs").read_text(), re.MULTILINE)
+    """The modules in lib.rs. A module that a feature replaces counts once."""
+    return list(dict.fromkeys(re.findall(r"^(?:pub )?mod (\w+);", (RUST / "lib.rs").read_text(), re.MULTILINE)))
 
 
 def paths_in(text):
