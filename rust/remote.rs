@@ -3,16 +3,16 @@
 //! ```text
 //! URL --location--> service and key --store--> GET range --get--> slot or tensor
 //!                                     |                   |
-//!                                 transport            version, retries, streams
+//!                                 transport            version, retries, concurrency
 //! ```
 //!
 //! - [`location`] splits a URL into the service that answers for it and a key, and hides what may be secret.
 //! - [`store`] is the trait of a service. `http`, `bucket`, `hub` and `redis` implement it.
-//! - [`object`] is an open object: its size, the version that every request asks for, and its first bytes (`head`).
+//! - [`object`] is an open object: its size, the version that every request asks for, and its first bytes (`first_bytes`).
 //! - [`cache`] keeps copies of objects on a local disk.
 //! - [`upload`] stores a new object.
 //! - [`pieces`] is the memory for the bytes of one request.
-//! - [`lane`] runs requests: a thread that needs bytes runs them itself, on a runtime that it takes from a pool.
+//! - [`runtime`] runs requests: a thread that needs bytes runs them itself, on a runtime that it takes from a pool.
 //!
 //! A request is repeated from the byte reached, up to a stated number of times.
 
@@ -20,16 +20,16 @@ pub mod aws_profile;
 mod body;
 mod bucket;
 mod cache;
-pub mod configuration;
+pub mod store_options;
 mod connections;
 pub mod find;
 mod get;
-mod growth;
-mod head;
+mod adaptive_limit;
+mod first_bytes;
 mod http;
 mod http_error;
 mod hub;
-pub mod lane;
+pub mod runtime;
 pub mod limits;
 pub mod location;
 pub mod object;
@@ -44,7 +44,7 @@ mod refusal;
 mod registry;
 mod retry;
 pub mod store;
-pub mod streams;
+pub mod concurrency;
 mod transport;
 mod trust;
 pub mod upload;
@@ -54,6 +54,6 @@ pub mod version;
 /// The next load opens new ones.
 pub fn release() {
     cache::flush();
-    lane::release();
+    runtime::release();
     registry::release();
 }

@@ -2,7 +2,7 @@
 
 use super::guard::guard;
 use crate::error::{Error, Kind, Result};
-use crate::remote::configuration;
+use crate::remote::store_options;
 
 /// Sets options of the URLs that begin with `url`.
 pub(super) fn configure_storage(url: &str, names: &[String], values: &[String]) -> Result<()> {
@@ -11,6 +11,6 @@ pub(super) fn configure_storage(url: &str, names: &[String], values: &[String]) 
             let message = format!("{} names, but {} values; give one value for each name", names.len(), values.len());
             return Err(Error::new(Kind::InvalidArgument, message));
         }
-        configuration::configure(url, names.iter().cloned().zip(values.iter().cloned()).collect())
+        store_options::configure(url, names.iter().cloned().zip(values.iter().cloned()).collect())
     })
 }

@@ -73,7 +73,7 @@ impl Checkpoint {
                 Source::Object(object) => {
                     let name = object.location().file_name().as_bytes();
                     let known = SharedObject { url: object.location().secret_url(), version: object.version().clone() };
-                    (name, serde_json::to_vec(&known).map_err(encode)?, object.head(&|| watch.check())?)
+                    (name, serde_json::to_vec(&known).map_err(encode)?, object.first_bytes(&|| watch.check())?)
                 }
             };
             let fields = [name, &object, &head, &header];

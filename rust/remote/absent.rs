@@ -60,7 +60,7 @@ pub mod object {
             match self.0 {}
         }
 
-        pub fn head(&self, _: Check<'_>) -> Result<Vec<u8>> {
+        pub fn first_bytes(&self, _: Check<'_>) -> Result<Vec<u8>> {
             match self.0 {}
         }
 
@@ -111,7 +111,7 @@ pub mod find {
     }
 
     pub fn read_all(object: &Object, _: u64, check: Check<'_>) -> Result<Vec<u8>> {
-        object.head(check)
+        object.first_bytes(check)
     }
 }
 

@@ -7,13 +7,13 @@ mod exchange;
 mod files;
 pub mod ini;
 mod keys;
-mod machine;
+mod instance_metadata;
 pub mod process;
-mod renewed;
+mod refresh;
 mod sso;
 mod sts;
 mod variables;
-pub mod words;
+pub mod shell_words;
 
 use crate::error::{Error, Kind, Result};
 use chrono::Utc;
@@ -21,7 +21,7 @@ use files::{Files, Properties};
 use object_store::StaticCredentialProvider;
 use object_store::aws::AwsCredentialProvider;
 use object_store::client::HttpClient;
-use renewed::Renewed;
+use refresh::Renewed;
 use reqwest::Url;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -211,13 +211,13 @@ impl Profile {
                 let texts = (id.to_owned(), secret.to_owned(), token.map(str::to_owned));
                 Ok(Arc::new(StaticCredentialProvider::new(keys::checked(place, KEY, texts)?)))
             }
-            "EcsContainer" => machine::of_container(&self.variables, http.clone())?.ok_or_else(|| {
+            "EcsContainer" => instance_metadata::of_container(&self.variables, http.clone())?.ok_or_else(|| {
                 let message = "EcsContainer needs AWS_CONTAINER_CREDENTIALS_RELATIVE_URI, or \
                                AWS_CONTAINER_CREDENTIALS_FULL_URI and AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE, which \
                                containers of ECS and EKS have";
                 place.invalid(KEY, message)
             }),
-            "Ec2InstanceMetadata" => machine::of_instance(&self.variables, http.clone()),
+            "Ec2InstanceMetadata" => instance_metadata::of_instance(&self.variables, http.clone()),
             other => {
                 let message = format!("{other:?} must be Environment, Ec2InstanceMetadata or EcsContainer");
                 Err(place.invalid(KEY, message))

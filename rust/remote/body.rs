@@ -4,7 +4,7 @@
 //! beside the connection would not do: the kernel buffers megabytes, and takes more only when a third of them are sent.
 
 use super::http_error::Late;
-use super::lane;
+use super::runtime;
 use crate::num::to_u64;
 use bytes::Bytes;
 use futures_util::{TryStreamExt, stream};
@@ -61,7 +61,7 @@ fn counted(body: HttpRequestBody, taken: Arc<OnceLock<Instant>>) -> reqwest::Bod
         stream::iter(iter::from_fn(next))
     };
     let count = move |frame: &Bytes| {
-        lane::add_sent(to_u64(frame.len()));
+        runtime::add_sent(to_u64(frame.len()));
         left = left.saturating_sub(frame.len());
         if left == 0 {
             taken.get_or_init(Instant::now);

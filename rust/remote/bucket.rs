@@ -1,10 +1,10 @@
 //! Buckets of S3, Google Cloud Storage and Azure. `object_store` signs the requests and renews tokens.
 
 use super::aws_profile::Profile;
-use super::configuration::unknown;
 use super::location::{Location, Service};
 use super::refusal::{self, Codes, Refusal};
 use super::store::{Answer, Failure, FailureClass, Store, Uploads};
+use super::store_options::unknown;
 use super::transport::Transport;
 use super::version::Version;
 use crate::error::{Error, Kind, Result};

@@ -17,7 +17,7 @@ pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time after which an unused connection is not used again. Some servers close it soon afterwards.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Connections of a lane.
+/// Connections of a runtime.
 #[derive(Clone)]
 pub(super) struct Client {
     http: Connections,

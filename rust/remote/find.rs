@@ -3,13 +3,13 @@
 mod hub;
 
 use super::cache;
-use super::lane;
+use super::concurrency::Host;
 use super::limits::FIRST_BYTES;
 use super::location::{Location, Service};
 use super::object::{Object, open};
 use super::registry;
 use super::retry::repeat;
-use super::streams::Host;
+use super::runtime;
 use crate::error::{Error, Kind, Result};
 use crate::os::retry::Check;
 use std::path::PathBuf;
@@ -40,7 +40,7 @@ pub fn find(location: &Location, endings: &[&str], check: Check<'_>) -> Result<F
     let (store, _) = registry::store_of(location)?;
     let url = location.to_string();
     let host = Host::of(location.host());
-    let listed = lane::block_on(check, repeat(&url, &host, None, 0, || store.list(location.key())))?;
+    let listed = runtime::block_on(check, repeat(&url, &host, None, 0, || store.list(location.key())))?;
     let is_prefix = location.key().is_empty() || location.key().ends_with('/');
     match listed {
         Some(keys) if !keys.is_empty() => {

@@ -3,12 +3,12 @@
 //! A failed request is repeated from the byte that was reached. One that takes much longer than usual gets a hedged request
 //! beside it: the missing bytes are requested a second time, and the answer that is complete first is used.
 
-use super::lane;
+use super::concurrency::Permit;
 use super::pieces::Pieces;
 use super::progress::STALL_BYTES;
 use super::retry::{Attempt, Attempts, repeat};
+use super::runtime;
 use super::store::{Answer, Failure, FailureClass, Store};
-use super::streams::Turn;
 use super::version::Version;
 use crate::error::Result;
 use crate::num::{to_u64, to_usize};
@@ -36,7 +36,7 @@ pub(super) struct Target<'a> {
     pub(super) key: &'a str,
     /// URL for errors.
     pub(super) url: &'a str,
-    pub(super) turn: &'a Turn<'a>,
+    pub(super) permit: &'a Permit<'a>,
 }
 
 impl Target<'_> {
@@ -47,13 +47,13 @@ impl Target<'_> {
             check_range(&answer.range, &(0..answer.length.min(bytes_max)))?;
             Ok(answer)
         };
-        repeat(self.url, self.turn.host(), Some(0), 0, attempt).await
+        repeat(self.url, self.permit.host(), Some(0), 0, attempt).await
     }
 
     /// Fills pieces of an object of this length and version.
     pub(super) async fn fill(&self, pieces: &mut Pieces<'_>, length: u64, version: &Version) -> Result<()> {
         let Range { start, end } = pieces.range();
-        let mut attempts = Attempts::new(self.url, self.turn.host());
+        let mut attempts = Attempts::new(self.url, self.permit.host());
         let progress = Progress { reached: AtomicU64::new(start), is_hedged: AtomicBool::new(false) };
         while pieces.reached() < end {
             let expected = Expected { range: pieces.reached()..end, length, version };
@@ -78,10 +78,10 @@ impl Target<'_> {
         };
         if progress.is_hedged() == was_hedged {
             let bytes = pieces.reached() - expected.range.start;
-            return result.map(|_| self.turn.host().arrived(bytes, begin.elapsed()));
+            return result.map(|_| self.permit.host().arrived(bytes, begin.elapsed()));
         }
         // The connection of the request that was dropped still gets its answer.
-        lane::discard();
+        runtime::discard();
         if let Some((first, bytes)) = result? {
             // The first request went on meanwhile.
             let missing = bytes.get(to_usize(pieces.reached() - first)..).unwrap_or_default();
@@ -101,7 +101,7 @@ impl Target<'_> {
             if to_u64(frame.len()) > end - pieces.reached() || !pieces.write(&frame) {
                 return Err(too_long());
             }
-            self.turn.received(to_u64(frame.len()));
+            self.permit.received(to_u64(frame.len()));
             progress.reached.store(pieces.reached(), Ordering::Relaxed);
         }
         if pieces.reached() < end { Err(too_short(pieces.reached() - start, end - start)) } else { Ok(()) }
@@ -111,13 +111,13 @@ impl Target<'_> {
     /// offset of the first one. Never returns if the second request fails: the first one goes on.
     async fn hedge(&self, expected: &Expected<'_>, progress: &Progress) -> (u64, Vec<u8>) {
         let (begin, bytes) = (Instant::now(), expected.range.end - expected.range.start);
-        let turn = loop {
+        let permit = loop {
             tokio::time::sleep(HEDGE_INTERVAL).await;
             if progress.is_hedged() || progress.reached() == expected.range.end {
                 return pending().await;
             }
-            if let Some(turn) = self.turn.host().hedge(bytes, begin.elapsed()) {
-                break turn;
+            if let Some(permit) = self.permit.host().hedge(bytes, begin.elapsed()) {
+                break permit;
             }
         };
         progress.is_hedged.store(true, Ordering::Relaxed);
@@ -132,10 +132,10 @@ impl Target<'_> {
             Err(failure) => {
                 if let FailureClass::RateLimited(_) = failure.class {
                     profile::count(Count::RateLimits, 1);
-                    self.turn.host().halve();
+                    self.permit.host().halve();
                 }
                 tracing::info!(url = self.url, why = failure.message, "the second request of a slow range failed");
-                drop(turn);
+                drop(permit);
                 pending().await
             }
         }
@@ -229,7 +229,7 @@ pub(super) fn too_short(found: u64, expected: u64) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use super::super::streams::Host;
+    use super::super::concurrency::Host;
     use super::*;
     use async_trait::async_trait;
     use futures_util::stream;
@@ -294,15 +294,15 @@ mod tests {
         let store = Script { answers, requests: Mutex::default() };
         let host = Host::default();
         host.arrived(100, USUAL);
-        let turn = host.wait(&|| Ok(())).unwrap();
-        let target = Target { store: &store, key: "key", url: "url", turn: &turn };
+        let permit = host.wait(&|| Ok(())).unwrap();
+        let target = Target { store: &store, key: "key", url: "url", permit: &permit };
         let mut into = vec![0; 100];
         let mut pieces = Pieces::one(100, &mut into);
         let filled = runtime.block_on(target.fill(&mut pieces, LENGTH, &Version::default()));
-        drop(turn);
+        drop(permit);
         let (all, expired) = (host.limit(), Duration::from_secs(3600));
-        let turns: Vec<_> = (0..all).map_while(|_| host.hedge(1, expired)).collect();
-        assert_eq!(turns.len(), 4, "all turns have ended");
+        let permits: Vec<_> = (0..all).map_while(|_| host.hedge(1, expired)).collect();
+        assert_eq!(permits.len(), 4, "all permits have ended");
         filled?;
         assert_eq!(into, content(&(100..200)));
         Ok(store.requests.into_inner().unwrap())

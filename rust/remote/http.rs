@@ -75,7 +75,7 @@ pub(super) fn answer(response: HttpResponse, range: &Range<u64>) -> Result<Answe
     if let Some(encoding) = encoding.filter(|_| response.status().is_success()) {
         let message = format!(
             "the server sends the file with the content encoding {encoding:?}; its bytes are then not those of the \
-             ranges that were requested. Turn compression off for this file"
+             ranges that were requested. Permit compression off for this file"
         );
         return Err(Failure::new(FailureClass::Permanent, message));
     }

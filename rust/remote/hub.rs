@@ -4,12 +4,12 @@
 //! large file with a redirect to a signed link of its storage, which gets no token. What the Hub's own cache on this
 //! machine holds is read from there.
 
-use super::configuration;
 use super::http::{self, answer, range_headers};
 use super::http_error;
 use super::location::Location;
 use super::reach::Reach;
 use super::store::{Answer, Failure, FailureClass, Store};
+use super::store_options;
 use super::transport::{self, Transport};
 use super::version::Version;
 use crate::error::{Error, Kind, Result};
@@ -131,7 +131,7 @@ impl Access {
             match name.as_str() {
                 "endpoint" => endpoint.clone_from(value),
                 "token" => token = Some(value.clone()),
-                _ => return Err(configuration::unknown(url, name, "the options are endpoint and token")),
+                _ => return Err(store_options::unknown(url, name, "the options are endpoint and token")),
             }
         }
         let mut headers = HeaderMap::new();

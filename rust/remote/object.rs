@@ -1,15 +1,15 @@
 //! Open objects.
 
 use super::cache::{self, Cache, Copy, Part};
+use super::concurrency::{Host, Permit};
+use super::first_bytes::{FirstBytes, Received};
 use super::get::Target;
-use super::head::{Arrived, Head};
-use super::lane::{self, Lane};
 use super::limits::{FIRST_BYTES, GAP_BYTES};
 use super::location::{Location, Service};
 use super::pieces::Pieces;
 use super::registry;
+use super::runtime::{self, Runtime};
 use super::store::{Answer, Store};
-use super::streams::{Host, Turn};
 use super::version::Version;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
@@ -23,24 +23,24 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 /// Number of ranges of one call that are requested at once. Other threads request as much at the same time.
-const REQUESTS_PER_TURN: usize = 4;
+const REQUESTS_PER_PERMIT: usize = 4;
 
-/// Opens an object: requests its first `head_bytes` bytes, and with them its length and version.
+/// Opens an object: requests its first `first_bytes` bytes, and with them its length and version.
 ///
 /// # Errors
 /// `file-not-found`, `permission-denied`, `io`; those of the settings of its store; that of `check`.
-pub fn open(location: &Location, head_bytes: u64, check: Check<'_>) -> Result<Object> {
+pub fn open(location: &Location, first_bytes: u64, check: Check<'_>) -> Result<Object> {
     let cache = Cache::from_env()?;
-    Object::open(address(location, cache.as_ref())?, head_bytes, check)
+    Object::open(address(location, cache.as_ref())?, first_bytes, check)
 }
 
 /// Opens an object whose length, version and first bytes another process has requested. No request is sent.
 ///
 /// # Errors
 /// Those of the settings of its store.
-pub fn open_known(location: &Location, length: u64, version: Version, head: Vec<u8>) -> Result<Object> {
+pub fn open_known(location: &Location, length: u64, version: Version, first_bytes: Vec<u8>) -> Result<Object> {
     let cache = Cache::from_env()?;
-    Ok(Object::known(address(location, cache.as_ref())?, length, version, head))
+    Ok(Object::known(address(location, cache.as_ref())?, length, version, first_bytes))
 }
 
 /// Place of an object that is to be opened.
@@ -72,66 +72,66 @@ pub struct Object {
     length: u64,
     version: Version,
     /// The bytes that the first request brings. They are not requested again.
-    head: Head,
+    first_bytes: FirstBytes,
     copy: Option<Copy>,
 }
 
 impl Object {
-    fn open(address: Address<'_>, head_bytes: u64, check: Check<'_>) -> Result<Object> {
+    fn open(address: Address<'_>, first_bytes: u64, check: Check<'_>) -> Result<Object> {
         if let Some(cache) = address.cache.filter(|cache| cache.has_whole(&address.name)) {
             // One byte tells whether the copy has the version of the object.
             let probe = Object::request(&address, 1, check)?;
             if let copy @ Some(Copy::Whole(_)) = probe.open_copy(cache, &address.name) {
-                return Ok(Object { copy, head: Head::new(Arrived::default()), ..probe });
+                return Ok(Object { copy, first_bytes: FirstBytes::new(Received::default()), ..probe });
             }
         }
-        Ok(Object::request(&address, head_bytes, check)?.with_copy(&address))
+        Ok(Object::request(&address, first_bytes, check)?.with_copy(&address))
     }
 
     fn request(address: &Address<'_>, bytes_max: u64, check: Check<'_>) -> Result<Object> {
-        let unopened = Object::without_head(address, 0, Version::default());
-        let turn = unopened.host.wait(check)?;
-        let target = unopened.target(&turn);
+        let unopened = Object::without_first_bytes(address, 0, Version::default());
+        let permit = unopened.host.wait(check)?;
+        let target = unopened.target(&permit);
         // The next objects of many need the connections of the first ones, and the cache keeps whole requests.
         let is_received_later = bytes_max == FIRST_BYTES && address.cache.is_none();
         let request = async {
             let begin = Instant::now();
             let Answer { length, version, range, body } = target.first(bytes_max).await?;
-            let mut arrived = Arrived::begin(body, range.end, begin.elapsed());
+            let mut arrived = Received::begin(body, range.end, begin.elapsed());
             arrived.receive(if is_received_later { 0 } else { range.end }, &target).await?;
             Ok((length, version, arrived))
         };
-        let (lane, answered) = Lane::take()?.run(check, request);
+        let (runtime, answered) = Runtime::take()?.run(check, request);
         let (length, version, arrived) = match answered {
-            Ok((length, version, arrived)) => (length, version, arrived.with_lane(lane)),
+            Ok((length, version, arrived)) => (length, version, arrived.with_runtime(runtime)),
             Err(error) => {
-                lane.into_iter().for_each(Lane::free);
+                runtime.into_iter().for_each(Runtime::free);
                 return Err(error);
             }
         };
-        drop(turn);
+        drop(permit);
         if !version.is_exact() {
             let url = &unopened.url;
             tracing::warn!(url, ?version, length, "the server states no exact version; a change may go unnoticed");
         }
-        Ok(Object { length, version, head: Head::new(arrived), ..unopened })
+        Ok(Object { length, version, first_bytes: FirstBytes::new(arrived), ..unopened })
     }
 
-    fn known(address: Address<'_>, length: u64, version: Version, head: Vec<u8>) -> Object {
-        let head = Head::new(Arrived::all(head));
-        Object { head, ..Object::without_head(&address, length, version) }.with_copy(&address)
+    fn known(address: Address<'_>, length: u64, version: Version, first_bytes: Vec<u8>) -> Object {
+        let first_bytes = FirstBytes::new(Received::all(first_bytes));
+        Object { first_bytes, ..Object::without_first_bytes(&address, length, version) }.with_copy(&address)
     }
 
     /// Opens the copy on a local disk, and adds the first bytes to it.
     fn with_copy(self, address: &Address<'_>) -> Object {
         let copy = address.cache.and_then(|cache| self.open_copy(cache, &address.name));
-        if let Some((Copy::Part(part), arrived)) = copy.as_ref().zip(self.head.try_lock()) {
+        if let Some((Copy::Part(part), arrived)) = copy.as_ref().zip(self.first_bytes.try_lock()) {
             cache::add(part, 0..to_u64(arrived.bytes().len()), std::iter::once(arrived.bytes()));
         }
         Object { copy, ..self }
     }
 
-    fn without_head(address: &Address<'_>, length: u64, version: Version) -> Object {
+    fn without_first_bytes(address: &Address<'_>, length: u64, version: Version) -> Object {
         let Address { location, store, key, .. } = address;
         let url = location.to_string();
         Object {
@@ -143,7 +143,7 @@ impl Object {
             host: Host::of(location.host()),
             length,
             version,
-            head: Head::new(Arrived::default()),
+            first_bytes: FirstBytes::new(Received::default()),
             copy: None,
         }
     }
@@ -152,8 +152,8 @@ impl Object {
         cache.open(&self.location, name, self.length, &self.version)
     }
 
-    fn target<'a>(&'a self, turn: &'a Turn<'a>) -> Target<'a> {
-        Target { store: &*self.store, key: &self.key, url: &self.url, turn }
+    fn target<'a>(&'a self, permit: &'a Permit<'a>) -> Target<'a> {
+        Target { store: &*self.store, key: &self.key, url: &self.url, permit }
     }
 
     /// Returns the location.
@@ -187,8 +187,8 @@ impl Object {
     ///
     /// # Errors
     /// Those of [`read`](Object::read).
-    pub fn head(&self, check: Check<'_>) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; to_usize(self.head.length())];
+    pub fn first_bytes(&self, check: Check<'_>) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; to_usize(self.first_bytes.length())];
         self.read([(0, bytes.as_mut_slice())], check)?;
         Ok(bytes)
     }
@@ -229,7 +229,7 @@ impl Object {
         gap_bytes: u64,
         check: Check<'_>,
     ) -> Result<()> {
-        let (mut from_head, mut missing) = (Vec::new(), Vec::new());
+        let (mut from_first_bytes, mut missing) = (Vec::new(), Vec::new());
         for (offset, into) in reads {
             let end = offset.saturating_add(to_u64(into.len()));
             if end > self.length {
@@ -240,45 +240,45 @@ impl Object {
                 file.read(offset, into, check)?;
                 continue;
             }
-            let first = to_usize(self.head.length().saturating_sub(offset)).min(into.len());
+            let first = to_usize(self.first_bytes.length().saturating_sub(offset)).min(into.len());
             let (first, rest) = into.split_at_mut(first);
             let begin = offset.saturating_add(to_u64(first.len()));
             if !first.is_empty() {
-                from_head.push((offset, first));
+                from_first_bytes.push((offset, first));
             }
             match self.part() {
                 Some(part) => missing.extend(part.read(begin, rest)),
                 None => missing.push((begin, rest)),
             }
         }
-        if from_head.is_empty() {
+        if from_first_bytes.is_empty() {
             return self.request_all(missing, gap_bytes, check);
         }
-        self.read_head(from_head, missing, gap_bytes, check)
+        self.read_first_bytes(from_first_bytes, missing, gap_bytes, check)
     }
 
     /// Fills buffers with bytes of the first request, and requests those of others.
-    fn read_head<'a>(
+    fn read_first_bytes<'a>(
         &self,
-        from_head: Vec<(u64, &'a mut [u8])>,
+        from_first_bytes: Vec<(u64, &'a mut [u8])>,
         mut others: Vec<(u64, &'a mut [u8])>,
         gap_bytes: u64,
         check: Check<'_>,
     ) -> Result<()> {
-        let Some(mut arrived) = self.head.try_lock() else {
+        let Some(mut arrived) = self.first_bytes.try_lock() else {
             self.request_all(others, gap_bytes, check)?;
-            lane::block_on(check, async {
-                self.head.wait().await;
+            runtime::block_on(check, async {
+                self.first_bytes.wait().await;
                 Ok(())
             })?;
-            return self.read_head(from_head, Vec::new(), gap_bytes, check);
+            return self.read_first_bytes(from_first_bytes, Vec::new(), gap_bytes, check);
         };
-        let mut missing = arrived.copy(from_head);
+        let mut missing = arrived.copy(from_first_bytes);
         if let Some((last, into)) = missing.last().filter(|_| arrived.has_rest()) {
             let end = last.saturating_add(to_u64(into.len()));
-            let turn = self.host.wait(check)?;
-            let requests = self.send(std::mem::take(&mut others), gap_bytes, &turn);
-            arrived.receive_before(end, &self.target(&turn), check, requests)?;
+            let permit = self.host.wait(check)?;
+            let requests = self.send(std::mem::take(&mut others), gap_bytes, &permit);
+            arrived.receive_before(end, &self.target(&permit), check, requests)?;
             missing = arrived.copy(missing);
         }
         drop(arrived);
@@ -292,24 +292,24 @@ impl Object {
         if buffers.iter().all(|(_, into)| into.is_empty()) {
             return Ok(());
         }
-        let turn = self.host.wait(check)?;
-        lane::block_on(check, self.send(buffers, gap_bytes, &turn))
+        let permit = self.host.wait(check)?;
+        runtime::block_on(check, self.send(buffers, gap_bytes, &permit))
     }
 
     fn send<'a>(
         &'a self,
         buffers: Vec<(u64, &'a mut [u8])>,
         gap_bytes: u64,
-        turn: &'a Turn<'a>,
+        permit: &'a Permit<'a>,
     ) -> impl Future<Output = Result<()>> + Send + 'a {
         let requests = Pieces::join(buffers.into_iter(), gap_bytes);
-        let all = stream::iter(requests).map(|pieces| self.request_pieces(turn, pieces));
-        all.buffer_unordered(REQUESTS_PER_TURN).try_collect::<()>()
+        let all = stream::iter(requests).map(|pieces| self.request_pieces(permit, pieces));
+        all.buffer_unordered(REQUESTS_PER_PERMIT).try_collect::<()>()
     }
 
-    async fn request_pieces(&self, turn: &Turn<'_>, pieces: Pieces<'_>) -> Result<()> {
+    async fn request_pieces(&self, permit: &Permit<'_>, pieces: Pieces<'_>) -> Result<()> {
         let mut pieces = if self.part().is_some() { pieces.with_gaps() } else { pieces };
-        self.target(turn).fill(&mut pieces, self.length, &self.version).await?;
+        self.target(permit).fill(&mut pieces, self.length, &self.version).await?;
         if let Some(part) = self.part() {
             cache::add(part, pieces.range(), pieces.parts());
         }

@@ -15,8 +15,8 @@ mod connection;
 mod credentials;
 mod save;
 
-use super::lane;
 use super::location::Location;
+use super::runtime;
 use super::store::{Answer, Failure, FailureClass, Store, Uploads};
 use super::trust::Trust;
 use super::version::Version;
@@ -86,11 +86,11 @@ impl Redis {
 
     /// Returns a connection that no other request uses.
     async fn connect(&self) -> Attempt<Connection> {
-        let lane = lane::client();
-        let lane = lane.ok_or_else(|| Failure::new(FailureClass::Permanent, "no lane runs this request"))?;
-        match lane.idle().take(&self.credentials) {
+        let runtime = runtime::client();
+        let runtime = runtime.ok_or_else(|| Failure::new(FailureClass::Permanent, "no runtime runs this request"))?;
+        match runtime.idle().take(&self.credentials) {
             Some(connection) => Ok(connection),
-            None => Connection::open(&self.credentials, lane.stall()).await,
+            None => Connection::open(&self.credentials, runtime.stall()).await,
         }
     }
 

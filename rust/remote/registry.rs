@@ -1,13 +1,13 @@
 //! Stores of the process, one for each host, bucket or repository, which keep their tokens between loads.
 
 use super::bucket::Bucket;
-use super::configuration;
 use super::http::HttpStore;
 use super::hub::{File, Repository};
 use super::location::{Location, Service};
 use super::reach::Reach;
 use super::redis::Redis;
 use super::store::Store;
+use super::store_options;
 use super::transport::Transport;
 use super::trust::Trust;
 use crate::error::{Error, Kind, Result};
@@ -43,7 +43,7 @@ pub(super) fn release() {
 /// `invalid-argument` for options or variables that do not fit.
 pub(super) fn store_of(location: &Location) -> Result<(Arc<dyn Store>, String)> {
     let url = location.to_string();
-    let mut settings = configuration::options_of(&url);
+    let mut settings = store_options::options_of(&url);
     let (place, key) = match location.service() {
         Service::Http => (location.host().to_owned(), location.secret_url()),
         Service::Hub => {
@@ -80,7 +80,7 @@ pub(super) fn store_of(location: &Location) -> Result<(Arc<dyn Store>, String)> 
 pub(super) fn endpoints(location: &Location) -> Vec<String> {
     let names_server =
         |name: &str| ["ENDPOINT", "EMULATOR"].iter().any(|part| name.to_ascii_uppercase().contains(part));
-    let set = configuration::options_of(&location.to_string()).into_iter();
+    let set = store_options::options_of(&location.to_string()).into_iter();
     let variables = PREFIXES.iter().flat_map(|prefix| options::variables_with_prefix(prefix));
     set.chain(variables).filter(|(name, _)| names_server(name)).map(|(name, value)| format!("{name}={value}")).collect()
 }
@@ -105,7 +105,7 @@ fn http_headers(settings: &BTreeMap<String, String>, url: &str) -> Result<Header
         let (header, value) = match name.strip_prefix("header.") {
             Some(header) => (header.parse().ok(), value.clone()),
             None if name == "token" => (Some(header::AUTHORIZATION), format!("Bearer {value}")),
-            None => return Err(configuration::unknown(url, name, "the options are token and header.NAME")),
+            None => return Err(store_options::unknown(url, name, "the options are token and header.NAME")),
         };
         let invalid = || Error::new(Kind::InvalidArgument, format!("{name:?} is no valid header")).at(url);
         let mut value = HeaderValue::from_str(&value).map_err(|_| invalid())?;

@@ -1,7 +1,7 @@
 //! Repetitions of requests after failures that may pass.
 
+use super::concurrency::Host;
 use super::store::{Failure, FailureClass};
-use super::streams::Host;
 use crate::error::{Error, Result};
 use crate::profile::{self, Count};
 use std::future::Future;

@@ -3,9 +3,9 @@
 use super::body;
 use super::connections::without_client;
 use super::http_error::{PROXY_REFUSAL, Refused, StatusFailure, refused};
-use super::lane;
 use super::progress::Progress;
 use super::reach::Reach;
+use super::runtime;
 use super::store::{Failure, FailureClass};
 use super::trust::Trust;
 use async_trait::async_trait;
@@ -34,7 +34,7 @@ const METADATA_TIMEOUT: Duration = Duration::from_secs(1);
 const PUBLIC_HEADERS: [HeaderName; 5] =
     [header::RANGE, header::IF_MATCH, header::IF_UNMODIFIED_SINCE, header::ACCEPT_ENCODING, header::ACCEPT];
 
-/// Sends requests over the connections of the lane that the calling thread runs on, and follows redirects.
+/// Sends requests over the connections of the runtime that the calling thread runs on, and follows redirects.
 ///
 /// An answer that the same request may not get again, such as 503, is an error with a [`StatusFailure`].
 #[derive(Debug, Clone, Default)]
@@ -98,7 +98,7 @@ impl Transport {
     }
 
     async fn send_within(&self, reach: Reach, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
-        let client = lane::client().ok_or_else(|| refused("no lane runs this request".into()))?;
+        let client = runtime::client().ok_or_else(|| refused("no runtime runs this request".into()))?;
         let connections = client.connections(&self.trust);
         let host = request.uri().host().unwrap_or_default();
         reach.check(host)?;

@@ -8,12 +8,12 @@
 //! A request is repeated like those of a load. An upload that is not completed is aborted, best effort: the service
 //! would otherwise keep the parts, without a name, and charge for them.
 
-use super::lane;
+use super::concurrency::Host;
 use super::location::{Location, Service};
 use super::registry;
 use super::retry::repeat;
+use super::runtime;
 use super::store::{Failure, FailureClass, Store, Uploads};
-use super::streams::Host;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_usize;
 use crate::os::retry::Check;
@@ -235,26 +235,26 @@ impl Upload {
     where
         F: Future<Output = std::result::Result<T, Failure>> + Send,
     {
-        let turn = self.host.wait(check)?;
+        let permit = self.host.wait(check)?;
         let attempt = || async {
             let mut request = pin!(request());
             // The last bytes that the connection has taken may not have left its buffer.
             let mut buffered = 0;
             loop {
                 let ended = timeout(COUNT_INTERVAL, &mut request).await;
-                buffered += lane::take_sent();
+                buffered += runtime::take_sent();
                 let left = if ended.is_ok() { 0 } else { buffered.min(BUFFER_BYTES) };
                 if buffered > left {
-                    turn.received(buffered - left);
+                    permit.received(buffered - left);
                     buffered = left;
                 }
                 if let Ok(result) = ended {
                     // The server may have answered before it read the body, which the connection then still holds.
-                    return result.inspect_err(|_| lane::discard());
+                    return result.inspect_err(|_| runtime::discard());
                 }
             }
         };
-        lane::block_on(check, repeat(&self.url, &self.host, offset, bytes, attempt))
+        runtime::block_on(check, repeat(&self.url, &self.host, offset, bytes, attempt))
     }
 
     fn uploads(&self) -> Result<&dyn Uploads> {

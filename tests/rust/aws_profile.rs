@@ -1,7 +1,7 @@
 //! Profiles of AWS: the files as botocore reads them, and keys from all sources that a profile can name.
 
 use fst::error::{Error, Kind};
-use fst::remote::aws_profile::{Profile, ini, process, words};
+use fst::remote::aws_profile::{Profile, ini, process, shell_words};
 use object_store::aws::{AwsCredential, AwsCredentialProvider};
 use object_store::client::HttpClient;
 use proptest::prelude::*;
@@ -244,7 +244,7 @@ proptest! {
         credentials in any::<String>(),
     ) {
         let _ = ini::parse(&credentials);
-        let _ = words::split(&credentials);
+        let _ = shell_words::split(&credentials);
         let machine = Machine::new(&config, &credentials).with("AWS_PROFILE", "a");
         if let Ok(Some(profile)) = machine.load() {
             let _ = (profile.region(), profile.endpoint(), profile.is_path_style(), profile.credentials(client()).is_ok());
@@ -324,10 +324,10 @@ fn words_are_split_as_by_shlex() {
         ("  a\tb \n c ", vec!["a", "b", "c"]),
         (r#"'a b'c "" "d\"\e\\" \' # f"#, vec!["a bc", "", r#"d"\e\"#, "'", "#", "f"]),
     ] {
-        assert_eq!(words::split(text).unwrap(), expected, "{text}");
+        assert_eq!(shell_words::split(text).unwrap(), expected, "{text}");
     }
     for text in ["'", "\"a", "a\\", "\"\\"] {
-        assert_eq!(words::split(text), None, "{text}");
+        assert_eq!(shell_words::split(text), None, "{text}");
     }
 }
 

@@ -1,8 +1,8 @@
 //! The two files of profiles, merged.
 
 use super::ini::{self, Section, Value};
+use super::shell_words;
 use super::variables::Variables;
-use super::words;
 use crate::error::{Error, Kind, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ impl Files {
         let mut default_profile = None;
         if let Some(path) = path("AWS_CONFIG_FILE", "config") {
             for (title, section) in read(&path)? {
-                let words = words::split(&title).unwrap_or_default();
+                let words = shell_words::split(&title).unwrap_or_default();
                 let words: Vec<&str> = words.iter().map(String::as_str).collect();
                 let (kind, name) = match words.as_slice() {
                     ["default"] => (&mut files.profiles, "default"),

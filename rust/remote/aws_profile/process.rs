@@ -2,8 +2,8 @@
 
 use super::files::Place;
 use super::keys::{self, Keys, parse_date};
-use super::renewed::KeySource;
-use super::words;
+use super::refresh::KeySource;
+use super::shell_words;
 use crate::error::{Kind, Result};
 use async_trait::async_trait;
 use serde::Deserialize;
@@ -72,7 +72,8 @@ impl KeySource for CredentialProcess {
 /// # Errors
 /// Text that names the program and has its messages, but neither its arguments nor its output, which may have secrets.
 pub async fn run(command: &str, limit: Duration) -> std::result::Result<Vec<u8>, String> {
-    let words = words::split(command).ok_or("the command has a quote that is not closed, or ends with a backslash")?;
+    let words =
+        shell_words::split(command).ok_or("the command has a quote that is not closed, or ends with a backslash")?;
     let (program, arguments) = words.split_first().ok_or("the command is empty")?;
     let cannot_run = |error: io::Error| format!("cannot run {program:?}: {error}");
     let mut child = Command::new(program)

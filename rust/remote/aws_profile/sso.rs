@@ -3,7 +3,7 @@
 use super::exchange;
 use super::files::Place;
 use super::keys::{self, Keys, parse_date};
-use super::renewed::KeySource;
+use super::refresh::KeySource;
 use crate::error::{Error, Kind, Result};
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};

@@ -3,7 +3,7 @@
 use super::exchange;
 use super::files::Place;
 use super::keys::{self, Keys, parse_date};
-use super::renewed::{self, KeySource};
+use super::refresh::{self, KeySource};
 use crate::error::{Error, Kind, Result};
 use async_trait::async_trait;
 use object_store::HeaderValue;
@@ -51,7 +51,7 @@ pub(super) struct WebIdentity {
 #[async_trait]
 impl KeySource for AssumedRole {
     async fn fetch(&self) -> Result<Keys> {
-        let source = self.source.get_credential().await.map_err(renewed::unwrap)?;
+        let source = self.source.get_credential().await.map_err(refresh::unwrap)?;
         let external_id = self.role.external_id.as_deref().map(|id| ("ExternalId", id));
         self.sts.assume(&self.role, "AssumeRole", external_id, Some(&source)).await
     }

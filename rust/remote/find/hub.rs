@@ -3,12 +3,12 @@
 use super::Found;
 use crate::error::{Error, Kind, Result};
 use crate::os::retry::Check;
-use crate::remote::configuration;
+use crate::remote::concurrency::Host;
 use crate::remote::hub::{Access, File, describe, is_commit, is_offline};
-use crate::remote::lane;
 use crate::remote::location::Location;
 use crate::remote::retry::repeat;
-use crate::remote::streams::Host;
+use crate::remote::runtime;
+use crate::remote::store_options;
 use crate::remote::transport::Transport;
 use crate::remote::trust::Trust;
 
@@ -27,14 +27,14 @@ pub(super) fn find(location: &Location, check: Check<'_>) -> Result<Found> {
     {
         return Ok(Found::Local(path));
     }
-    let mut settings = configuration::options_of(&url);
+    let mut settings = store_options::options_of(&url);
     let trust = Trust::take_from(&mut settings, &url)?;
     let access = Access::new(&settings, Transport::new(trust), &url)?;
     let revision = file.revision.replace('/', "%2F");
     let address = format!("{}/api/models/{}/revision/{revision}", access.endpoint, file.repository);
     let host = Host::of(&access.endpoint);
     let attempt = || describe(&address, &access);
-    let described = lane::block_on(check, repeat(&url, &host, None, 0, attempt))?;
+    let described = runtime::block_on(check, repeat(&url, &host, None, 0, attempt))?;
     let names: Vec<String> = described.siblings.into_iter().map(|sibling| sibling.rfilename).collect();
     let repository = file.repository.rsplit('/').next().unwrap_or_default();
     let pinned = |path: &str| match file.repository.split_once('/') {

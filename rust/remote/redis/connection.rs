@@ -6,7 +6,7 @@ use crate::num::{to_u64, to_usize};
 use crate::remote::connections::CONNECT_TIMEOUT;
 use crate::remote::progress::{Progress, stalled};
 use crate::remote::store::{Failure, FailureClass};
-use crate::remote::{body, http_error, lane};
+use crate::remote::{body, http_error, runtime};
 use bytes::{Bytes, BytesMut};
 use rustix::net::sockopt::set_tcp_user_timeout;
 use rustls::pki_types::ServerName;
@@ -78,10 +78,10 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Gives the connection to later requests on the same lane. No reply may be missing.
+    /// Gives the connection to later requests on the same runtime. No reply may be missing.
     pub(super) fn keep(self, credentials: &Arc<Credentials>) {
-        if let Some(lane) = lane::client().filter(|_| self.buffer.is_empty()) {
-            lane.idle().keep(credentials, self);
+        if let Some(runtime) = runtime::client().filter(|_| self.buffer.is_empty()) {
+            runtime.idle().keep(credentials, self);
         }
     }
 
@@ -97,7 +97,7 @@ impl Connection {
         for piece in bytes.chunks(WRITE_BYTES) {
             let written = async { self.stream.write_all(piece).await.and(self.stream.flush().await) };
             written.await.map_err(|error| http_error::failure_of(&error))?;
-            lane::add_sent(to_u64(piece.len()));
+            runtime::add_sent(to_u64(piece.len()));
         }
         Ok(())
     }

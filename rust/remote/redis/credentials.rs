@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::options;
-use crate::remote::configuration;
 use crate::remote::location::Location;
+use crate::remote::store_options;
 use crate::remote::trust::Trust;
 use percent_encoding::percent_decode_str;
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ impl Credentials {
         let known = ["username", "password", "database"];
         if let Some(name) = settings.keys().find(|name| !known.contains(&name.as_str())) {
             let message = "the options are username, password and database";
-            return Err(configuration::unknown(&location.to_string(), name, message));
+            return Err(store_options::unknown(&location.to_string(), name, message));
         }
         let (host, port) = split_port(location.host()).ok_or_else(|| invalid("the port is not valid"))?;
         let (user, password) = match location.user() {

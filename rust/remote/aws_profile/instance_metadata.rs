@@ -1,6 +1,6 @@
 //! Keys that the machine issues to its programs, through the providers of `object_store`.
 
-use super::renewed;
+use super::refresh;
 use super::variables::Variables;
 use crate::error::Result;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredentialProvider};
@@ -40,7 +40,7 @@ fn builder(http: HttpClient) -> AmazonS3Builder {
 }
 
 fn provider(builder: AmazonS3Builder) -> Result<AwsCredentialProvider> {
-    builder.build().map(|store| store.credentials().clone()).map_err(renewed::unwrap)
+    builder.build().map(|store| store.credentials().clone()).map_err(refresh::unwrap)
 }
 
 /// Passes the client of the profile to `object_store`.

@@ -1,12 +1,12 @@
 //! First bytes of objects, which arrive with their lengths and versions.
 //!
 //! Most headers are shorter than what the first request asks for. An object is therefore open once the answer begins, and
-//! its bytes are received when they are needed: the answer waits meanwhile, with the lane that its connection belongs to.
+//! its bytes are received when they are needed: the answer waits meanwhile, with the runtime that its connection belongs to.
 //! Other connections can so be opened while the rest of the first bytes is on its way.
 
 use super::get::{Body, Target, too_long, too_short};
-use super::lane::Lane;
 use super::retry::Attempt;
+use super::runtime::Runtime;
 use crate::error::Result;
 use crate::num::{to_u64, to_usize};
 use crate::os::per_process::PerProcess;
@@ -22,26 +22,26 @@ use tokio::time::Instant;
 /// First bytes of an object.
 ///
 /// A forked child cannot use its parent's connections. It has none of the bytes, and requests those that it needs.
-pub(super) struct Head {
+pub(super) struct FirstBytes {
     length: u64,
-    arrived: PerProcess<Mutex<Arrived>>,
+    arrived: PerProcess<Mutex<Received>>,
 }
 
 /// The bytes that have arrived, and the answer that has the others.
 #[derive(Default)]
-pub(super) struct Arrived {
+pub(super) struct Received {
     bytes: Vec<u8>,
     /// `None` once the answer has ended, or has failed.
     rest: Option<Rest>,
-    /// The lane that runs the answer, while nobody receives it.
-    lane: Option<Lane>,
+    /// The runtime that runs the answer, while nobody receives it.
+    runtime: Option<Runtime>,
 }
 
-impl Drop for Arrived {
-    /// Leaves the rest to the next request of the lane.
+impl Drop for Received {
+    /// Leaves the rest to the next request of the runtime.
     fn drop(&mut self) {
-        if let (Some(mut rest), Some(lane)) = (self.rest.take(), self.lane.take()) {
-            lane.free_after(async move { while rest.body.next().await.is_some() {} });
+        if let (Some(mut rest), Some(runtime)) = (self.rest.take(), self.runtime.take()) {
+            runtime.free_after(async move { while rest.body.next().await.is_some() {} });
         }
     }
 }
@@ -55,21 +55,21 @@ struct Rest {
     elapsed: Duration,
 }
 
-impl fmt::Debug for Head {
+impl fmt::Debug for FirstBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Head").field("length", &self.length).finish_non_exhaustive()
+        f.debug_struct("FirstBytes").field("length", &self.length).finish_non_exhaustive()
     }
 }
 
-impl Head {
+impl FirstBytes {
     /// Creates the first bytes from those that have arrived.
-    pub(super) fn new(arrived: Arrived) -> Head {
+    pub(super) fn new(arrived: Received) -> FirstBytes {
         let length = arrived.rest.as_ref().map_or(arrived.bytes.len(), |rest| rest.end);
-        let head = Head { length: to_u64(length), arrived: PerProcess::new(Mutex::default) };
-        if let Some(mut own) = head.try_lock() {
+        let first_bytes = FirstBytes { length: to_u64(length), arrived: PerProcess::new(Mutex::default) };
+        if let Some(mut own) = first_bytes.try_lock() {
             *own = arrived;
         }
-        head
+        first_bytes
     }
 
     /// Returns the number of the first bytes, also of those that have not arrived.
@@ -78,7 +78,7 @@ impl Head {
     }
 
     /// Returns the bytes, or `None` while another thread receives more of them.
-    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Arrived>> {
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Received>> {
         self.arrived.get().try_lock()
     }
 
@@ -88,16 +88,16 @@ impl Head {
     }
 }
 
-impl Arrived {
+impl Received {
     /// Creates the first bytes, all of which have arrived.
-    pub(super) fn all(bytes: Vec<u8>) -> Arrived {
-        Arrived { bytes, rest: None, lane: None }
+    pub(super) fn all(bytes: Vec<u8>) -> Received {
+        Received { bytes, rest: None, runtime: None }
     }
 
     /// Creates the first bytes from an answer that has just begun, and that took `elapsed` to do so.
-    pub(super) fn begin(body: Body, end: u64, elapsed: Duration) -> Arrived {
+    pub(super) fn begin(body: Body, end: u64, elapsed: Duration) -> Received {
         let rest = Rest { body, end: to_usize(end), elapsed };
-        Arrived { bytes: Vec::with_capacity(rest.end), rest: Some(rest), lane: None }
+        Received { bytes: Vec::with_capacity(rest.end), rest: Some(rest), runtime: None }
     }
 
     /// Returns the bytes that have arrived.
@@ -122,27 +122,27 @@ impl Arrived {
         self.rest.is_some()
     }
 
-    /// Keeps the lane that ran the answer for the rest of it, or frees it.
+    /// Keeps the runtime that ran the answer for the rest of it, or frees it.
     #[must_use]
-    pub(super) fn with_lane(mut self, lane: Option<Lane>) -> Arrived {
-        self.set_lane(lane);
+    pub(super) fn with_runtime(mut self, runtime: Option<Runtime>) -> Received {
+        self.set_runtime(runtime);
         self
     }
 
-    fn set_lane(&mut self, lane: Option<Lane>) {
-        match lane {
-            Some(lane) if self.has_rest() => self.lane = Some(lane),
-            Some(lane) => lane.free(),
+    fn set_runtime(&mut self, runtime: Option<Runtime>) {
+        match runtime {
+            Some(runtime) if self.has_rest() => self.runtime = Some(runtime),
+            Some(runtime) => runtime.free(),
             // Its connections are closed.
             None => self.rest = None,
         }
     }
 
-    /// Receives bytes until there are `end` of them, and then runs other requests on the same lane, whose connection they
+    /// Receives bytes until there are `end` of them, and then runs other requests on the same runtime, whose connection they
     /// use. To open another connection beside it would take as long as the rest of an answer.
     ///
     /// # Errors
-    /// Those of [`receive`](Arrived::receive) and of the other requests; that of `check`.
+    /// Those of [`receive`](Received::receive) and of the other requests; that of `check`.
     pub(super) fn receive_before<T: Send>(
         &mut self,
         end: u64,
@@ -150,20 +150,20 @@ impl Arrived {
         check: Check<'_>,
         others: impl Future<Output = Result<T>> + Send,
     ) -> Result<T> {
-        let lane = match self.lane.take() {
-            Some(lane) => lane,
-            None => Lane::take()?,
+        let runtime = match self.runtime.take() {
+            Some(runtime) => runtime,
+            None => Runtime::take()?,
         };
-        let (lane, result) = lane.run(check, async {
+        let (runtime, result) = runtime.run(check, async {
             self.receive(end, target).await?;
             others.await
         });
-        self.set_lane(lane);
+        self.set_runtime(runtime);
         result
     }
 
     /// Receives bytes until there are `end` of them. After a failure that may pass there are fewer, and the caller requests
-    /// the others. The caller runs the lane.
+    /// the others. The caller runs the runtime.
     ///
     /// # Errors
     /// `io` if the server sends too many bytes.
@@ -175,7 +175,7 @@ impl Arrived {
         let reached = self.bytes.len();
         match received {
             Ok(()) if reached < all => self.rest = Some(rest),
-            Ok(()) => target.turn.host().arrived(to_u64(all), rest.elapsed),
+            Ok(()) => target.permit.host().arrived(to_u64(all), rest.elapsed),
             Err(failure) if failure.is_transient() => {
                 profile::count(Count::Retries, 1);
                 profile::count(Count::RepeatedBytes, all - reached);
@@ -195,7 +195,7 @@ impl Arrived {
                 return Err(too_long());
             }
             self.bytes.extend_from_slice(&frame);
-            target.turn.received(to_u64(frame.len()));
+            target.permit.received(to_u64(frame.len()));
         }
         // A connection is free for other requests once the end of its answer was seen.
         match if end == rest.end { rest.body.next().await } else { None } {

@@ -1,8 +1,8 @@
-//! Runtimes and connections for requests.
+//! Runtimes with their connections, for requests.
 //!
-//! A thread that needs bytes runs the request itself, on a current-thread runtime with connections of its own: a lane.
-//! TLS and copies therefore use as many cores as threads are reading, and no queue is between a thread and its bytes.
-//! Free lanes wait in the process's pool with their connections open, for the next load.
+//! A thread that needs bytes runs the request itself, on a current-thread runtime with connections of its own. TLS and
+//! copies therefore use as many cores as threads are reading, and no queue is between a thread and its bytes. Free runtimes
+//! wait in the process's pool with their connections open, for the next load.
 
 use super::connections::{Client, IDLE_TIMEOUT};
 use crate::error::{Error, Kind, Result};
@@ -17,64 +17,64 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Builder, Handle};
 use tokio::time::timeout;
 
 /// Interval at which a waiting thread looks for Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-static LANES: PerProcess<Mutex<Vec<Lane>>> = PerProcess::new(Mutex::default);
+static RUNTIMES: PerProcess<Mutex<Vec<Runtime>>> = PerProcess::new(Mutex::default);
 
 thread_local! {
-    /// Connections of the lane that this thread runs requests on.
+    /// Connections of the runtime that this thread runs requests on.
     static CLIENT: RefCell<Option<Client>> = const { RefCell::new(None) };
-    /// Whether the lane of this thread is not used again.
+    /// Whether the runtime of this thread is not used again.
     static IS_DISCARDED: Cell<bool> = const { Cell::new(false) };
-    /// Bytes of bodies that the connections of this thread's lane have taken, and that were not asked for since.
+    /// Bytes of bodies that the connections of this thread's runtime have taken, and that were not asked for since.
     static SENT: Cell<u64> = const { Cell::new(0) };
 }
 
 /// Runtime with its connections.
-pub(super) struct Lane {
-    runtime: Option<Runtime>,
+pub(super) struct Runtime {
+    runtime: Option<tokio::runtime::Runtime>,
     client: Client,
     /// Rest of an answer that nobody needs, and the time since when.
     rest: Option<(BoxFuture<'static, ()>, Instant)>,
 }
 
-impl Lane {
-    /// Takes the lane that was used last, whose connections are the likeliest to be open, or creates one.
+impl Runtime {
+    /// Takes the runtime that was used last, whose connections are the likeliest to be open, or creates one.
     ///
     /// # Errors
     /// `out-of-memory` if no runtime can be created; `invalid-argument` for the settings of connections.
-    pub(super) fn take() -> Result<Lane> {
+    pub(super) fn take() -> Result<Runtime> {
         let free = lock().pop();
-        if let Some(lane) = free.filter(|lane| lane.client.is_current()) {
-            return Ok(lane);
+        if let Some(runtime) = free.filter(|runtime| runtime.client.is_current()) {
+            return Ok(runtime);
         }
         let built = Builder::new_current_thread().enable_all().thread_keep_alive(Duration::from_millis(10)).build();
         let refused = |error| Error::new(Kind::OutOfMemory, format!("cannot create a runtime for requests: {error}"));
-        Ok(Lane { runtime: Some(built.map_err(refused)?), client: Client::new()?, rest: None })
+        Ok(Runtime { runtime: Some(built.map_err(refused)?), client: Client::new()?, rest: None })
     }
 
-    /// Gives the lane to later requests.
+    /// Gives the runtime to later requests.
     pub(super) fn free(self) {
         lock().push(self);
     }
 
-    /// Gives the lane to later requests, the first of which receives the rest of an answer unless it is late. The
+    /// Gives the runtime to later requests, the first of which receives the rest of an answer unless it is late. The
     /// connection is then free for that request.
     pub(super) fn free_after(mut self, rest: impl Future<Output = ()> + Send + 'static) {
         self.rest = Some((rest.boxed(), Instant::now()));
         self.free();
     }
 
-    /// Runs requests on this thread, as [`block_on`] does. Also returns the lane, unless it was discarded.
+    /// Runs requests on this thread, as [`block_on`] does. Also returns the runtime, unless it was discarded.
     pub(super) fn run<T: Send>(
         self,
         check: Check<'_>,
         request: impl Future<Output = Result<T>> + Send,
-    ) -> (Option<Lane>, Result<T>) {
+    ) -> (Option<Runtime>, Result<T>) {
         // A thread that runs a runtime of its own cannot run another.
         if Handle::try_current().is_ok() {
             self.run_on_another_thread(check, request)
@@ -87,7 +87,7 @@ impl Lane {
         self,
         check: Check<'_>,
         request: impl Future<Output = Result<T>> + Send,
-    ) -> (Option<Lane>, Result<T>) {
+    ) -> (Option<Runtime>, Result<T>) {
         let is_ended = AtomicBool::new(false);
         thread::scope(|scope| {
             let run = scope.spawn(|| {
@@ -101,12 +101,16 @@ impl Lane {
             }
             is_ended.store(checked.is_err(), Ordering::Relaxed);
             let panicked = |_| (None, Err(Error::new(Kind::Internal, "a request panicked")));
-            let (lane, result) = run.join().unwrap_or_else(panicked);
-            (lane, checked.and(result))
+            let (runtime, result) = run.join().unwrap_or_else(panicked);
+            (runtime, checked.and(result))
         })
     }
 
-    fn run_here<T>(mut self, check: Check<'_>, request: impl Future<Output = Result<T>>) -> (Option<Lane>, Result<T>) {
+    fn run_here<T>(
+        mut self,
+        check: Check<'_>,
+        request: impl Future<Output = Result<T>>,
+    ) -> (Option<Runtime>, Result<T>) {
         CLIENT.with_borrow_mut(|client| *client = Some(self.client.clone()));
         IS_DISCARDED.set(false);
         SENT.set(0);
@@ -125,14 +129,14 @@ impl Lane {
                     }
                 }
             }),
-            None => Err(Error::new(Kind::Internal, "a lane without a runtime")),
+            None => Err(Error::new(Kind::Internal, "a runtime that has ended")),
         };
         CLIENT.with_borrow_mut(|client| *client = None);
         ((!IS_DISCARDED.get()).then_some(self), result)
     }
 }
 
-impl Drop for Lane {
+impl Drop for Runtime {
     /// Does not wait for a thread of the runtime, which may be looking up a name.
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
@@ -141,28 +145,28 @@ impl Drop for Lane {
     }
 }
 
-fn lock() -> MutexGuard<'static, Vec<Lane>> {
-    LANES.get().lock().unwrap_or_else(PoisonError::into_inner)
+fn lock() -> MutexGuard<'static, Vec<Runtime>> {
+    RUNTIMES.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs requests on this thread. Ends them with the error of `check`, which is called from time to time.
 ///
 /// # Errors
-/// That of `request` or of `check`; those of [`Lane::take`].
+/// That of `request` or of `check`; those of [`Runtime::take`].
 pub fn block_on<T: Send>(check: Check<'_>, request: impl Future<Output = Result<T>> + Send) -> Result<T> {
-    let (lane, result) = Lane::take()?.run(check, request);
-    if let Some(lane) = lane {
-        lane.free();
+    let (runtime, result) = Runtime::take()?.run(check, request);
+    if let Some(runtime) = runtime {
+        runtime.free();
     }
     result
 }
 
-/// Returns the connections of the lane of this thread.
+/// Returns the connections of the runtime of this thread.
 pub(super) fn client() -> Option<Client> {
     CLIENT.with_borrow(Clone::clone)
 }
 
-/// Counts bytes of a body that a connection of the lane of this thread has taken.
+/// Counts bytes of a body that a connection of the runtime of this thread has taken.
 pub(super) fn add_sent(bytes: u64) {
     SENT.set(SENT.get().saturating_add(bytes));
 }
@@ -172,7 +176,7 @@ pub(super) fn take_sent() -> u64 {
     SENT.take()
 }
 
-/// Closes the connections of the lane of this thread once its request ends. Those of a request that has failed or was
+/// Closes the connections of the runtime of this thread once its request ends. Those of a request that has failed or was
 /// ended may hold memory of the request.
 pub(super) fn discard() {
     IS_DISCARDED.set(true);
@@ -180,8 +184,8 @@ pub(super) fn discard() {
 
 /// Closes the connections that no request uses.
 pub fn release() {
-    let lanes = std::mem::take(&mut *lock());
-    drop(lanes);
+    let runtimes = std::mem::take(&mut *lock());
+    drop(runtimes);
 }
 
 #[cfg(test)]

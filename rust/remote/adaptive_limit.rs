@@ -1,4 +1,4 @@
-//! Growth of the number of requests that a host gets at once.
+//! AdaptiveLimit of the number of requests that a host gets at once.
 //!
 //! The number is doubled while that brings more bytes a second, as the window of a TCP connection at its start: a host
 //! whose connections are slow gets as many as the network carries within a second. Once the host has asked for fewer
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const UPLOADS_START: usize = 2;
 /// Requests that are added once the host has asked for fewer.
 const STEP: usize = 8;
-/// Share of its growth in proportion to the requests that the rate must have, as a divisor.
+/// Share of its adaptive_limit in proportion to the requests that the rate must have, as a divisor.
 const SHARE_DIVISOR: u64 = 5;
 /// Shortest time in which a rate is measured.
 const MEASUREMENT_MIN: Duration = Duration::from_millis(50);
@@ -22,7 +22,7 @@ const HALVING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Number of requests that a host gets at once, and the measurement that decides whether it grows.
 #[derive(Debug)]
-pub(super) struct Growth {
+pub(super) struct AdaptiveLimit {
     limit: usize,
     /// Rate from which the limit is raised, in bytes per second.
     rate_min: u64,
@@ -48,16 +48,16 @@ enum Phase {
     },
 }
 
-impl Default for Growth {
+impl Default for AdaptiveLimit {
     fn default() -> Self {
-        Growth { limit: REQUESTS_START, rate_min: 0, halved: None, phase: Phase::Idle }
+        AdaptiveLimit { limit: REQUESTS_START, rate_min: 0, halved: None, phase: Phase::Idle }
     }
 }
 
-impl Growth {
+impl AdaptiveLimit {
     /// Returns the number of parts of new objects that the host gets at once.
-    pub(super) fn of_uploads() -> Growth {
-        Growth { limit: UPLOADS_START, ..Growth::default() }
+    pub(super) fn of_uploads() -> AdaptiveLimit {
+        AdaptiveLimit { limit: UPLOADS_START, ..AdaptiveLimit::default() }
     }
 
     /// Returns how many requests the host gets at once.
@@ -144,7 +144,7 @@ mod tests {
     /// Runs requests for `ticks` against a host whose connections have `stream_bytes` in a tick, and all together
     /// `total_bytes`, and whose first bytes take `latency` ticks. Returns the limit.
     fn run(
-        growth: &mut Growth,
+        adaptive_limit: &mut AdaptiveLimit,
         begin: Instant,
         ticks: u32,
         stream_bytes: u64,
@@ -155,27 +155,27 @@ mod tests {
         let mut requests: Vec<u32> = Vec::new();
         for tick in 0..ticks {
             let now = begin + TICK * tick;
-            while requests.len() < growth.limit() {
-                growth.sent(now);
+            while requests.len() < adaptive_limit.limit() {
+                adaptive_limit.sent(now);
                 requests.push(0);
             }
-            requests.truncate(growth.limit());
+            requests.truncate(adaptive_limit.limit());
             let streaming = requests.iter().filter(|age| **age >= latency).count();
             let bytes = stream_bytes.min(total_bytes / to_u64(streaming).max(1));
             for age in &mut requests {
                 if *age >= latency {
-                    growth.received(bytes, *age == latency, growth.limit(), now);
+                    adaptive_limit.received(bytes, *age == latency, adaptive_limit.limit(), now);
                 }
                 *age += 1;
             }
         }
-        growth.limit()
+        adaptive_limit.limit()
     }
 
     #[test]
     fn limit_is_doubled_while_connections_are_the_bottleneck() {
         let begin = Instant::now();
-        let limit_after = |ticks, latency| run(&mut Growth::default(), begin, ticks, 50_000, u64::MAX, latency);
+        let limit_after = |ticks, latency| run(&mut AdaptiveLimit::default(), begin, ticks, 50_000, u64::MAX, latency);
         assert_eq!(limit_after(80, 40), REQUESTS_START, "the connections have just begun");
         assert_eq!(limit_after(100, 40), 2 * REQUESTS_START);
         assert_eq!(limit_after(400, 40), REQUESTS_MAX);
@@ -184,30 +184,30 @@ mod tests {
 
     #[test]
     fn limit_stays_where_a_few_connections_fill_the_network() {
-        let limit = run(&mut Growth::default(), Instant::now(), 10_000, u64::MAX, 10_000_000, 1);
+        let limit = run(&mut AdaptiveLimit::default(), Instant::now(), 10_000, u64::MAX, 10_000_000, 1);
         assert_eq!(limit, 2 * REQUESTS_START, "one step shows that more requests do not help");
     }
 
     #[test]
     fn limit_stays_if_fewer_requests_are_sent() {
-        let (mut growth, begin) = (Growth::default(), Instant::now());
-        growth.sent(begin);
+        let (mut adaptive_limit, begin) = (AdaptiveLimit::default(), Instant::now());
+        adaptive_limit.sent(begin);
         for tick in 0..1000 {
-            growth.received(1000, true, REQUESTS_START - 1, begin + TICK * tick);
+            adaptive_limit.received(1000, true, REQUESTS_START - 1, begin + TICK * tick);
         }
-        assert_eq!(growth.limit(), REQUESTS_START);
+        assert_eq!(adaptive_limit.limit(), REQUESTS_START);
     }
 
     #[test]
     fn limit_is_halved_once_for_answers_together_and_grows_slowly_then() {
-        let (mut growth, begin) = (Growth::default(), Instant::now());
-        run(&mut growth, begin, 1000, 50_000, u64::MAX, 40);
+        let (mut adaptive_limit, begin) = (AdaptiveLimit::default(), Instant::now());
+        run(&mut adaptive_limit, begin, 1000, 50_000, u64::MAX, 40);
         let now = begin + TICK * 1000;
-        growth.halve(now);
-        growth.halve(now + HALVING_INTERVAL / 2);
-        assert_eq!(growth.limit(), REQUESTS_MAX / 2);
-        assert_eq!(run(&mut growth, now, 990, 50_000, u64::MAX, 40), REQUESTS_MAX / 2);
-        let limit = run(&mut growth, now + TICK * 990, 1000, 50_000, u64::MAX, 40);
+        adaptive_limit.halve(now);
+        adaptive_limit.halve(now + HALVING_INTERVAL / 2);
+        assert_eq!(adaptive_limit.limit(), REQUESTS_MAX / 2);
+        assert_eq!(run(&mut adaptive_limit, now, 990, 50_000, u64::MAX, 40), REQUESTS_MAX / 2);
+        let limit = run(&mut adaptive_limit, now + TICK * 990, 1000, 50_000, u64::MAX, 40);
         assert_eq!(limit, REQUESTS_MAX / 2 + STEP);
     }
 
@@ -215,7 +215,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(48))]
         #[test]
         fn limit_ends_where_the_network_is_full(needed in 1_u64..300, latency in 1_u32..100) {
-            let limit = run(&mut Growth::default(), Instant::now(), 3000, 1000, 1000 * needed, latency);
+            let limit = run(&mut AdaptiveLimit::default(), Instant::now(), 3000, 1000, 1000 * needed, latency);
             let needed = usize::try_from(needed).unwrap();
             // The last step may bring less than a fifth of what it adds.
             prop_assert!(limit >= REQUESTS_MAX.min(needed * 5 / 6), "{limit}");

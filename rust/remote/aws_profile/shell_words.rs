@@ -4,9 +4,9 @@
 /// a backslash.
 ///
 /// ```
-/// use fst::remote::aws_profile::words;
-/// assert_eq!(words::split(r#"a "b c"  'd"e' f\ g"#).unwrap(), ["a", "b c", "d\"e", "f g"]);
-/// assert_eq!(words::split("a 'b"), None);
+/// use fst::remote::aws_profile::shell_words;
+/// assert_eq!(shell_words::split(r#"a "b c"  'd"e' f\ g"#).unwrap(), ["a", "b c", "d\"e", "f g"]);
+/// assert_eq!(shell_words::split("a 'b"), None);
 /// ```
 pub fn split(text: &str) -> Option<Vec<String>> {
     let mut words = Vec::new();

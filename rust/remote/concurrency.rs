@@ -3,7 +3,7 @@
 //! Their number grows while more requests bring more bytes a second, and is halved when the host asks for fewer. A range
 //! that takes much longer than others may be requested a second time, if the host could get more requests.
 
-use super::growth::Growth;
+use super::adaptive_limit::AdaptiveLimit;
 use crate::error::Result;
 use crate::os::per_process::PerProcess;
 use crate::os::retry::Check;
@@ -21,7 +21,7 @@ const HEDGE_AFTER_MIN: Duration = Duration::from_millis(500);
 /// Number of ranges of a host that are requested a second time at once. Each of them takes memory for its bytes, and a
 /// host that is slow as a whole does not get twice the requests.
 const HEDGES_MAX: usize = 4;
-/// Interval at which a thread that waits for its turn looks for Ctrl-C.
+/// Interval at which a thread that waits for its permit looks for Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 type Hosts = HashMap<String, Arc<Host>>;
@@ -39,7 +39,7 @@ pub struct Host {
 
 #[derive(Debug, Default)]
 struct State {
-    growth: Growth,
+    adaptive_limit: AdaptiveLimit,
     active: usize,
     /// Smoothed size and time of ranges that arrived. `None` before the first one.
     usual: Option<Usual>,
@@ -53,8 +53,8 @@ struct Usual {
     time: Duration,
 }
 
-/// Turn of one request. It ends when it is dropped.
-pub struct Turn<'a> {
+/// Permit of one request. It ends when it is dropped.
+pub struct Permit<'a> {
     host: &'a Host,
     /// Bytes that have arrived and are not counted.
     bytes: AtomicU64,
@@ -72,7 +72,7 @@ impl Host {
     /// Returns the host of this name for uploads, which all saves of the process share.
     pub fn of_uploads(name: &str) -> Arc<Host> {
         let mut hosts = UPLOAD_HOSTS.get().lock().unwrap_or_else(PoisonError::into_inner);
-        let state = || Mutex::new(State { growth: Growth::of_uploads(), ..State::default() });
+        let state = || Mutex::new(State { adaptive_limit: AdaptiveLimit::of_uploads(), ..State::default() });
         Arc::clone(hosts.entry(name.to_owned()).or_insert_with(|| Arc::new(Host { state: state(), ..Host::default() })))
     }
 
@@ -80,9 +80,9 @@ impl Host {
     ///
     /// # Errors
     /// That of `check`, which is called from time to time.
-    pub fn wait(&self, check: Check<'_>) -> Result<Turn<'_>> {
+    pub fn wait(&self, check: Check<'_>) -> Result<Permit<'_>> {
         let mut state = self.lock();
-        while state.active >= state.growth.limit() {
+        while state.active >= state.adaptive_limit.limit() {
             state = self
                 .free
                 .wait_timeout(state, POLL_INTERVAL)
@@ -90,8 +90,8 @@ impl Host {
             check()?;
         }
         state.active += 1;
-        state.growth.sent(Instant::now());
-        Ok(Turn::new(self, false))
+        state.adaptive_limit.sent(Instant::now());
+        Ok(Permit::new(self, false))
     }
 
     /// Records the time in which a range arrived.
@@ -105,27 +105,27 @@ impl Host {
         });
     }
 
-    /// Returns a turn to request a range of `bytes` bytes a second time, which was first requested `elapsed` ago. `None`
-    /// if that is not much longer than usual, or if the turn is not free.
-    pub fn hedge(&self, bytes: u64, elapsed: Duration) -> Option<Turn<'_>> {
+    /// Returns a permit to request a range of `bytes` bytes a second time, which was first requested `elapsed` ago. `None`
+    /// if that is not much longer than usual, or if the permit is not free.
+    pub fn hedge(&self, bytes: u64, elapsed: Duration) -> Option<Permit<'_>> {
         let mut state = self.lock();
         let late = state.usual?.time_of(bytes).saturating_mul(HEDGE_FACTOR).max(HEDGE_AFTER_MIN);
-        if elapsed < late || state.active >= state.growth.limit() || state.hedges >= HEDGES_MAX {
+        if elapsed < late || state.active >= state.adaptive_limit.limit() || state.hedges >= HEDGES_MAX {
             return None;
         }
         state.active += 1;
         state.hedges += 1;
-        Some(Turn::new(self, true))
+        Some(Permit::new(self, true))
     }
 
     /// Halves the number of requests, because the host asked for fewer.
     pub fn halve(&self) {
-        self.lock().growth.halve(Instant::now());
+        self.lock().adaptive_limit.halve(Instant::now());
     }
 
     /// Returns how many requests the host gets at once.
     pub fn limit(&self) -> usize {
-        self.lock().growth.limit()
+        self.lock().adaptive_limit.limit()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -142,9 +142,9 @@ impl Usual {
     }
 }
 
-impl<'a> Turn<'a> {
-    fn new(host: &'a Host, is_hedge: bool) -> Turn<'a> {
-        Turn { host, bytes: AtomicU64::new(0), has_begun: AtomicBool::new(false), is_hedge }
+impl<'a> Permit<'a> {
+    fn new(host: &'a Host, is_hedge: bool) -> Permit<'a> {
+        Permit { host, bytes: AtomicU64::new(0), has_begun: AtomicBool::new(false), is_hedge }
     }
 
     /// Returns the host.
@@ -163,22 +163,22 @@ impl<'a> Turn<'a> {
 
     fn count(&self, state: &mut State, is_first: bool) {
         let bytes = self.bytes.swap(0, Ordering::Relaxed);
-        let limit = state.growth.limit();
-        state.growth.received(bytes, is_first, state.active, Instant::now());
-        if state.growth.limit() > limit {
+        let limit = state.adaptive_limit.limit();
+        state.adaptive_limit.received(bytes, is_first, state.active, Instant::now());
+        if state.adaptive_limit.limit() > limit {
             self.host.free.notify_all();
         }
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
         let mut state = self.host.lock();
         self.count(&mut state, false);
         state.active -= 1;
         state.hedges -= usize::from(self.is_hedge);
         if state.active == 0 {
-            state.growth.paused();
+            state.adaptive_limit.paused();
         }
         drop(state);
         self.host.free.notify_one();
@@ -193,10 +193,10 @@ mod tests {
     #[test]
     fn request_beyond_the_limit_waits_and_can_be_ended() {
         let host = Host::default();
-        let turns: Vec<_> = (0..REQUESTS_START).map(|_| host.wait(&|| Ok(())).unwrap()).collect();
+        let permits: Vec<_> = (0..REQUESTS_START).map(|_| host.wait(&|| Ok(())).unwrap()).collect();
         let ended = || Err(crate::Error::new(crate::error::Kind::Interrupted, ""));
         assert!(host.wait(&ended).is_err());
-        drop(turns);
+        drop(permits);
         assert!(host.wait(&ended).is_ok());
     }
 
@@ -213,9 +213,9 @@ mod tests {
         let hedges: Vec<_> = (0..HEDGES_MAX).map(|_| host.hedge(1000, 4 * second).unwrap()).collect();
         assert!(host.hedge(1000, 4 * second).is_none());
         drop(hedges);
-        let turns: Vec<_> = (0..host.limit()).map(|_| host.wait(&|| Ok(())).unwrap()).collect();
-        assert!(host.hedge(1000, 4 * second).is_none(), "no turn is free");
-        drop(turns);
+        let permits: Vec<_> = (0..host.limit()).map(|_| host.wait(&|| Ok(())).unwrap()).collect();
+        assert!(host.hedge(1000, 4 * second).is_none(), "no permit is free");
+        drop(permits);
         let fast = Host::default();
         fast.arrived(1000, Duration::from_millis(1));
         assert!(fast.hedge(1000, HEDGE_AFTER_MIN / 2).is_none());
