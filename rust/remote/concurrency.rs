@@ -21,7 +21,7 @@ const HEDGE_AFTER_MIN: Duration = Duration::from_millis(500);
 /// Number of ranges of a host that are requested a second time at once. Each of them takes memory for its bytes, and a
 /// host that is slow as a whole does not get twice the requests.
 const HEDGES_MAX: usize = 4;
-/// Interval at which a thread that waits for its permit looks for Ctrl-C.
+/// Interval at which a thread that waits for a permit looks for Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 type Hosts = HashMap<String, Arc<Host>>;
@@ -106,7 +106,7 @@ impl Host {
     }
 
     /// Returns a permit to request a range of `bytes` bytes a second time, which was first requested `elapsed` ago. `None`
-    /// if that is not much longer than usual, or if the permit is not free.
+    /// if that is not much longer than usual, or if no permit is free.
     pub fn hedge(&self, bytes: u64, elapsed: Duration) -> Option<Permit<'_>> {
         let mut state = self.lock();
         let late = state.usual?.time_of(bytes).saturating_mul(HEDGE_FACTOR).max(HEDGE_AFTER_MIN);
