@@ -1,18 +1,15 @@
 //! Casts on the simulated GPU, as the operators queue them.
-//!
-//! This test has its own process, because the kernels stay loaded: a CUDA graph may need them.
 
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "these are tests")]
-
-mod sim;
-
+use crate::sim::Sim;
+use crate::sim::gpu::Gpu;
 use fst::cast::batch::Conversion;
 use fst::cast::elements::Cast;
 use fst::device::cuda::kernels::IMAGE;
 use fst::device::{self, cuda::convert};
 use fst::dtype::Dtype;
-use sim::Sim;
-use sim::gpu::Gpu;
+
+/// GPU that no other test uses, because its kernels stay loaded: a CUDA graph may need them.
+const ORDINAL: i32 = 2;
 
 /// Sizes of more tensors than fit one launch: empty, tiny, and of several tiles.
 fn sizes() -> impl Iterator<Item = usize> {
@@ -23,7 +20,7 @@ fn sizes() -> impl Iterator<Item = usize> {
 fn tensors_are_converted_on_the_callers_stream() {
     let sim = Sim::start(7);
     sim.capture();
-    let gpu = Gpu::new(&sim, 0);
+    let gpu = Gpu::new(&sim, ORDINAL);
     let stream = u64::try_from(gpu.stream).unwrap();
     let mut conversions = Vec::new();
     let mut results = Vec::new();
@@ -42,7 +39,7 @@ fn tensors_are_converted_on_the_callers_stream() {
         }
         results.push((target, expected));
     }
-    let is_done = convert::run(&conversions, 0, stream).unwrap();
+    let is_done = convert::run(&conversions, ORDINAL, stream).unwrap();
     assert_eq!(is_done, IMAGE.is_some());
     if is_done {
         assert_eq!(sim.counters().launches as usize, conversions.len().div_ceil(fst::cast::scatter::BATCH_TASKS));
@@ -52,9 +49,10 @@ fn tensors_are_converted_on_the_callers_stream() {
         }
         // Kernels that a graph may replay stay loaded.
         device::release();
-        assert!(convert::run(&conversions, 0, stream).unwrap());
+        assert!(convert::run(&conversions, ORDINAL, stream).unwrap());
     }
     drop(gpu);
+    // The kernels, which stay loaded, retain their context.
     let others: Vec<String> =
         sim.finish().violations.into_iter().filter(|violation| !violation.starts_with("leak")).collect();
     assert_eq!(others, Vec::<String>::new());

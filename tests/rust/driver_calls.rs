@@ -4,7 +4,7 @@ use crate::gpu_load::Load;
 use crate::model::Model;
 use crate::sim::abi::Counters;
 use crate::sim::gpu::Gpu;
-use crate::sim::{Sim, TIGHT, finish, release, schedules};
+use crate::sim::{Sim, TIGHT, release, schedules};
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
 use fst::device::Scratch;
@@ -77,8 +77,6 @@ fn a_load_of_many_chunks_waits_for_each_at_most_once_and_a_second_creates_nothin
             assert!(calls.events <= events && calls.registrations <= registrations, "{calls:?}");
             load.assert_holds(&model);
         }
-        drop(gpu);
-        finish(sim);
     }
 }
 
@@ -103,8 +101,6 @@ fn a_load_of_one_chunk_costs_one_copy_and_one_record() {
             // The caller waits for its own work. The slot is free then.
             assert!(gpu.read(load.blocks[0], 1200) == model.tensors[tensor].bytes);
         }
-        drop(gpu);
-        finish(sim);
     }
 }
 
@@ -122,8 +118,6 @@ fn kernels_stay_loaded_until_the_copy_of_an_ended_load_is_done() {
     load.assert_holds(&model);
     fst::staging::pool::release();
     assert_eq!(sim.counters().live_modules, 0);
-    drop(gpu);
-    finish(sim);
 }
 
 /// The caller's stream is busy while it loads tensor by tensor.
@@ -143,9 +137,6 @@ fn copies_in_flight_use_bounded_memory() {
             for (load, tensor) in loads.iter().zip(&model.tensors) {
                 assert!(gpu.read(load.blocks[0], 1200) == tensor.bytes);
             }
-            drop(loads);
-            drop(gpu);
-            finish(sim);
         }
     }
 }
@@ -172,7 +163,6 @@ fn threads_load_tensors_of_one_chunk_at_once() {
                 });
             }
         });
-        finish(sim);
     }
 }
 
@@ -197,8 +187,6 @@ fn a_release_leaves_nothing_of_the_driver_in_use() {
         assert_eq!((live_events, live_registrations, live_modules), (0, 0, 0));
         all.assert_holds(&large);
         one.run(TIGHT).unwrap();
-        drop(gpu);
-        finish(sim);
     }
 }
 
@@ -217,8 +205,6 @@ fn a_gpu_released_during_a_load_is_given_back_after_it() {
     fst::staging::pool::release();
     let Counters { live_streams, live_events, live_registrations, .. } = sim.counters();
     assert_eq!((live_streams, live_events, live_registrations), (1, 0, 0));
-    drop(gpu);
-    finish(sim);
 }
 
 /// Saves tensors of 1200 bytes of a GPU, with scratch memory if there is any, and returns the calls of the driver.
@@ -282,7 +268,5 @@ fn a_save_of_small_tensors_costs_one_copy_per_chunk() {
         // A GPU without free memory is saved from tensor by tensor.
         let calls = save(&sim, &gpu, count, false);
         assert!(calls.copies >= count as u64 && calls.launches == 0, "{calls:?}");
-        drop(gpu);
-        finish(sim);
     }
 }

@@ -5,11 +5,10 @@
 use crate::gpu_load::{Load, mixed_model};
 use crate::load_failures::with_fault_at_every_call;
 use crate::model::Model;
-use crate::sim::Sim;
 use crate::sim::abi::Fault;
 use crate::sim::cufile::{self, Cufile};
 use crate::sim::gpu::Gpu;
-use crate::{TIGHT, finish, schedules};
+use crate::sim::{Sim, TIGHT, schedules};
 use fst::cast::elements::Cast;
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
@@ -36,7 +35,7 @@ static REFUSED_DRIVER: OnceLock<String> = OnceLock::new();
 
 /// Starts a test with the library. Its driver can be refused only until it has been opened, so the first test to start
 /// tries that.
-fn start(sim: &Sim) -> Cufile {
+fn start(sim: &Sim) -> Cufile<'_> {
     let cufile = Cufile::start(sim);
     REFUSED_DRIVER.get_or_init(|| {
         cufile.inject(cufile::Fault::DriverOpen, 1);
@@ -51,12 +50,6 @@ fn start(sim: &Sim) -> Cufile {
         log
     });
     Cufile::start(sim)
-}
-
-/// Ends a test. No resource of either library may be left.
-fn end(sim: Sim, cufile: Cufile) {
-    cufile.assert_clean();
-    finish(sim);
 }
 
 /// Adds spaces to the header of a file, which shifts its data section.
@@ -92,8 +85,6 @@ fn every_dtype_is_exact_at_any_data_offset() {
             assert!(after.launches - before.launches <= reads.reads, "{after:?} {reads:?}");
             assert!(after.syncs - before.syncs <= reads.reads + 1, "{after:?} {reads:?}");
         }
-        drop(gpu);
-        end(sim, cufile);
     }
 }
 
@@ -119,8 +110,6 @@ fn slices_are_exact() {
             assert!(*found == expected, "{length} from {start} of dimension {dim} of {:?}", tensor.shape);
         }
         assert_eq!(cufile.counters().reads > 0, IS_SUPPORTED);
-        drop(gpu);
-        end(sim, cufile);
     }
 }
 
@@ -153,8 +142,6 @@ fn elements_are_cast() {
         }
         transfer.finish().unwrap();
         assert!(cufile.counters().reads > 0);
-        drop(gpu);
-        end(sim, cufile);
     }
 }
 
@@ -162,7 +149,7 @@ fn elements_are_cast() {
 fn one_transfer_fills_the_same_memory_repeatedly() {
     let model = Model::new(&[(Dtype::F32, &[2000]), (Dtype::F32, &[5000]), (Dtype::F32, &[3000])]);
     for sim in schedules() {
-        let cufile = start(&sim);
+        let _cufile = start(&sim);
         let gpu = Gpu::new(&sim, 0);
         let mut load = Load::all(&gpu, &model);
         let block = gpu.allocate(20_000);
@@ -175,8 +162,6 @@ fn one_transfer_fills_the_same_memory_repeatedly() {
             sim.launch_read(gpu.stream, block, tensor.bytes.len()).unwrap();
         }
         drop(transfer);
-        drop(gpu);
-        end(sim, cufile);
     }
 }
 
@@ -184,7 +169,7 @@ fn one_transfer_fills_the_same_memory_repeatedly() {
 fn loads_run_concurrently() {
     let model = mixed_model();
     for sim in schedules() {
-        let cufile = start(&sim);
+        let _cufile = start(&sim);
         std::thread::scope(|scope| {
             for worker in 0..4 {
                 let (sim, model) = (&sim, &model);
@@ -198,14 +183,13 @@ fn loads_run_concurrently() {
                 });
             }
         });
-        end(sim, cufile);
     }
 }
 
 #[test]
 fn scratch_memory_stays_within_its_bound() {
     let sim = Sim::start(0);
-    let cufile = start(&sim);
+    let _cufile = start(&sim);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("large.safetensors");
     let bytes = 1_u64 << 30;
@@ -224,24 +208,20 @@ fn scratch_memory_stays_within_its_bound() {
         assert!(batch.scratch_bytes() <= SCRATCH_BYTES_MAX, "{}", batch.scratch_bytes());
         assert_eq!(batch.scratch_bytes() > 0, IS_SUPPORTED);
     }
-    drop(gpu);
-    end(sim, cufile);
 }
 
 /// Runs loads that must succeed despite a fault of the library, and returns its counters and the log of each.
-fn loaded_with(prepare: impl Fn(&Sim, Cufile)) -> Vec<(cufile::Counters, String)> {
+fn loaded_with(prepare: impl Fn(&Sim, &Cufile<'_>)) -> Vec<(cufile::Counters, String)> {
     let model = mixed_model();
     let load = |sim: Sim| {
         let cufile = start(&sim);
         let gpu = Gpu::new(&sim, 0);
         let load = Load::all(&gpu, &model);
-        prepare(&sim, cufile);
+        prepare(&sim, &cufile);
         let (log, result) = log_of(|| load.run(DIRECT));
         result.unwrap();
         load.assert_holds(&model);
         let counters = cufile.counters();
-        drop(gpu);
-        end(sim, cufile);
         (counters, log)
     };
     schedules().map(load).collect()
@@ -306,8 +286,6 @@ fn a_read_that_fails_during_the_load_is_a_clean_error() {
             cufile.inject(fault, at);
             let result = load.run(DIRECT);
             let is_over = cufile.counters().faults == 0;
-            drop(gpu);
-            end(sim, cufile);
             if is_over {
                 assert!(at > 5);
                 result.unwrap();
@@ -327,7 +305,7 @@ fn a_read_that_fails_during_the_load_is_a_clean_error() {
 #[test]
 fn a_truncated_file_is_a_clean_error() {
     for (missing, sim) in [1, 3000, 5000, 9000, 40_000].into_iter().zip(schedules()) {
-        let cufile = start(&sim);
+        let _cufile = start(&sim);
         let model = mixed_model();
         let length = fs::metadata(&model.paths[0]).unwrap().len();
         let gpu = Gpu::new(&sim, 0);
@@ -337,8 +315,6 @@ fn a_truncated_file_is_a_clean_error() {
         let error = load.run(Options { threads: 1, ..DIRECT }).unwrap_err();
         assert_eq!(error.kind(), Kind::Io, "{error}");
         assert!(error.to_string().contains("bytes early"), "{error}");
-        drop(gpu);
-        end(sim, cufile);
     }
 }
 
@@ -358,7 +334,7 @@ fn driver_faults_are_clean_errors() {
                 assert!(results.len() >= 5 && results.iter().all(is_expected), "{fault:?}: {results:?}");
             }
             let sim = Sim::start(0);
-            Cufile::start(&sim).assert_clean();
+            Cufile::start(&sim);
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::gpu_load::{Load, mixed_model};
 use crate::sim::abi::Fault;
 use crate::sim::gpu::Gpu;
-use crate::sim::{Sim, TIGHT, finish, schedules};
+use crate::sim::{Sim, TIGHT, schedules};
 use fst::device::cuda::kernels::IMAGE;
 use fst::error::{Kind, Result};
 use fst::profile;
@@ -29,8 +29,6 @@ pub fn with_fault_at_every_call(
         if result.is_ok() {
             load.assert_holds(&model);
         }
-        drop(gpu);
-        finish(sim);
         if is_over {
             result.unwrap();
             break;
@@ -84,8 +82,6 @@ fn a_truncated_file_is_a_clean_error() {
         File::options().write(true).open(&model.paths[0]).unwrap().set_len(length - 5000).unwrap();
         let error = load.run(TIGHT).unwrap_err();
         assert_eq!(error.kind(), Kind::Io, "{error}");
-        drop(gpu);
-        finish(sim);
     }
 }
 

@@ -1,20 +1,12 @@
 //! Loads from files to device memory, on the simulated CUDA driver. Every test also fails if the driver reports a
 //! violation.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "these are tests, helpers included")]
-
-mod driver_calls;
-mod gds;
-mod gpu_load;
-mod load_failures;
-mod model;
-#[cfg(feature = "remote")]
-mod range_server;
-#[cfg(feature = "remote")]
-mod remote_load;
-mod save_from_gpu;
-mod sim;
-
+use crate::gpu_load::{Load, mixed_model};
+use crate::model::Model;
+use crate::sim::abi::{CaptureMode, Fault};
+use crate::sim::gpu::Gpu;
+use crate::sim::random::Random;
+use crate::sim::{Sim, TIGHT, schedules};
 use fst::cast::elements::Cast;
 use fst::cast::scatter::TASK_BYTES;
 use fst::checkpoint::Checkpoint;
@@ -35,13 +27,7 @@ use fst::save::atomic_file::OutputFile;
 use fst::save::file_kernel::Linux;
 use fst::save::writer::Writer;
 use fst::staging::{PAGE_BYTES, Request, Staging, pool};
-use gpu_load::{Load, mixed_model};
-use model::Model;
 use serde_json::Value;
-use sim::abi::{CaptureMode, Fault};
-use sim::gpu::Gpu;
-use sim::random::Random;
-use sim::{Sim, TIGHT, finish, schedules};
 use std::fs;
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -56,8 +42,6 @@ fn every_dtype_is_exact() {
         let load = Load::all(&gpu, &model);
         load.run(TIGHT).unwrap();
         load.assert_holds(&model);
-        drop(gpu);
-        finish(sim);
     }
 }
 
@@ -95,8 +79,6 @@ fn slices_of_any_dimension_are_exact() {
             let expected = tensor.slice(dim, start, length);
             assert!(*found == expected, "{length} from {start} of dimension {dim} of {:?}", tensor.shape);
         }
-        drop(gpu);
-        finish(sim);
     }
 }
 
@@ -135,8 +117,6 @@ fn parts_of_tensors_are_verified() {
                 }
             }
         }
-        drop(gpu);
-        finish(sim);
     }
 }
 
@@ -168,8 +148,6 @@ fn tensors_with_several_destinations_are_split() {
             );
             assert!(found.eq(tensor.slice(dim, start, length)));
         }
-        drop(gpu);
-        finish(sim);
     }
 }
 
@@ -194,8 +172,6 @@ fn tiny_tensors_cost_one_copy_launch_and_wait_per_chunk() {
             None => assert_eq!(after.launches, 0),
         }
         load.assert_holds(&model);
-        drop(gpu);
-        finish(sim);
     }
 }
 
@@ -214,8 +190,6 @@ fn large_tensors_are_copied_straight_to_their_destinations() {
         let counters = sim.counters();
         assert_eq!((counters.launches, counters.copied_bytes), (0, 7_000_000));
         load.assert_holds(&model);
-        drop(gpu);
-        finish(sim);
     }
 }
 
@@ -261,8 +235,6 @@ fn casts_match_those_on_the_cpu() {
         } else {
             drop(transfer);
         }
-        drop(gpu);
-        finish(sim);
     }
 }
 
@@ -280,8 +252,6 @@ fn a_gpu_without_kernels_is_filled_by_copies() {
     let why = trace["otherData"]["missing_kernels"][0]["why"].as_str().unwrap();
     assert!(IMAGE.is_none() || why.contains("CUDA_ERROR_NO_BINARY_FOR_GPU"), "{why}");
     load.assert_holds(&model);
-    drop(gpu);
-    finish(sim);
 }
 
 /// Drivers before the compiler's refuse the image.
@@ -295,8 +265,6 @@ fn an_old_driver_compiles_the_kernels_from_ptx() {
     load.run(TIGHT).unwrap();
     assert_eq!(sim.counters().launches > 0, IMAGE.is_some());
     load.assert_holds(&model);
-    drop(gpu);
-    finish(sim);
 }
 
 /// An error that may pass does not end the use of the kernels. A GPU for which the image has no code is not asked again.
@@ -314,8 +282,6 @@ fn kernels_are_loaded_again_only_after_errors_that_may_pass() {
             assert_eq!(sim.counters().launches > 0, may_launch && IMAGE.is_some(), "{fault:?}");
             load.assert_holds(&model);
         }
-        drop(gpu);
-        finish(sim);
     }
 }
 
@@ -332,8 +298,6 @@ fn a_wait_for_the_callers_event_leaves_captures_valid() {
     unsafe { cuda::wait_for_event(event, 0) }.unwrap();
     assert_eq!(sim.read(block, 100).unwrap(), [0x11; 100]);
     gpu.with_context(|| sim.cuda.destroy_event(event)).unwrap();
-    drop(gpu);
-    finish(sim);
 }
 
 #[test]
@@ -353,8 +317,6 @@ fn a_captured_stream_is_refused() {
         sim.cuda.end_capture(gpu.stream).unwrap();
         assert_eq!(sim.counters().copies, before);
     }
-    drop(gpu);
-    finish(sim);
 }
 
 /// Handles 0, 1 and 2 are other streams where the copies are queued: in the primary context, or on another thread.
@@ -362,7 +324,7 @@ fn a_captured_stream_is_refused() {
 fn a_default_stream_of_another_context_or_of_a_thread_is_refused() {
     let model = mixed_model();
     let sim = Sim::start(0);
-    let (gpu, other_gpu) = (Gpu::new(&sim, 0), Gpu::new(&sim, 1));
+    let (gpu, _other_gpu) = (Gpu::new(&sim, 0), Gpu::new(&sim, 1));
     let refused = |stream| {
         let error = Cuda::open(0, stream).map(drop).unwrap_err();
         assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
@@ -385,8 +347,6 @@ fn a_default_stream_of_another_context_or_of_a_thread_is_refused() {
     assert_eq!(sim.cuda.current(), Ok(sim.other_context(0)));
     drop((load, cuda));
     sim.cuda.set_current(gpu.context).unwrap();
-    drop((gpu, other_gpu));
-    finish(sim);
 }
 
 /// Model of 1 MiB.
@@ -421,7 +381,6 @@ fn tensors_larger_than_staging_memory_are_loaded() {
         for sim in schedules().take(3) {
             let peak = pinned_bytes_peak(&sim, &model, &options);
             assert!(peak <= options.staging_bytes, "{peak} bytes pinned with {options:?}");
-            finish(sim);
         }
     }
 }
@@ -435,7 +394,6 @@ fn pinned_memory_is_not_larger_than_the_file() {
             let peak = pinned_bytes_peak(&sim, &model, &options);
             // Whole pages are pinned.
             assert!(peak <= 1_000_000_usize.next_multiple_of(4 << 10), "{peak} bytes pinned with {options:?}");
-            finish(sim);
         }
     }
 }
@@ -451,8 +409,6 @@ fn every_reader_loads_to_a_gpu() {
                 let load = Load::all(&gpu, model);
                 load.run(options.clone()).unwrap();
                 load.assert_holds(model);
-                drop(gpu);
-                finish(sim);
             }
         }
     }
@@ -468,8 +424,6 @@ fn callers_on_the_default_stream_or_another_device_keep_their_context() {
         load.run(TIGHT).unwrap();
         assert_eq!(sim.cuda.current(), Ok(current.context));
         load.assert_holds(&model);
-        drop((target, current));
-        finish(sim);
     }
 }
 
@@ -490,7 +444,6 @@ fn loads_run_concurrently_to_two_devices() {
                 });
             }
         });
-        finish(sim);
     }
 }
 
@@ -513,7 +466,6 @@ fn concurrent_loads_share_one_bound_without_deadlock() {
             });
             let peak = usize::try_from(sim.counters().registered_bytes_peak).unwrap();
             assert!(peak <= slots * TIGHT.chunk_bytes, "{peak} bytes pinned");
-            finish(sim);
         }
     }
 }
@@ -534,8 +486,6 @@ fn one_transfer_uses_the_same_scratch_memory_repeatedly() {
             sim.launch_read(gpu.stream, scratch, tensor.bytes.len()).unwrap();
         }
         transfer.finish().unwrap();
-        drop(gpu);
-        finish(sim);
     }
 }
 
@@ -550,7 +500,6 @@ fn a_device_without_other_users_opens_and_closes() {
         let is_over = at > 0 && opened.is_ok();
         drop(opened);
         assert_eq!(sim.cuda.current(), Ok(0));
-        finish(sim);
         if is_over {
             // At least a context and two streams were refused.
             assert!(at > 3);
@@ -589,8 +538,6 @@ fn a_dropped_transfer_leaves_no_resource() {
         drop(transfer);
         load.assert_holds(&model);
         drop(load.open(TIGHT).unwrap());
-        drop(gpu);
-        finish(sim);
     }
 }
 
@@ -605,8 +552,6 @@ fn loads_work_without_pinned_memory() {
         load.assert_holds(&model);
         let counters = sim.counters();
         assert!(counters.faults > 0 && counters.registered_bytes_peak == 0, "{counters:?}");
-        drop(gpu);
-        finish(sim);
     }
 }
 
@@ -654,7 +599,5 @@ fn a_profile_records_the_work_of_the_gpu() {
         assert!(work.iter().all(|&(process, row, begin, end)| process == 3 && row < 2 && begin <= end), "{work:?}");
         let overlap = |pair: &&[(i64, i64, f64, f64)]| pair[0].1 == pair[1].1 && pair[0].3 > pair[1].2 + 1.0;
         assert_eq!(work.windows(2).find(overlap), None);
-        drop(gpu);
-        finish(sim);
     }
 }

@@ -4,7 +4,7 @@ use crate::gpu_load::Load;
 use crate::model::Model;
 use crate::range_server::{RangeServer, ServerFault};
 use crate::sim::gpu::Gpu;
-use crate::sim::{finish, schedules};
+use crate::sim::schedules;
 use fst::dtype::Dtype;
 use fst::error::Kind;
 use fst::options::Options;
@@ -43,8 +43,6 @@ fn remote_checkpoint_is_exact_although_answers_are_cut_off() {
         let load = Load::all(&gpu, &model);
         load.run(Options { staging_bytes: 2 << 20, ..options() }).unwrap();
         load.assert_holds(&model);
-        drop(gpu);
-        finish(sim);
     }
 }
 
@@ -83,8 +81,6 @@ fn any_fault_at_any_request_gives_the_right_bytes_or_error() {
                 load.run(options()).unwrap();
             }
             load.assert_holds(&model);
-            drop(gpu);
-            finish(sim);
         }
     }
 }

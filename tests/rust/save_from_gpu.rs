@@ -1,9 +1,8 @@
 //! Saves from device memory, on the simulated CUDA driver.
 
-use crate::sim::Sim;
 use crate::sim::abi::Fault;
 use crate::sim::gpu::Gpu;
-use crate::{TIGHT, finish, schedules};
+use crate::sim::{Sim, TIGHT, schedules};
 use fst::device::Scratch;
 use fst::device::cuda::Cuda;
 use fst::device::host::Host;
@@ -168,9 +167,6 @@ fn tensors_of_several_devices_are_saved_bit_for_bit() {
             run(&checkpoint).unwrap();
             checkpoint.overwrite_blocks();
             checkpoint.assert_saved();
-            drop(checkpoint);
-            drop((first, second));
-            finish(sim);
         }
     }
 }
@@ -199,9 +195,6 @@ fn fault_at_any_call_fails_without_a_file() {
                         assert!(is_empty(checkpoint.directory.path()));
                     }
                 }
-                drop(checkpoint);
-                drop((first, second));
-                finish(sim);
                 if is_over {
                     result.unwrap();
                     break;
@@ -220,8 +213,5 @@ fn saves_work_without_pinned_memory() {
         sim.inject(Fault::RefusePinning, 0);
         checkpoint.save().unwrap();
         checkpoint.assert_saved();
-        drop(checkpoint);
-        drop((first, second));
-        finish(sim);
     }
 }

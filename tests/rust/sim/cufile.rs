@@ -1,12 +1,10 @@
 //! Test harness of the simulated libcufile.
 
-pub use abi::{Counters, Fault};
+pub use fst_simcufile::abi::{Counters, Fault};
 
 use super::Sim;
+use std::marker::PhantomData;
 use std::sync::LazyLock;
-
-#[path = "../../simcufile/src/abi.rs"]
-mod abi;
 
 /// `CUfileError_t`.
 #[repr(C)]
@@ -40,40 +38,47 @@ static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
     }
 });
 
-/// Simulated libcufile of a test that holds the simulated driver.
-#[derive(Clone, Copy)]
-pub struct Cufile(&'static Library);
+/// Simulated libcufile of a test that holds the simulated driver. Dropping it fails the test after a misuse, or if a file
+/// or a buffer is still registered.
+pub struct Cufile<'a>(&'static Library, PhantomData<&'a Sim>);
 
-impl Cufile {
+impl Drop for Cufile<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let Counters { misuses, live_handles, live_buffers, .. } = self.counters();
+            assert_eq!(
+                (misuses, live_handles, live_buffers),
+                (0, 0, 0),
+                "misuses, registered files, registered buffers"
+            );
+        }
+    }
+}
+
+impl<'a> Cufile<'a> {
     /// Resets the library.
-    pub fn start(_sim: &Sim) -> Cufile {
+    pub fn start(_sim: &'a Sim) -> Cufile<'a> {
         // SAFETY: the function has no preconditions.
         unsafe { (LIBRARY.reset)() };
-        Cufile(&LIBRARY)
+        Cufile(&LIBRARY, PhantomData)
     }
 
     /// Opens the driver, like another user of the library in this process.
-    pub fn open(self) {
+    pub fn open(&self) {
         // SAFETY: the function has no preconditions.
         let Status { code, cuda_code } = unsafe { (self.0.open)() };
         assert_eq!((code, cuda_code), (0, 0), "the driver is not open");
     }
 
     /// Makes the `at`-th later call of a kind fail, counted from 1.
-    pub fn inject(self, fault: Fault, at: u64) {
+    pub fn inject(&self, fault: Fault, at: u64) {
         // SAFETY: the function accepts all arguments.
         unsafe { (self.0.inject)(fault, at) };
     }
 
     /// Returns the counts since the start.
-    pub fn counters(self) -> Counters {
+    pub fn counters(&self) -> Counters {
         // SAFETY: the function has no preconditions.
         unsafe { (self.0.counters)() }
-    }
-
-    /// Asserts that no call was a misuse, and that no file and no buffer is still registered.
-    pub fn assert_clean(self) {
-        let Counters { misuses, live_handles, live_buffers, .. } = self.counters();
-        assert_eq!((misuses, live_handles, live_buffers), (0, 0, 0), "misuses, registered files, registered buffers");
     }
 }

@@ -5,22 +5,16 @@
 //! ```ignore
 //! let sim = Sim::start(1);
 //! // ... calls of the driver, or of code that opens libcuda ...
-//! sim.finish().assert_clean();
+//! // The end of `sim` fails the test if a violation was reported or a resource is left.
 //! ```
 
-#![allow(dead_code, reason = "each test program uses a part of the harness")]
-#![allow(clippy::expect_used, clippy::panic, reason = "a failure of the harness ends the test")]
-
-#[path = "../../simcuda/src/abi.rs"]
-pub mod abi;
 mod cuda;
 pub mod cufile;
 pub mod gpu;
 mod library;
-#[path = "../../simcuda/src/random.rs"]
-pub mod random;
 
 pub use cuda::Cuda;
+pub use fst_simcuda::{abi, random};
 
 use abi::{Counters, Fault, Kind, Schedule, Status};
 use fst::device;
@@ -57,25 +51,44 @@ pub fn assert_reported(kinds: &[Kind], test: impl Fn(&Sim)) {
     }
 }
 
+/// Waits for exclusive access to the state of the process: the simulator, what fst keeps between loads, the profile and
+/// the action of SIGINT.
+pub fn exclusive() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    // Ignore poisoning: every test begins with a reset of the state that it uses.
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Exclusive access of one test to the simulator. A process has one simulator.
+///
+/// Dropping the `Sim` releases what the process keeps between loads, runs all work, and fails the test if a resource is
+/// left or a violation was reported.
 pub struct Sim {
     pub cuda: Cuda,
+    is_finished: bool,
     _lock: MutexGuard<'static, ()>,
+}
+
+impl Drop for Sim {
+    fn drop(&mut self) {
+        if !self.is_finished && !std::thread::panicking() {
+            release();
+            Report::read().assert_clean();
+        }
+    }
 }
 
 impl Sim {
     /// Waits for exclusive access and resets the simulator. The seed determines the delays.
     pub fn start(seed: u64) -> Sim {
-        static LOCK: Mutex<()> = Mutex::new(());
-        // Ignore poisoning: the reset clears the state of a failed test.
-        let lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = exclusive();
         // A test that has failed may have left handles that the reset makes invalid.
         release();
         // SAFETY: the function accepts all arguments.
         unsafe { (LIBRARY.sim_reset)(seed) };
         let cuda = Cuda(&LIBRARY);
         cuda.init().expect("cuInit");
-        Sim { cuda, _lock: lock }
+        Sim { cuda, is_finished: false, _lock: lock }
     }
 
     /// Like [`Sim::start`], with [`Schedule::Lazy`].
@@ -136,17 +149,10 @@ impl Sim {
         unsafe { (LIBRARY.sim_write)(address, bytes.as_ptr(), bytes.len()) }.check()
     }
 
-    /// Runs all work and returns the violations.
-    pub fn finish(self) -> Report {
-        // SAFETY: the function has no preconditions.
-        unsafe { (LIBRARY.sim_finish)() };
-        // SAFETY: with a capacity of 0, the function writes nothing.
-        let bytes = unsafe { (LIBRARY.sim_violations)(std::ptr::null_mut(), 0) };
-        let mut text = vec![0; bytes];
-        // SAFETY: `text` has `bytes` bytes.
-        unsafe { (LIBRARY.sim_violations)(text.as_mut_ptr(), bytes) };
-        let text = String::from_utf8(text).expect("violations are text");
-        Report { violations: text.lines().map(str::to_owned).collect() }
+    /// Runs all work and returns the violations, without a release of what the process keeps between loads.
+    pub fn finish(mut self) -> Report {
+        self.is_finished = true;
+        Report::read()
     }
 }
 
@@ -158,12 +164,6 @@ pub fn schedules() -> impl Iterator<Item = Sim> {
         sim.capture();
         sim
     })
-}
-
-/// Ends a test. After a release of what the process keeps between loads, no resource may be left.
-pub fn finish(sim: Sim) {
-    release();
-    sim.finish().assert_clean();
 }
 
 /// Does what `fst.release_memory` does.
@@ -188,6 +188,19 @@ pub struct Report {
 }
 
 impl Report {
+    /// Runs all work and returns the violations.
+    fn read() -> Report {
+        // SAFETY: the function has no preconditions.
+        unsafe { (LIBRARY.sim_finish)() };
+        // SAFETY: with a capacity of 0, the function writes nothing.
+        let bytes = unsafe { (LIBRARY.sim_violations)(std::ptr::null_mut(), 0) };
+        let mut text = vec![0; bytes];
+        // SAFETY: `text` has `bytes` bytes.
+        unsafe { (LIBRARY.sim_violations)(text.as_mut_ptr(), bytes) };
+        let text = String::from_utf8(text).expect("violations are text");
+        Report { violations: text.lines().map(str::to_owned).collect() }
+    }
+
     /// Returns the kind of each violation.
     pub fn kinds(&self) -> Vec<Kind> {
         let kind_of = |text: &String| {
@@ -200,12 +213,5 @@ impl Report {
     /// Asserts that there are no violations.
     pub fn assert_clean(&self) {
         assert!(self.violations.is_empty(), "violations:\n{}", self.violations.join("\n"));
-    }
-}
-
-impl Status {
-    /// Converts the status to a `Result`.
-    pub fn check(self) -> Result<(), Status> {
-        if self == Status::Success { Ok(()) } else { Err(self) }
     }
 }

@@ -1,5 +1,4 @@
-//! Plain types of the C interface: types of CUDA, and types of the control
-//! interface. The test harness compiles this same file, so both sides agree.
+//! Plain types of the C interface: types of CUDA, and types of the control interface.
 
 /// Result of a driver call, with the numbers of CUDA.
 #[repr(u32)]
@@ -47,6 +46,13 @@ pub enum Status {
     StreamCaptureInvalidated = 901,
     /// A copy could not be queued.
     Unknown = 999,
+}
+
+impl Status {
+    /// Converts the status to a `Result`.
+    pub fn check(self) -> Result<(), Status> {
+        if self == Status::Success { Ok(()) } else { Err(self) }
+    }
 }
 
 /// `CUmemorytype` of host memory.

@@ -1,4 +1,4 @@
-//! Plain types of the control interface. The test harness compiles this same file.
+//! Plain types of the control interface.
 
 /// Kind of failure that `simcufile_inject` requests.
 #[repr(u32)]

@@ -1,0 +1,25 @@
+//! Tests on the simulated CUDA driver, and of other state that a process has once. They run one at a time
+//! ([`sim::exclusive`]), in another process than those in `main.rs`, which run in parallel.
+#![allow(clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::cast_possible_truncation)]
+
+mod convert_on_gpu;
+mod driver_calls;
+mod gds;
+mod gpu_load;
+mod host_load;
+mod kernels;
+mod load_failures;
+mod model;
+mod pipeline;
+mod profile;
+#[cfg(feature = "remote")]
+mod range_server;
+#[cfg(feature = "remote")]
+mod remote_load;
+mod save_from_gpu;
+mod sigint;
+mod sim;
+mod sim_driver;
+mod sim_errors;
+mod stream;
