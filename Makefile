@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 VENV := .venv
-CXX_SOURCES := $(wildcard csrc/*.h csrc/*.cpp torch_ext/fst/include/fst/*.h csrc/kernels/*.h csrc/kernels/*.cu tests/kernels/*.c tests/kernels/*.cpp tests/kernels/*.h tests/simcuda/src/*.cpp tests/cpp/*.cpp examples/libtorch/*.cpp)
+CXX_SOURCES := $(wildcard csrc/*.h csrc/*.cpp torch_ext/fst/include/fst/*.h csrc/kernels/*.h csrc/kernels/*.cu tests/kernels/*.c tests/kernels/*.h tests/simcuda/src/*.cpp tests/cpp/*.cpp examples/libtorch/*.cpp)
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 FUZZER := $(TARGET_DIR)/tools/bin/cargo-fuzz
 AZURITE := $(TARGET_DIR)/tools/node_modules/.bin/azurite-blob
