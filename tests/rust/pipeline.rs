@@ -153,12 +153,12 @@ fn tensors_with_several_destinations_are_split() {
 
 #[test]
 fn tiny_tensors_cost_one_copy_launch_and_wait_per_chunk() {
-    let shapes: Vec<[u64; 1]> = (0..3000).map(|index| [1 + index % 9]).collect();
+    let shapes: Vec<[u64; 1]> = (0..1500).map(|index| [1 + index % 9]).collect();
     let tensors: Vec<(Dtype, &[u64])> = shapes.iter().map(|shape| (Dtype::BF16, &shape[..])).collect();
     let model = Model::sharded(&tensors, 3);
     let options = Options { chunk_bytes: 64 << 10, staging_bytes: 256 << 10, ..TIGHT };
     // Number of table rows in a sixteenth of a slot.
-    let chunks = u64::try_from(3 * 1000_usize.div_ceil((4 << 10) / TASK_BYTES)).unwrap();
+    let chunks = u64::try_from(3 * 500_usize.div_ceil((4 << 10) / TASK_BYTES)).unwrap();
     for sim in schedules().take(3) {
         let gpu = Gpu::new(&sim, 0);
         let load = Load::all(&gpu, &model);
