@@ -130,7 +130,7 @@ impl<'a> Load<'a> {
     }
 }
 
-fn bytes_of(region: &TensorRegion) -> usize {
+pub fn bytes_of(region: &TensorRegion) -> usize {
     usize::try_from(region.bytes()).unwrap()
 }
 
@@ -144,7 +144,7 @@ pub fn mixed_model() -> Model {
         (Dtype::F16, &[11_000]),
         (Dtype::Bool, &[17]),
         (Dtype::F64, &[40, 40]),
-        (Dtype::I16, &[9, 2]),
+        (Dtype::U8, &[5000]),
     ];
     Model::sharded(&shapes, 2)
 }

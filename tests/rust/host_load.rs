@@ -19,9 +19,14 @@ pub fn load(checkpoint: &Checkpoint, regions: &Arc<[TensorRegion]>, options: Opt
     let mut memory: Vec<Vec<u8>> = regions.iter().map(|region| vec![0xEE; region.bytes() as usize]).collect();
     let destinations = destinations(&mut memory);
     let mut transfer = Transfer::open(checkpoint, Arc::clone(regions), Arc::new(Host), options)?;
-    let batch = transfer.planner().prepare(&destinations)?;
-    // SAFETY: the memory lives until the transfer has finished.
-    unsafe { transfer.fill(&batch, Scratch::default()) }?;
+    // The second call finds the staging memory of the first.
+    let (first, second) = destinations.split_at(destinations.len() / 3);
+    for destinations in [first, second] {
+        let batch = transfer.planner().prepare(destinations)?;
+        assert_eq!(batch.scratch_bytes(), 0);
+        // SAFETY: the memory lives until the transfer has finished.
+        unsafe { transfer.fill(&batch, Scratch::default()) }?;
+    }
     transfer.finish()?;
     Ok(memory)
 }

@@ -32,8 +32,9 @@ struct Span {
 impl Trace {
     fn stop(profile: i64) -> Trace {
         let mut trace: Value = serde_json::from_str(&profile::stop(profile).unwrap()).unwrap();
-        let events = trace["traceEvents"].as_array().unwrap().clone();
-        Trace { summary: trace["otherData"].take(), events }
+        let [summary, events] = ["otherData", "traceEvents"].map(|key| trace[key].take());
+        let Value::Array(events) = events else { panic!("{events}") };
+        Trace { summary, events }
     }
 
     fn of(work: impl FnOnce()) -> Trace {
@@ -242,8 +243,8 @@ fn load_records_every_stage_and_every_byte() {
     let staged = trace.bytes(Stage::Place);
     assert_eq!(trace.bytes(Stage::Slot).len(), staged.len());
     assert!(!staged.is_empty() && trace.summary["reads"].as_u64().unwrap() >= staged.len() as u64);
-    // Tensors are selected by name, and then their reads are planned.
-    assert_eq!((trace.bytes(Stage::Open).len(), trace.bytes(Stage::Plan).len()), (1, 2));
+    // Tensors are selected by name, and then the reads of two batches are planned.
+    assert_eq!((trace.bytes(Stage::Open).len(), trace.bytes(Stage::Plan).len()), (1, 3));
     let peak = trace.summary["peak_staging_bytes"].as_u64().unwrap();
     assert!((4 << 10..=8 << 10).contains(&peak), "{peak}");
     let spans = trace.spans();

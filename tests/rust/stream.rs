@@ -1,12 +1,11 @@
 //! Streams on the simulated CUDA driver: tensors are taken while others are in flight. Every test also fails if the
 //! driver reports a violation.
 
+use crate::gpu_load::{Load, bytes_of, mixed_model};
 use crate::model::Model;
 use crate::sim::abi::Fault;
 use crate::sim::gpu::Gpu;
 use crate::sim::{Sim, TIGHT, schedules};
-use fst::checkpoint::Checkpoint;
-use fst::checkpoint::region::TensorRegion;
 use fst::device::Scratch;
 use fst::device::cuda::Cuda;
 use fst::dtype::Dtype;
@@ -14,49 +13,31 @@ use fst::error::{Error, Kind, Result};
 use fst::load::stream::{Order, Stream};
 use fst::load::transfer::Transfer;
 use fst::options::Options;
-use fst::plan::Destination;
 use std::cell::Cell;
 use std::fs::File;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 const ORDERS: [Order; 2] = [Order::Submitted, Order::Ready];
 
-/// Model with tensors of several chunks, tensors that share a chunk, and an empty one.
-fn model() -> Model {
-    let shapes: [(Dtype, &[u64]); 8] = [
-        (Dtype::F32, &[50, 70]),
-        (Dtype::BF16, &[3]),
-        (Dtype::U8, &[0, 5]),
-        (Dtype::I64, &[3]),
-        (Dtype::F16, &[11_000]),
-        (Dtype::Bool, &[17]),
-        (Dtype::F64, &[40, 40]),
-        (Dtype::U8, &[5000]),
-    ];
-    Model::sharded(&shapes, 2)
-}
-
-/// Caller of streams, as C++ is: a checkpoint, and a block of device memory for each tensor.
+/// Caller of streams, as C++ is.
 struct Caller<'a> {
-    gpu: &'a Gpu<'a>,
-    checkpoint: Checkpoint,
-    regions: Arc<[TensorRegion]>,
-    blocks: Vec<u64>,
+    load: Load<'a>,
     /// Scratch memory, which batches share until one needs more.
     scratch: Cell<Scratch>,
 }
 
+impl<'a> Deref for Caller<'a> {
+    type Target = Load<'a>;
+
+    fn deref(&self) -> &Load<'a> {
+        &self.load
+    }
+}
+
 impl<'a> Caller<'a> {
-    /// Allocates blocks whose last use is still queued.
     fn new(gpu: &'a Gpu<'a>, model: &Model) -> Caller<'a> {
-        let checkpoint = Checkpoint::open(&model.paths).unwrap();
-        let regions: Arc<[TensorRegion]> =
-            checkpoint.entries().map(|(file, entry)| TensorRegion::whole(file, entry)).collect::<Result<_>>().unwrap();
-        let blocks = regions.iter().map(|region| gpu.allocate(bytes_of(region).max(1))).collect();
-        let caller = Caller { gpu, checkpoint, regions, blocks, scratch: Cell::default() };
-        caller.use_blocks(0..caller.blocks.len());
-        caller
+        Caller { load: Load::all(gpu, model), scratch: Cell::default() }
     }
 
     fn open(&self, order: Order) -> Result<Stream<Cuda>> {
@@ -64,16 +45,8 @@ impl<'a> Caller<'a> {
         Stream::open(&self.checkpoint, Arc::clone(&self.regions), Arc::new(cuda), TIGHT, order)
     }
 
-    fn destinations(&self, tensors: Range<usize>) -> Vec<Destination> {
-        let destination = |tensor: usize| {
-            let (end, address) = (self.regions[tensor].bytes(), self.blocks[tensor]);
-            Destination { tensor, begin: 0, end, address, cast: None }
-        };
-        tensors.map(destination).collect()
-    }
-
     fn submit(&self, stream: &Stream<Cuda>, tensors: Range<usize>) -> Result<()> {
-        let batch = stream.planner().prepare(&self.destinations(tensors.clone()))?;
+        let batch = stream.planner().prepare(&self.destinations()[tensors.clone()])?;
         let bytes = u64::try_from(batch.scratch_bytes()).unwrap();
         if self.scratch.get().bytes < bytes {
             self.scratch.set(self.allocate_scratch(bytes));
@@ -103,19 +76,15 @@ impl<'a> Caller<'a> {
 
     /// Queues work of the next user of the blocks.
     fn use_blocks(&self, tensors: Range<usize>) {
-        for tensor in tensors {
-            self.gpu.queue_fill(self.blocks[tensor], bytes_of(&self.regions[tensor]).max(1));
+        for tensor in tensors.filter(|&tensor| self.regions[tensor].bytes() > 0) {
+            self.gpu.queue_fill(self.blocks[tensor], bytes_of(&self.regions[tensor]));
         }
     }
 }
 
-fn bytes_of(region: &TensorRegion) -> usize {
-    usize::try_from(region.bytes()).unwrap()
-}
-
 #[test]
 fn a_taken_tensor_is_ready_for_work_queued_next() {
-    let model = model();
+    let model = mixed_model();
     for order in ORDERS {
         for sim in schedules() {
             let gpu = Gpu::new(&sim, 0);
@@ -173,7 +142,7 @@ fn batches_that_need_different_scratch_memory_do_not_overwrite_each_other() {
 
 #[test]
 fn the_current_stream_may_change() {
-    let model = model();
+    let model = mixed_model();
     for sim in schedules() {
         let gpu = Gpu::new(&sim, 0);
         let caller = Caller::new(&gpu, &model);
@@ -202,7 +171,7 @@ fn the_current_stream_may_change() {
 
 #[test]
 fn a_tensor_is_taken_before_later_ones_are_read() {
-    let model = model();
+    let model = mixed_model();
     for order in ORDERS {
         for sim in schedules() {
             let gpu = Gpu::new(&sim, 0);
@@ -222,7 +191,7 @@ fn a_tensor_is_taken_before_later_ones_are_read() {
 
 #[test]
 fn untaken_tensors_may_be_freed_after_the_stream_is_dropped() {
-    let model = model();
+    let model = mixed_model();
     for take_count in 0..8 {
         for sim in schedules() {
             let gpu = Gpu::new(&sim, 0);
@@ -242,7 +211,7 @@ fn untaken_tensors_may_be_freed_after_the_stream_is_dropped() {
 
 #[test]
 fn only_submitted_tensors_can_be_taken() {
-    let model = model();
+    let model = mixed_model();
     let sim = Sim::start(0);
     let gpu = Gpu::new(&sim, 0);
     let caller = Caller::new(&gpu, &model);
@@ -256,7 +225,7 @@ fn only_submitted_tensors_can_be_taken() {
 
 #[test]
 fn an_idle_stream_holds_no_staging_memory() {
-    let model = model();
+    let model = mixed_model();
     let one_slot = Options { staging_bytes: TIGHT.chunk_bytes, ..TIGHT };
     for sim in schedules().take(3) {
         let gpu = Gpu::new(&sim, 0);
@@ -269,7 +238,7 @@ fn an_idle_stream_holds_no_staging_memory() {
         let cuda = Arc::new(Cuda::open(0, u64::try_from(gpu.stream).unwrap()).unwrap());
         let mut transfer =
             Transfer::open(&other.checkpoint, Arc::clone(&other.regions), cuda, one_slot.clone()).unwrap();
-        let batch = transfer.planner().prepare(&other.destinations(0..8)).unwrap();
+        let batch = transfer.planner().prepare(&other.destinations()).unwrap();
         // SAFETY: nothing else uses the blocks of the GPU.
         unsafe { transfer.fill(&batch, other.allocate_scratch(u64::try_from(batch.scratch_bytes()).unwrap())) }
             .unwrap();
@@ -285,7 +254,7 @@ fn an_idle_stream_holds_no_staging_memory() {
 
 #[test]
 fn streams_run_concurrently() {
-    let model = model();
+    let model = mixed_model();
     for sim in schedules() {
         std::thread::scope(|scope| {
             for ordinal in [0, 1, 1] {
@@ -324,7 +293,7 @@ fn run(caller: &Caller<'_>) -> Result<()> {
 /// Runs streams with a fault at the first such call, at the second, and so on until no call is left to fail, and returns
 /// the errors.
 fn with_fault_at_every_call(start: impl Fn(u64) -> Sim, fault: Fault) -> Vec<Error> {
-    let model = model();
+    let model = mixed_model();
     let mut errors = Vec::new();
     for at in 1.. {
         let sim = start(at);
@@ -370,7 +339,7 @@ fn a_copy_that_fails_during_the_load_is_a_clean_error() {
 #[test]
 fn a_truncated_file_gives_its_tensors_and_then_the_error() {
     for sim in schedules() {
-        let model = model();
+        let model = mixed_model();
         let gpu = Gpu::new(&sim, 0);
         let caller = Caller::new(&gpu, &model);
         let stream = caller.open(Order::Submitted).unwrap();
@@ -399,7 +368,7 @@ fn the_callers_stream_waits_once_for_the_tensors_of_a_chunk() {
             let gpu = Gpu::new(&sim, 0);
             let caller = Caller::new(&gpu, &model);
             let stream = caller.open(order).unwrap();
-            let chunks = stream.planner().prepare(&caller.destinations(0..1000)).unwrap().chunks().len() as u64;
+            let chunks = stream.planner().prepare(&caller.destinations()).unwrap().chunks().len() as u64;
             assert!((10..=250).contains(&chunks), "{chunks}");
             let before = sim.counters();
             caller.submit(&stream, 0..1000).unwrap();

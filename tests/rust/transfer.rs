@@ -1,14 +1,11 @@
 //! Transfers to host memory: bytes are exact whatever the options.
 
 use crate::files;
+use crate::host_load::load;
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
-use fst::device::Scratch;
-use fst::device::host::Host;
 use fst::error::Kind;
-use fst::load::transfer::Transfer;
 use fst::options::{Options, ReaderChoice};
-use fst::plan::Destination;
 use safetensors::tensor::Dtype;
 use std::fs::OpenOptions;
 use std::sync::Arc;
@@ -16,30 +13,6 @@ use tempfile::TempDir;
 
 fn options(reader: ReaderChoice) -> Options {
     Options { reader, chunk_bytes: 64 << 10, staging_bytes: 256 << 10, threads: 4, ..Options::default() }
-}
-
-/// Loads regions and returns the bytes of each.
-fn load(checkpoint: &Checkpoint, regions: &Arc<[TensorRegion]>, options: Options) -> fst::Result<Vec<Vec<u8>>> {
-    let mut memory: Vec<Vec<u8>> = regions.iter().map(|tensor| vec![0xEE; tensor.bytes() as usize]).collect();
-    let destination = |(index, bytes): (usize, &mut Vec<u8>)| Destination {
-        tensor: index,
-        begin: 0,
-        end: bytes.len() as u64,
-        address: bytes.as_mut_ptr().expose_provenance() as u64,
-        cast: None,
-    };
-    let destinations: Vec<_> = memory.iter_mut().enumerate().map(destination).collect();
-    let mut transfer = Transfer::open(checkpoint, Arc::clone(regions), Arc::new(Host), options)?;
-    // The second call finds the staging memory of the first.
-    let (first, second) = destinations.split_at(destinations.len() / 3);
-    for destinations in [first, second] {
-        let batch = transfer.planner().prepare(destinations)?;
-        assert_eq!(batch.scratch_bytes(), 0);
-        // SAFETY: the memory lives until the transfer has finished.
-        unsafe { transfer.fill(&batch, Scratch::default()) }?;
-    }
-    transfer.finish()?;
-    Ok(memory)
 }
 
 fn sample(directory: &TempDir) -> Vec<(String, Vec<u8>)> {
