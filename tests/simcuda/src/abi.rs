@@ -1,51 +1,62 @@
 //! Plain types of the C interface: types of CUDA, and types of the control interface.
 
-/// Result of a driver call, with the numbers of CUDA.
-#[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
-    /// The call succeeded, or the work was queued.
-    Success = 0,
-    /// An argument is null, zero or out of range.
-    InvalidValue = 1,
-    /// There is not enough memory for the new object.
-    OutOfMemory = 2,
-    /// `cuInit` was not called.
-    NotInitialized = 3,
+use std::ffi::CStr;
+
+macro_rules! statuses {
+    ($($(#[$doc:meta])* $status:ident = $number:literal: $name:literal, $text:literal;)*) => {
+        /// Result of a driver call, with the numbers, names and texts of CUDA.
+        #[repr(u32)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(missing_docs, reason = "most texts say enough")]
+        pub enum Status { $($(#[$doc])* $status = $number,)* }
+
+        impl Status {
+            /// Every status.
+            pub const ALL: &[Status] = &[$(Status::$status),*];
+
+            /// Name of the constant in CUDA.
+            pub fn name(self) -> &'static CStr {
+                match self { $(Status::$status => $name),* }
+            }
+
+            /// Description by CUDA.
+            pub fn text(self) -> &'static CStr {
+                match self { $(Status::$status => $text),* }
+            }
+        }
+    };
+}
+
+statuses! {
+    Success = 0: c"CUDA_SUCCESS", c"no error";
+    InvalidValue = 1: c"CUDA_ERROR_INVALID_VALUE", c"invalid argument";
+    OutOfMemory = 2: c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory";
+    NotInitialized = 3: c"CUDA_ERROR_NOT_INITIALIZED", c"initialization error";
     /// The simulator was reset while the call waited.
-    Deinitialized = 4,
-    /// There is no device of this number.
-    InvalidDevice = 101,
-    /// The bytes given as a module are not an image.
-    InvalidImage = 200,
+    Deinitialized = 4: c"CUDA_ERROR_DEINITIALIZED", c"driver shutting down";
+    InvalidDevice = 101: c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal";
+    InvalidImage = 200: c"CUDA_ERROR_INVALID_IMAGE", c"device kernel image is invalid";
     /// The PTX is of a later version than that of the driver.
-    UnsupportedPtxVersion = 222,
+    UnsupportedPtxVersion = 222: c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION", c"the provided PTX was compiled with an unsupported toolchain";
     /// The calling thread has no context, or the context of another stream.
-    InvalidContext = 201,
-    /// The module holds no code for the device.
-    NoBinaryForGpu = 209,
-    /// The handle refers to no live object.
-    InvalidHandle = 400,
-    /// The module has no function of this name.
-    NotFound = 500,
+    InvalidContext = 201: c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context";
+    NoBinaryForGpu = 209: c"CUDA_ERROR_NO_BINARY_FOR_GPU", c"no kernel image is available for the device";
+    InvalidHandle = 400: c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle";
+    NotFound = 500: c"CUDA_ERROR_NOT_FOUND", c"named symbol not found";
     /// The work before the event is still pending.
-    NotReady = 600,
+    NotReady = 600: c"CUDA_ERROR_NOT_READY", c"device not ready";
     /// A copy or a kernel failed after it was queued, and the context is lost.
-    IllegalAddress = 700,
-    /// A kernel could not be queued.
-    LaunchOutOfResources = 701,
-    /// The range is registered already, in whole or in part.
-    HostMemoryAlreadyRegistered = 712,
-    /// The address is not the start of a registration.
-    HostMemoryNotRegistered = 713,
+    IllegalAddress = 700: c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered";
+    LaunchOutOfResources = 701: c"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", c"too many resources requested for launch";
+    HostMemoryAlreadyRegistered = 712: c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", c"part or all of the memory is registered already";
+    HostMemoryNotRegistered = 713: c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", c"the pointer is not the start of registered memory";
     /// Pinning is not permitted, as in a container that may not lock memory.
-    NotSupported = 801,
-    /// The operation is not permitted while a stream is captured.
-    StreamCaptureUnsupported = 900,
+    NotSupported = 801: c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported";
+    StreamCaptureUnsupported = 900: c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"operation not permitted when stream is capturing";
     /// An operation that is not permitted has ended the capture.
-    StreamCaptureInvalidated = 901,
+    StreamCaptureInvalidated = 901: c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", c"operation failed due to a previous error during capture";
     /// A copy could not be queued.
-    Unknown = 999,
+    Unknown = 999: c"CUDA_ERROR_UNKNOWN", c"unknown error";
 }
 
 impl Status {

@@ -44,6 +44,61 @@ fn store<T>(out: *mut T, value: T) -> Result<(), Status> {
     Ok(())
 }
 
+/// Exports calls, each with its parameters and what it does to the driver.
+macro_rules! calls {
+    (legal during captures: $($name:ident($($parameter:ident: $type:ty),*) $body:expr;)*) => {
+        $(calls!(@ $name($($parameter: $type),*) call($body));)*
+    };
+    (potentially unsafe during captures: $($name:ident($($parameter:ident: $type:ty),*) $body:expr;)*) => {
+        $(calls!(@ $name($($parameter: $type),*) call_potentially_unsafe(stringify!($name), $body));)*
+    };
+    (@ $name:ident($($parameter:ident: $type:ty),*) $call:expr) => {
+        #[doc = concat!("`", stringify!($name), "`")]
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name($($parameter: $type),*) -> Status {
+            $call
+        }
+    };
+}
+
+calls! {
+    legal during captures:
+    cuDeviceGetCount(count: *mut c_int) |_| store(count, DEVICES as c_int);
+    cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int)
+        |driver| store(context, driver.retain_context(device)?);
+    cuDevicePrimaryCtxRelease_v2(device: c_int) |driver| driver.release_context(device);
+    cuCtxSetCurrent(context: usize) |driver| driver.set_current(context);
+    cuCtxGetCurrent(context: *mut usize) |_| store(context, context::current());
+    cuCtxGetDevice(device: *mut c_int) |driver| store(device, driver.device_of(context::current())? as c_int);
+    cuStreamWaitEvent(stream: usize, event: usize, _flags: c_uint) |driver| driver.wait_event(stream, event);
+    cuStreamIsCapturing(stream: usize, status: *mut c_uint) |driver| store(status, driver.capture_status(stream)?);
+    cuStreamBeginCapture_v2(stream: usize, mode: CaptureMode) |driver| driver.begin_capture(stream, mode);
+    // The graph is null.
+    cuStreamEndCapture(stream: usize, graph: *mut usize)
+        |driver| driver.end_capture(stream).and_then(|()| store(graph, 0));
+    cuEventRecord(event: usize, stream: usize) |driver| driver.record_event(event, stream);
+}
+
+calls! {
+    potentially unsafe during captures:
+    // The flags have no effect: no stream synchronizes with the default stream.
+    cuStreamCreate(stream: *mut usize, _flags: c_uint) |driver| store(stream, driver.create_stream()?);
+    cuStreamDestroy_v2(stream: usize) |driver| driver.destroy_stream(stream);
+    cuModuleLoadData(module: *mut usize, image: usize) |driver| store(module, driver.load_module(image as u64)?);
+    cuModuleUnload(module: usize) |driver| driver.unload_module(module);
+    // Only the flag `CU_EVENT_DISABLE_TIMING` has an effect.
+    cuEventCreate(event: *mut usize, flags: c_uint) |driver| store(event, driver.create_event(flags)?);
+    cuEventQuery(event: usize) |driver| driver.query_event(event);
+    cuEventElapsedTime(milliseconds: *mut f32, start: usize, end: usize)
+        |driver| store(milliseconds, driver.elapsed_time(start, end)?);
+    cuEventDestroy_v2(event: usize) |driver| driver.destroy_event(event);
+    cuMemAlloc_v2(address: *mut u64, bytes: usize) |driver| store(address, driver.allocate(bytes as u64)?);
+    cuMemFree_v2(address: u64) |driver| driver.free(address);
+    cuMemHostRegister_v2(start: usize, bytes: usize, flags: c_uint)
+        |driver| driver.register(start as u64, bytes as u64, flags);
+    cuMemHostUnregister(start: usize) |driver| driver.unregister(start as u64);
+}
+
 /// Initializes the driver. Every other call before this one fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuInit(flags: c_uint) -> Status {
@@ -52,12 +107,6 @@ pub extern "C" fn cuInit(flags: c_uint) -> Status {
     }
     DRIVER.lock().initialized = true;
     Status::Success
-}
-
-/// Returns the number of devices.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceGetCount(count: *mut c_int) -> Status {
-    call(|_| store(count, DEVICES as c_int))
 }
 
 /// Returns the handle of a device, which equals its ordinal.
@@ -86,76 +135,10 @@ pub unsafe extern "C" fn cuDeviceGetPCIBusId(text: *mut c_char, length: c_int, d
     })
 }
 
-/// See [`Driver::retain_context`].
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) -> Status {
-    call(|driver| store(context, driver.retain_context(device)?))
-}
-
-/// See [`Driver::release_context`].
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> Status {
-    call(|driver| driver.release_context(device))
-}
-
-/// See [`Driver::set_current`].
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxSetCurrent(context: usize) -> Status {
-    call(|driver| driver.set_current(context))
-}
-
-/// Returns the calling thread's context, or null without a context.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxGetCurrent(context: *mut usize) -> Status {
-    call(|_| store(context, context::current()))
-}
-
-/// Returns the device of the calling thread's context.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxGetDevice(device: *mut c_int) -> Status {
-    call(|driver| store(device, driver.device_of(context::current())? as c_int))
-}
-
-/// Creates a stream. The flags have no effect: no stream synchronizes with the default stream.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuStreamCreate(stream: *mut usize, _flags: c_uint) -> Status {
-    call_potentially_unsafe("cuStreamCreate", |driver| store(stream, driver.create_stream()?))
-}
-
-/// See [`Driver::destroy_stream`].
-#[unsafe(no_mangle)]
-pub extern "C" fn cuStreamDestroy_v2(stream: usize) -> Status {
-    call_potentially_unsafe("cuStreamDestroy", |driver| driver.destroy_stream(stream))
-}
-
-/// See [`Driver::wait_event`].
-#[unsafe(no_mangle)]
-pub extern "C" fn cuStreamWaitEvent(stream: usize, event: usize, _flags: c_uint) -> Status {
-    call(|driver| driver.wait_event(stream, event))
-}
-
 /// Waits until all work on the stream has run.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamSynchronize(stream: usize) -> Status {
     status(DRIVER.synchronize_stream(stream))
-}
-
-/// See [`Driver::capture_status`].
-#[unsafe(no_mangle)]
-pub extern "C" fn cuStreamIsCapturing(stream: usize, status: *mut c_uint) -> Status {
-    call(|driver| store(status, driver.capture_status(stream)?))
-}
-
-/// See [`Driver::begin_capture`].
-#[unsafe(no_mangle)]
-pub extern "C" fn cuStreamBeginCapture_v2(stream: usize, mode: CaptureMode) -> Status {
-    call(|driver| driver.begin_capture(stream, mode))
-}
-
-/// See [`Driver::end_capture`]. The graph is null.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuStreamEndCapture(stream: usize, graph: *mut usize) -> Status {
-    call(|driver| driver.end_capture(stream).and_then(|()| store(graph, 0)))
 }
 
 /// See [`capture::exchange_mode`].
@@ -170,18 +153,6 @@ pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut CaptureMod
     };
     *mode = capture::exchange_mode(*mode);
     Status::Success
-}
-
-/// See [`Driver::load_module`].
-#[unsafe(no_mangle)]
-pub extern "C" fn cuModuleLoadData(module: *mut usize, image: usize) -> Status {
-    call_potentially_unsafe("cuModuleLoadData", |driver| store(module, driver.load_module(image as u64)?))
-}
-
-/// See [`Driver::unload_module`].
-#[unsafe(no_mangle)]
-pub extern "C" fn cuModuleUnload(module: usize) -> Status {
-    call_potentially_unsafe("cuModuleUnload", |driver| driver.unload_module(module))
 }
 
 /// See [`Driver::function`].
@@ -223,64 +194,10 @@ pub extern "C" fn cuLaunchKernel(
     call(|driver| driver.launch(function, grid, stream, parameters as u64))
 }
 
-/// Creates an event. Only the flag `CU_EVENT_DISABLE_TIMING` has an effect.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuEventCreate(event: *mut usize, flags: c_uint) -> Status {
-    call_potentially_unsafe("cuEventCreate", |driver| store(event, driver.create_event(flags)?))
-}
-
-/// See [`Driver::record_event`].
-#[unsafe(no_mangle)]
-pub extern "C" fn cuEventRecord(event: usize, stream: usize) -> Status {
-    call(|driver| driver.record_event(event, stream))
-}
-
 /// Waits until the work before the event has run.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventSynchronize(event: usize) -> Status {
     status(DRIVER.synchronize_event(event))
-}
-
-/// Returns `NotReady` until the work before the event has run.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuEventQuery(event: usize) -> Status {
-    call_potentially_unsafe("cuEventQuery", |driver| driver.query_event(event))
-}
-
-/// See [`Driver::elapsed_time`].
-#[unsafe(no_mangle)]
-pub extern "C" fn cuEventElapsedTime(milliseconds: *mut f32, start: usize, end: usize) -> Status {
-    call_potentially_unsafe("cuEventElapsedTime", |driver| store(milliseconds, driver.elapsed_time(start, end)?))
-}
-
-/// See [`Driver::destroy_event`].
-#[unsafe(no_mangle)]
-pub extern "C" fn cuEventDestroy_v2(event: usize) -> Status {
-    call_potentially_unsafe("cuEventDestroy", |driver| driver.destroy_event(event))
-}
-
-/// See [`Driver::allocate`].
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> Status {
-    call_potentially_unsafe("cuMemAlloc", |driver| store(address, driver.allocate(bytes as u64)?))
-}
-
-/// See [`Driver::free`].
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemFree_v2(address: u64) -> Status {
-    call_potentially_unsafe("cuMemFree", |driver| driver.free(address))
-}
-
-/// See [`Driver::register`].
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemHostRegister_v2(start: usize, bytes: usize, flags: c_uint) -> Status {
-    call_potentially_unsafe("cuMemHostRegister", |driver| driver.register(start as u64, bytes as u64, flags))
-}
-
-/// See [`Driver::unregister`].
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemHostUnregister(start: usize) -> Status {
-    call_potentially_unsafe("cuMemHostUnregister", |driver| driver.unregister(start as u64))
 }
 
 /// Queues a copy to the device. An empty copy has no effect.
@@ -328,63 +245,18 @@ pub unsafe extern "C" fn cuMemcpy2DAsync_v2(copy: *const Memcpy2D, stream: usize
 /// Returns the name of an error constant.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGetErrorName(error: c_uint, text: *mut *const c_char) -> Status {
-    describe(error, text, |(_, name, _)| *name)
+    describe(error, text, Status::name)
 }
 
 /// Returns the description of an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGetErrorString(error: c_uint, text: *mut *const c_char) -> Status {
-    describe(error, text, |(_, _, text)| *text)
+    describe(error, text, Status::text)
 }
 
-type Description = (Status, &'static CStr, &'static CStr);
-
-const DESCRIPTIONS: &[Description] = &[
-    (Status::Success, c"CUDA_SUCCESS", c"no error"),
-    (Status::InvalidValue, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
-    (Status::OutOfMemory, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
-    (Status::NotInitialized, c"CUDA_ERROR_NOT_INITIALIZED", c"initialization error"),
-    (Status::Deinitialized, c"CUDA_ERROR_DEINITIALIZED", c"driver shutting down"),
-    (Status::InvalidDevice, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
-    (Status::InvalidImage, c"CUDA_ERROR_INVALID_IMAGE", c"device kernel image is invalid"),
-    (
-        Status::UnsupportedPtxVersion,
-        c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
-        c"the provided PTX was compiled with an unsupported toolchain",
-    ),
-    (Status::InvalidContext, c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
-    (Status::NoBinaryForGpu, c"CUDA_ERROR_NO_BINARY_FOR_GPU", c"no kernel image is available for the device"),
-    (Status::InvalidHandle, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
-    (Status::NotFound, c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
-    (Status::NotReady, c"CUDA_ERROR_NOT_READY", c"device not ready"),
-    (Status::IllegalAddress, c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
-    (Status::LaunchOutOfResources, c"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", c"too many resources requested for launch"),
-    (
-        Status::HostMemoryAlreadyRegistered,
-        c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
-        c"part or all of the memory is registered already",
-    ),
-    (
-        Status::HostMemoryNotRegistered,
-        c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
-        c"the pointer is not the start of registered memory",
-    ),
-    (Status::NotSupported, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
-    (
-        Status::StreamCaptureUnsupported,
-        c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
-        c"operation not permitted when stream is capturing",
-    ),
-    (
-        Status::StreamCaptureInvalidated,
-        c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
-        c"operation failed due to a previous error during capture",
-    ),
-    (Status::Unknown, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
-];
-
-fn describe(error: c_uint, text: *mut *const c_char, field: impl Fn(&Description) -> &'static CStr) -> Status {
-    let found = DESCRIPTIONS.iter().find(|(status, _, _)| *status as c_uint == error);
-    let result = store(text, found.map_or(std::ptr::null(), |description| field(description).as_ptr()));
+/// Stores a text of an error, which is null for an unknown error.
+fn describe(error: c_uint, text: *mut *const c_char, of: impl Fn(Status) -> &'static CStr) -> Status {
+    let found = Status::ALL.iter().find(|status| **status as c_uint == error);
+    let result = store(text, found.map_or(std::ptr::null(), |&found| of(found).as_ptr()));
     status(result.and(found.map(|_| ()).ok_or(Status::InvalidValue)))
 }
