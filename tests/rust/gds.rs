@@ -17,12 +17,11 @@ use fst::dtype::Dtype;
 use fst::error::{Kind, Result};
 use fst::options::{Options, ReaderChoice};
 use fst::plan::Destination;
-use std::fmt::{Debug, Write};
 use std::fs::{self, File};
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock};
-use tracing::field::{Field, Visit};
-use tracing::span;
+use std::sync::{Arc, OnceLock};
+use tempfile::NamedTempFile;
+use tracing::Level;
 
 /// Options with slots of two blocks, so that small tensors keep every slot busy.
 const DIRECT: Options = Options { reader: ReaderChoice::Gds, ..TIGHT };
@@ -341,40 +340,8 @@ fn driver_faults_are_clean_errors() {
 
 /// Returns the log of this thread while `work` runs, and the result of `work`.
 fn log_of<T>(work: impl FnOnce() -> T) -> (String, T) {
-    let log = Log::default();
-    let result = tracing::subscriber::with_default(log.clone(), work);
-    let text = log.0.lock().unwrap().clone();
-    (text, result)
-}
-
-/// Subscriber that appends each event as a line.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<String>>);
-
-impl tracing::Subscriber for Log {
-    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-        true
-    }
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        let mut line = Line(String::new());
-        event.record(&mut line);
-        let mut text = self.0.lock().unwrap();
-        text.push_str(&line.0);
-        text.push('\n');
-    }
-    fn enter(&self, _: &span::Id) {}
-    fn exit(&self, _: &span::Id) {}
-}
-
-struct Line(String);
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        write!(self.0, "{field}={value:?} ").unwrap();
-    }
+    let log = NamedTempFile::new().unwrap();
+    let subscriber = tracing_subscriber::fmt().with_max_level(Level::TRACE).with_writer(log.reopen().unwrap()).finish();
+    let result = tracing::subscriber::with_default(subscriber, work);
+    (fs::read_to_string(log.path()).unwrap(), result)
 }

@@ -11,78 +11,58 @@ pub struct Cuda(pub(super) &'static Library);
 
 // SAFETY of every call below: pointers refer to locals of the right type, and the
 // simulator checks all other arguments.
+
+/// Defines calls that return nothing, or calls that write a result to their first argument.
+macro_rules! calls {
+    ($($name:ident($($parameter:ident: $type:ty),*) $symbol:ident($($argument:expr),*);)*) => {$(
+        pub fn $name(&self, $($parameter: $type),*) -> Result<(), Status> {
+            unsafe { (self.0.$symbol)($($argument),*) }.check()
+        }
+    )*};
+    ($($name:ident($($parameter:ident: $type:ty),*) -> $result:ty, $symbol:ident($($argument:expr),*);)*) => {$(
+        pub fn $name(&self, $($parameter: $type),*) -> Result<$result, Status> {
+            returned(|out| unsafe { (self.0.$symbol)(out, $($argument),*) })
+        }
+    )*};
+}
+
 #[allow(clippy::undocumented_unsafe_blocks, reason = "the comment above covers all calls")]
 impl Cuda {
-    pub fn init(&self) -> Result<(), Status> {
-        unsafe { (self.0.cuInit)(0) }.check()
+    calls! {
+        init() cuInit(0);
+        release_context(device: i32) cuDevicePrimaryCtxRelease_v2(device);
+        set_current(context: usize) cuCtxSetCurrent(context);
+        destroy_stream(stream: usize) cuStreamDestroy_v2(stream);
+        wait_event(stream: usize, event: usize) cuStreamWaitEvent(stream, event, 0);
+        synchronize_stream(stream: usize) cuStreamSynchronize(stream);
+        record_event(event: usize, stream: usize) cuEventRecord(event, stream);
+        synchronize_event(event: usize) cuEventSynchronize(event);
+        query_event(event: usize) cuEventQuery(event);
+        destroy_event(event: usize) cuEventDestroy_v2(event);
+        register(memory: &[u8], flags: u32)
+            cuMemHostRegister_v2(memory.as_ptr().expose_provenance(), memory.len(), flags);
+        unregister(start: usize) cuMemHostUnregister(start);
+        // To host memory at the address `target`.
+        copy_to_host(target: usize, source: u64, bytes: usize, stream: usize)
+            cuMemcpyDtoHAsync_v2(target, source, bytes, stream);
+        copy_2d(copy: &Memcpy2D, stream: usize) cuMemcpy2DAsync_v2(copy, stream);
+        free(address: u64) cuMemFree_v2(address);
+        begin_capture(stream: usize, mode: CaptureMode) cuStreamBeginCapture_v2(stream, mode);
+        unload_module(module: usize) cuModuleUnload(module);
     }
 
-    pub fn device_count(&self) -> Result<i32, Status> {
-        returned(|out| unsafe { (self.0.cuDeviceGetCount)(out) })
-    }
-
-    pub fn device(&self, ordinal: i32) -> Result<i32, Status> {
-        returned(|out| unsafe { (self.0.cuDeviceGet)(out, ordinal) })
-    }
-
-    pub fn retain_context(&self, device: i32) -> Result<usize, Status> {
-        returned(|out| unsafe { (self.0.cuDevicePrimaryCtxRetain)(out, device) })
-    }
-
-    pub fn release_context(&self, device: i32) -> Result<(), Status> {
-        unsafe { (self.0.cuDevicePrimaryCtxRelease_v2)(device) }.check()
-    }
-
-    pub fn set_current(&self, context: usize) -> Result<(), Status> {
-        unsafe { (self.0.cuCtxSetCurrent)(context) }.check()
-    }
-
-    pub fn current(&self) -> Result<usize, Status> {
-        returned(|out| unsafe { (self.0.cuCtxGetCurrent)(out) })
-    }
-
-    pub fn create_stream(&self) -> Result<usize, Status> {
-        returned(|out| unsafe { (self.0.cuStreamCreate)(out, 1) })
-    }
-
-    pub fn destroy_stream(&self, stream: usize) -> Result<(), Status> {
-        unsafe { (self.0.cuStreamDestroy_v2)(stream) }.check()
-    }
-
-    pub fn wait_event(&self, stream: usize, event: usize) -> Result<(), Status> {
-        unsafe { (self.0.cuStreamWaitEvent)(stream, event, 0) }.check()
-    }
-
-    pub fn synchronize_stream(&self, stream: usize) -> Result<(), Status> {
-        unsafe { (self.0.cuStreamSynchronize)(stream) }.check()
-    }
-
-    pub fn create_event(&self) -> Result<usize, Status> {
-        returned(|out| unsafe { (self.0.cuEventCreate)(out, 2) })
-    }
-
-    pub fn record_event(&self, event: usize, stream: usize) -> Result<(), Status> {
-        unsafe { (self.0.cuEventRecord)(event, stream) }.check()
-    }
-
-    pub fn synchronize_event(&self, event: usize) -> Result<(), Status> {
-        unsafe { (self.0.cuEventSynchronize)(event) }.check()
-    }
-
-    pub fn query_event(&self, event: usize) -> Result<(), Status> {
-        unsafe { (self.0.cuEventQuery)(event) }.check()
-    }
-
-    pub fn destroy_event(&self, event: usize) -> Result<(), Status> {
-        unsafe { (self.0.cuEventDestroy_v2)(event) }.check()
-    }
-
-    pub fn register(&self, memory: &[u8], flags: u32) -> Result<(), Status> {
-        unsafe { (self.0.cuMemHostRegister_v2)(memory.as_ptr().expose_provenance(), memory.len(), flags) }.check()
-    }
-
-    pub fn unregister(&self, start: usize) -> Result<(), Status> {
-        unsafe { (self.0.cuMemHostUnregister)(start) }.check()
+    calls! {
+        device_count() -> i32, cuDeviceGetCount();
+        device(ordinal: i32) -> i32, cuDeviceGet(ordinal);
+        retain_context(device: i32) -> usize, cuDevicePrimaryCtxRetain(device);
+        current() -> usize, cuCtxGetCurrent();
+        create_stream() -> usize, cuStreamCreate(1);
+        create_event() -> usize, cuEventCreate(2);
+        allocate(bytes: usize) -> u64, cuMemAlloc_v2(bytes);
+        create_timing_event() -> usize, cuEventCreate(0);
+        elapsed_time(start: usize, end: usize) -> f32, cuEventElapsedTime(start, end);
+        load_module(image: &[u8]) -> usize, cuModuleLoadData(image.as_ptr().expose_provenance());
+        function(module: usize, name: &CStr) -> usize, cuModuleGetFunction(module, name.as_ptr());
     }
 
     pub fn copy(&self, target: u64, source: &[u8], stream: usize) -> Result<(), Status> {
@@ -90,37 +70,8 @@ impl Cuda {
         unsafe { (self.0.cuMemcpyHtoDAsync_v2)(target, start, source.len(), stream) }.check()
     }
 
-    /// Copies `bytes` bytes to host memory at the address `target`.
-    pub fn copy_to_host(&self, target: usize, source: u64, bytes: usize, stream: usize) -> Result<(), Status> {
-        unsafe { (self.0.cuMemcpyDtoHAsync_v2)(target, source, bytes, stream) }.check()
-    }
-
-    pub fn copy_2d(&self, copy: &Memcpy2D, stream: usize) -> Result<(), Status> {
-        unsafe { (self.0.cuMemcpy2DAsync_v2)(copy, stream) }.check()
-    }
-
-    pub fn allocate(&self, bytes: usize) -> Result<u64, Status> {
-        returned(|out| unsafe { (self.0.cuMemAlloc_v2)(out, bytes) })
-    }
-
-    pub fn free(&self, address: u64) -> Result<(), Status> {
-        unsafe { (self.0.cuMemFree_v2)(address) }.check()
-    }
-
-    pub fn create_timing_event(&self) -> Result<usize, Status> {
-        returned(|out| unsafe { (self.0.cuEventCreate)(out, 0) })
-    }
-
-    pub fn elapsed_time(&self, start: usize, end: usize) -> Result<f32, Status> {
-        returned(|out| unsafe { (self.0.cuEventElapsedTime)(out, start, end) })
-    }
-
     pub fn is_capturing(&self, stream: usize) -> Result<u32, Status> {
         returned(|out| unsafe { (self.0.cuStreamIsCapturing)(stream, out) })
-    }
-
-    pub fn begin_capture(&self, stream: usize, mode: CaptureMode) -> Result<(), Status> {
-        unsafe { (self.0.cuStreamBeginCapture_v2)(stream, mode) }.check()
     }
 
     pub fn end_capture(&self, stream: usize) -> Result<(), Status> {
@@ -138,18 +89,6 @@ impl Cuda {
         let mut text = [0_u8; 16];
         unsafe { (self.0.cuDeviceGetPCIBusId)(text.as_mut_ptr().cast(), 16, device) }.check()?;
         Ok(CStr::from_bytes_until_nul(&text).expect("a terminating NUL").to_string_lossy().into_owned())
-    }
-
-    pub fn load_module(&self, image: &[u8]) -> Result<usize, Status> {
-        returned(|out| unsafe { (self.0.cuModuleLoadData)(out, image.as_ptr().expose_provenance()) })
-    }
-
-    pub fn unload_module(&self, module: usize) -> Result<(), Status> {
-        unsafe { (self.0.cuModuleUnload)(module) }.check()
-    }
-
-    pub fn function(&self, module: usize, name: &CStr) -> Result<usize, Status> {
-        returned(|out| unsafe { (self.0.cuModuleGetFunction)(out, module, name.as_ptr()) })
     }
 
     /// Launches `[blocks, threads]`. The parameters may be dropped when the call returns.
