@@ -2,25 +2,20 @@
 
 use crate::files;
 use crate::host_load::{destinations, load, regions};
+use crate::save;
 use fst::checkpoint::region::TensorRegion;
 use fst::checkpoint::verify::{Cover, Partial, Request, Verify};
 use fst::checkpoint::{Checkpoint, OpenOptions};
 use fst::device::host::Host;
 use fst::digest::manifest::Manifest;
 use fst::digest::{Algorithm, Hash};
-use fst::dtype::Dtype;
 use fst::error::{Error, Kind, Result};
 use fst::format::Metadata;
 use fst::format::digests::DIGESTS_KEY;
-use fst::format::layout::{Layout, Tensor};
 use fst::load::check;
 use fst::load::stream::{Order, Stream};
 use fst::load::views::{Mappings, Views};
 use fst::options::{Options, ReaderChoice};
-use fst::save::atomic_file::OutputFile;
-use fst::save::file_kernel::Linux;
-use fst::save::writer::Writer;
-use fst::save::{DeviceStream, Extent, Save};
 use proptest::prelude::*;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,16 +31,8 @@ fn tight() -> Options {
     Options { chunk_bytes: 8 << 10, staging_bytes: 16 << 10, threads: 5, ..Options::default() }
 }
 
-fn address_of(bytes: &[u8]) -> u64 {
-    bytes.as_ptr().expose_provenance() as u64
-}
-
-fn sample() -> Vec<(Tensor, Vec<u8>)> {
-    let tensor = |(index, &size): (usize, &usize)| {
-        let name = format!("t{index:03}");
-        (Tensor::new(name, Dtype::U8, vec![size as u64]).unwrap(), files::pattern(index, size))
-    };
-    SIZES.iter().enumerate().map(tensor).collect()
+fn sample() -> Vec<(String, Vec<u8>)> {
+    save::sample(&SIZES)
 }
 
 fn metadata(algorithm: &str) -> Metadata {
@@ -54,33 +41,11 @@ fn metadata(algorithm: &str) -> Metadata {
 
 /// Saves the sample in two calls.
 fn save(path: &Path, metadata: &Metadata) -> fst::Result<()> {
-    let sample = sample();
-    let tensors: Vec<Tensor> = sample.iter().map(|(tensor, _)| tensor.clone()).collect();
-    let layout = Layout::new(&tensors, metadata)?;
-    let order = layout.order().to_vec();
-    let output = OutputFile::create(path, Box::new(Linux))?;
-    let streams = vec![DeviceStream { memory: Arc::new(Host), stream: 0 }];
-    let mut save = Save::begin(layout, output, streams, &tight())?;
-    for indices in order.chunks(7) {
-        let extent = |&index: &usize| {
-            let bytes = &sample[index].1;
-            Extent { device: 0, address: address_of(bytes), length: bytes.len() as u64 }
-        };
-        let extents: Vec<Extent> = indices.iter().map(extent).collect();
-        // SAFETY: the tensors outlive the call and do not change.
-        unsafe { save.append(&extents, &[]) }?;
-    }
-    save.finish()
+    save::save_with(path, &sample(), metadata, save::kernel(), 7)
 }
 
 fn write(path: &Path, metadata: Metadata) -> fst::Result<()> {
-    let mut writer = Writer::begin(OutputFile::create(path, Box::new(Linux))?, metadata, None, &tight())?;
-    for (tensor, bytes) in sample() {
-        writer.add(tensor)?;
-        // SAFETY: the bytes outlive the call.
-        unsafe { writer.append(&Host, 0, address_of(&bytes), bytes.len() as u64) }?;
-    }
-    writer.finish()
+    save::write_with(path, &sample(), metadata, save::kernel())
 }
 
 fn open(path: &Path) -> Arc<Checkpoint> {
@@ -89,7 +54,7 @@ fn open(path: &Path) -> Arc<Checkpoint> {
 
 fn assert_is_sample(checkpoint: &Arc<Checkpoint>, loaded: &[Vec<u8>]) {
     for (region, bytes) in regions(checkpoint).iter().zip(loaded) {
-        let (_, expected) = sample().into_iter().find(|(tensor, _)| *tensor.name() == *region.name).unwrap();
+        let (_, expected) = sample().into_iter().find(|(name, _)| **name == *region.name).unwrap();
         assert!(*bytes == expected, "{}", region.name);
     }
 }
@@ -258,7 +223,7 @@ fn saved_digests_are_those_of_the_documented_text() {
         assert_eq!(algorithm.digest(blank.as_bytes()).hex(), hex);
         let digests = base64::Engine::decode(&base64::engine::general_purpose::URL_SAFE_NO_PAD, encoded).unwrap();
         let mut tensors = sample();
-        tensors.sort_by(|a, b| a.0.name().cmp(b.0.name()));
+        tensors.sort();
         let expected: Vec<u8> =
             tensors.iter().flat_map(|(_, bytes)| algorithm.digest(bytes).bytes().to_vec()).collect();
         assert_eq!(digests, expected);

@@ -4,6 +4,7 @@ use crate::files;
 use fst::device::host::Host;
 use fst::dtype::Dtype;
 use fst::error::{Error, Kind};
+use fst::format::Metadata;
 use fst::format::layout::{Layout, Tensor};
 use fst::options::Options;
 use fst::save::atomic_file::{self, OutputFile};
@@ -34,12 +35,12 @@ fn address_of(bytes: &[u8]) -> u64 {
     bytes.as_ptr().expose_provenance() as u64
 }
 
-fn kernel() -> Box<dyn FileKernel> {
+pub fn kernel() -> Box<dyn FileKernel> {
     Box::new(Linux)
 }
 
 /// Returns tensors of dtype U8 with these sizes.
-fn sample(sizes: &[usize]) -> Vec<(String, Vec<u8>)> {
+pub fn sample(sizes: &[usize]) -> Vec<(String, Vec<u8>)> {
     sizes.iter().enumerate().map(|(index, &size)| (format!("t{index:03}"), files::pattern(index, size))).collect()
 }
 
@@ -49,7 +50,17 @@ fn described(tensors: &[(String, Vec<u8>)]) -> Vec<Tensor> {
 
 /// Saves tensors, `step` of them per call.
 fn save(path: &Path, tensors: &[(String, Vec<u8>)], kernel: Box<dyn FileKernel>, step: usize) -> fst::Result<()> {
-    let layout = Layout::new(&described(tensors), &None)?;
+    save_with(path, tensors, &None, kernel, step)
+}
+
+pub fn save_with(
+    path: &Path,
+    tensors: &[(String, Vec<u8>)],
+    metadata: &Metadata,
+    kernel: Box<dyn FileKernel>,
+    step: usize,
+) -> fst::Result<()> {
+    let layout = Layout::new(&described(tensors), metadata)?;
     let order = layout.order().to_vec();
     let mut save = Save::begin(layout, OutputFile::create(path, kernel)?, host(), &tight())?;
     for indices in order.chunks(step) {
@@ -66,7 +77,16 @@ fn save(path: &Path, tensors: &[(String, Vec<u8>)], kernel: Box<dyn FileKernel>,
 
 /// Writes tensors one by one with a writer.
 fn write(path: &Path, tensors: &[(String, Vec<u8>)], kernel: Box<dyn FileKernel>) -> fst::Result<()> {
-    let mut writer = Writer::begin(OutputFile::create(path, kernel)?, None, None, &tight())?;
+    write_with(path, tensors, None, kernel)
+}
+
+pub fn write_with(
+    path: &Path,
+    tensors: &[(String, Vec<u8>)],
+    metadata: Metadata,
+    kernel: Box<dyn FileKernel>,
+) -> fst::Result<()> {
+    let mut writer = Writer::begin(OutputFile::create(path, kernel)?, metadata, None, &tight())?;
     for (tensor, (_, bytes)) in described(tensors).into_iter().zip(tensors) {
         writer.add(tensor)?;
         let mut copy = bytes.clone();
