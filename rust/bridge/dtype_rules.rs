@@ -2,10 +2,9 @@
 
 use super::ffi;
 use super::guard::guard;
-use super::selection::scalar_type;
 use crate::checkpoint::dtype_rules::DtypeRules;
 use crate::dtype::Dtype;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 
 /// Number of the dtype of tensors that keep theirs.
 const KEPT: i8 = -1;
@@ -22,4 +21,9 @@ pub(super) fn requested_scalar_types(names: &[String], requested: &[ffi::DtypeRu
         let dtypes = rules(requested).resolve(all(), all)?;
         dtypes.into_iter().map(|dtype| dtype.map_or(Ok(KEPT), scalar_type)).collect()
     })
+}
+
+/// Returns the number of a dtype in PyTorch.
+pub(super) fn scalar_type(dtype: Dtype) -> Result<i8> {
+    dtype.scalar_type().ok_or_else(|| Error::new(Kind::Internal, "no scalar type"))
 }

@@ -1,6 +1,6 @@
 //! Requested regions of a checkpoint, and transfers and streams that load them.
 
-use super::dtype_rules;
+use super::dtype_rules::{self, scalar_type};
 use super::ffi;
 use super::guard::guard;
 use super::stream::AnyStream;
@@ -176,10 +176,6 @@ pub(super) fn spec(region: &TensorRegion) -> Result<ffi::Spec> {
         shape: signed(&region.shape)?,
         bytes: region.bytes(),
     })
-}
-
-pub(super) fn scalar_type(dtype: Dtype) -> Result<i8> {
-    dtype.scalar_type().ok_or_else(|| Error::new(Kind::Internal, "no scalar type"))
 }
 
 pub(super) fn signed(shape: &[u64]) -> Result<Vec<i64>> {

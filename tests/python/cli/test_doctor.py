@@ -78,7 +78,7 @@ def test_paths_that_cannot_be_tested(report, tmp_path):
 
 
 def test_no_secret_is_printed(command, tmp_path, monkeypatch):
-    for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "REDISCLI_AUTH", "AZURE_STORAGE_ACCOUNT_KEY"):
+    for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "REDISCLI_AUTH", "AZURE_STORAGE_ACCOUNT_KEY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, SECRET)
     monkeypatch.setenv("FST_PASSWORD", SECRET)
     with Server() as server:
