@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 import fst
 from budget import Budget
-from forked import Running, run_forked, start_forked
+from forked import ForkedProgram, run_forked
 from ranks import Ranks
 from suite import CHUNKS, READER_AND_CHUNKS, READERS, require_ci, require_gpu
 
@@ -157,10 +156,14 @@ def fork_python(python_environ: dict[str, str], tmp_path: Path) -> Callable[...,
 
 
 @pytest.fixture
-def start_python(python_environ: dict[str, str], tmp_path: Path) -> Callable[..., AbstractContextManager[Running]]:
-    """Starts a program in such a process, and returns before its end."""
+def start_python(python_environ: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., ForkedProgram]]:
+    """Starts a program in a process that has imported PyTorch and fst already, and kills it after the test."""
+    started: list[ForkedProgram] = []
 
-    def start(program: str, *arguments: str, **environ: str) -> AbstractContextManager[Running]:
-        return start_forked(program, *arguments, environ=python_environ | environ, directory=tmp_path)
+    def start(program: str, *arguments: str, **environ: str) -> ForkedProgram:
+        started.append(ForkedProgram(program, *arguments, environ=python_environ | environ, directory=tmp_path))
+        return started[-1]
 
-    return start
+    yield start
+    for forked in started:
+        forked.close()

@@ -1,85 +1,106 @@
 """Processes that start with PyTorch and fst imported, because they are forked from a server process."""
 
 import os
+import shutil
+import signal
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+import tempfile
+import time
+from collections.abc import Mapping
 from multiprocessing import get_context
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TextIO
 
 context = get_context("forkserver")
 context.set_forkserver_preload(["torch", "torch.distributed.tensor", "safetensors.torch", "fst", "ranks", "forked"])
 
 
-def run_forked(program: str, *arguments: str, environ: Mapping[str, str], directory: Path, timeout: float = 120) -> str:
-    """Runs a program in a forked process, which must succeed, and returns its output."""
-    output, errors = directory / "forked-output", directory / "forked-errors"
-    process = context.Process(target=_run, args=(program, arguments, dict(environ), directory, output, errors))
-    process.start()
-    process.join(timeout)
-    if process.exitcode is None:
-        process.kill()
-        process.join()
-    texts = "\n".join(path.read_text() for path in (output, errors) if path.exists())
-    assert process.exitcode == 0, f"exit code {process.exitcode}: {texts}"
-    printed = output.read_text()
-    output.unlink()
-    errors.unlink()
-    return printed
+class ForkedProgram:
+    """A program that runs in a forked process. `process` has its number and its exit code."""
 
-
-@dataclass
-class Running:
-    """A program in a forked process, and what it prints."""
-
-    process: BaseProcess
-    stdout: TextIO
+    def __init__(self, program: str, *arguments: str, environ: Mapping[str, str], directory: Path) -> None:
+        self._texts = Path(tempfile.mkdtemp(prefix="forked-"))
+        self._lines = 0
+        arguments = (program, arguments, dict(environ), directory, self._texts)
+        self.process = context.Process(target=_run, args=arguments)
+        self.process.start()
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
+    @property
+    def output(self) -> str:
+        """Text that the program has written to its standard output."""
+        return self._read("1")
+
+    @property
+    def errors(self) -> str:
+        """Text that the program has written to its standard error."""
+        return self._read("2")
+
     def poll(self) -> int | None:
         """Returns the exit code, or None while the program runs."""
         return self.process.exitcode
 
-    def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+    def readline(self, timeout: float = 120) -> str:
+        """Waits for the next line of the output, and returns it. The program must not end before."""
+        deadline = time.monotonic() + timeout
+        while len(lines := self.output.split("\n")[:-1]) <= self._lines:
+            assert self.poll() is None, f"exit code {self.poll()}: {self.output}\n{self.errors}"
+            assert time.monotonic() < deadline, f"no line after {timeout} s: {self.output}\n{self.errors}"
+            time.sleep(0.005)
+        self._lines += 1
+        return lines[self._lines - 1]
 
-    def wait(self) -> int:
-        """Waits for the end of the program, and returns its exit code."""
-        self.process.join(120)
+    def interrupt(self) -> None:
+        """Sends SIGINT."""
+        os.kill(self.pid, signal.SIGINT)
+
+    def kill(self) -> None:
+        """Sends SIGKILL, and waits for the end of the process."""
+        self.process.kill()
+        self.process.join()
+
+    def wait(self, timeout: float = 120) -> int:
+        """Waits for the end of the process, and kills it after the timeout. Returns its exit code."""
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            self.kill()
         return self.process.exitcode
 
+    def succeed(self) -> str:
+        """Waits for the end of the program, which must succeed, and returns its output."""
+        code = self.wait()
+        assert code == 0, f"exit code {code}: {self.output}\n{self.errors}"
+        return self.output
 
-@contextmanager
-def start_forked(program: str, *arguments: str, environ: Mapping[str, str], directory: Path) -> Iterator[Running]:
-    """Starts a program in a forked process, and kills the process at the end of the block if it still runs."""
-    output, errors = directory / "forked-output", directory / "forked-errors"
-    os.mkfifo(output)
-    process = context.Process(target=_run, args=(program, arguments, dict(environ), directory, output, errors))
-    process.start()
+    def close(self) -> None:
+        """Kills the process if it still runs, and removes what it has printed."""
+        self.kill()
+        shutil.rmtree(self._texts)
+
+    def _read(self, descriptor: str) -> str:
+        path = self._texts / descriptor
+        return path.read_text() if path.exists() else ""
+
+
+def run_forked(program: str, *arguments: str, environ: Mapping[str, str], directory: Path) -> str:
+    """Runs a program in a forked process, which must succeed, and returns its output."""
+    forked = ForkedProgram(program, *arguments, environ=environ, directory=directory)
     try:
-        with output.open() as stdout:
-            yield Running(process, stdout)
+        return forked.succeed()
     finally:
-        process.kill()
-        process.join()
-        output.unlink()
-        errors.unlink(missing_ok=True)
+        forked.close()
 
 
-def _run(
-    program: str, arguments: tuple[str, ...], environ: dict[str, str], directory: Path, output: Path, errors: Path
-) -> None:
+def _run(program: str, arguments: tuple[str, ...], environ: dict[str, str], directory: Path, texts: Path) -> None:
+    # A process that a shell has started in the background ignores SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(directory)
-    for path, descriptor in ((output, 1), (errors, 2)):
-        opened = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    for descriptor in (1, 2):
+        opened = os.open(texts / str(descriptor), os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         os.dup2(opened, descriptor)
         os.close(opened)
     sys.argv = ["-c", *arguments]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from forked import Running
+from forked import ForkedProgram
 
 # Bytes that a process may read beyond tensor data: headers, /proc itself, and pages at the ends of reads.
 SLACK_BYTES = 64 << 10
@@ -21,17 +21,17 @@ def written_bytes(process: int | str = "self") -> int:
     return _field(process, "wchar")
 
 
-def wait_for_reads(process: subprocess.Popen[Any] | Running, count: int) -> int:
+def wait_for_reads(process: subprocess.Popen[Any] | ForkedProgram, count: int) -> int:
     """Waits until a process has read `count` more bytes. Returns its counter before the wait."""
     return _wait(process, read_bytes, count)
 
 
-def wait_for_writes(process: subprocess.Popen[Any] | Running, count: int) -> None:
+def wait_for_writes(process: subprocess.Popen[Any] | ForkedProgram, count: int) -> None:
     """Waits until a process has written `count` more bytes."""
     _wait(process, written_bytes, count)
 
 
-def _wait(process: subprocess.Popen[Any] | Running, counter: Callable[[int], int], count: int) -> int:
+def _wait(process: subprocess.Popen[Any] | ForkedProgram, counter: Callable[[int], int], count: int) -> int:
     before = counter(process.pid)
     while counter(process.pid) < before + count:
         assert process.poll() is None

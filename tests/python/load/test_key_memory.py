@@ -4,13 +4,12 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 
-from forked import Running
+from forked import ForkedProgram
 from suite import CHECKOUT
 
 pytest.importorskip("cryptography")
@@ -77,7 +76,7 @@ def count_copies(pid: int, secrets: dict[str, bytes]) -> dict[str, int]:
     return {name: count for name, count in found.items() if count}
 
 
-def test_no_key_stays_in_memory(tmp_path: Path, start_python: Callable[..., AbstractContextManager[Running]]) -> None:
+def test_no_key_stays_in_memory(tmp_path: Path, start_python: Callable[..., ForkedProgram]) -> None:
     own = {name: os.urandom(32) for name in ("hex", "passphrase")}
     contents = {
         "hex": own["hex"].hex().encode(),
@@ -86,12 +85,12 @@ def test_no_key_stays_in_memory(tmp_path: Path, start_python: Callable[..., Abst
     paths = [tmp_path / f"key.{name}" for name in own]
     for path, content in zip(paths, contents.values(), strict=True):
         path.write_bytes(content)
-    with start_python(PROGRAM, *map(str, paths)) as process:
-        assert process.stdout.readline() == "ready\n"
-        secrets = {
-            f"{name} of {path.name}": secret
-            for path, kind in zip(paths, own, strict=True)
-            for name, secret in secrets_of(Path(f"{path}.safetensors"), contents[kind], own[kind]).items()
-        }
-        assert len(secrets) == 12
-        assert count_copies(process.pid, secrets) == {}
+    process = start_python(PROGRAM, *map(str, paths))
+    assert process.readline() == "ready"
+    secrets = {
+        f"{name} of {path.name}": secret
+        for path, kind in zip(paths, own, strict=True)
+        for name, secret in secrets_of(Path(f"{path}.safetensors"), contents[kind], own[kind]).items()
+    }
+    assert len(secrets) == 12
+    assert count_copies(process.pid, secrets) == {}

@@ -2,10 +2,13 @@
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save
 
+from fst_bench.http_server import Server
 from rawfile import assert_same
 
 HEADER = 1 << 20  # bytes of the first request
@@ -38,3 +41,17 @@ def assert_equal(loaded: Mapping[str, torch.Tensor], expected: Mapping[str, torc
     assert loaded.keys() == expected.keys()
     for name, tensor in expected.items():
         assert_same(loaded[name], tensor)
+
+
+def request_counts(server: Server, path: str, length: int) -> torch.Tensor:
+    """Returns how often each byte of an object of this length was requested."""
+    counts = torch.zeros(length, dtype=torch.int32)
+    for request in server.requests(path):
+        counts[slice(*request.range)] += 1
+    return counts
+
+
+def set_environ(monkeypatch: pytest.MonkeyPatch, server: Any) -> None:
+    """Sets the environment variables with which clients use a server, if it has any."""
+    for name, value in getattr(server, "environ", {}).items():
+        monkeypatch.setenv(name, value)

@@ -2,7 +2,6 @@
 
 import os
 import resource
-import signal
 import stat
 import subprocess
 
@@ -241,11 +240,10 @@ while True:
 def test_killed_process_keeps_old_file(tmp_path, start_python):
     path = tmp_path / "x"
     path.write_bytes(b"old")
-    with start_python(KILLED, str(path), **SLOW) as process:
-        assert process.stdout.readline() == "ready\n"
-        wait_for_writes(process, 16 * MIB)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    process = start_python(KILLED, str(path), **SLOW)
+    assert process.readline() == "ready"
+    wait_for_writes(process, 16 * MIB)
+    process.kill()
     assert path.read_bytes() == b"old"
     # A temporary file may remain on file systems without unnamed files.
     assert [name for name in os.listdir(tmp_path) if name != "x" and not name.endswith(".fst-tmp")] == []
@@ -268,12 +266,11 @@ torch.ops.fst.save_file([torch.ones(1)], ["w"], path + "2")
 def test_interrupt_ends_save(tmp_path, start_python):
     path = tmp_path / "x"
     path.write_bytes(b"old")
-    with start_python(INTERRUPTED, str(path), **SLOW) as process:
-        assert process.stdout.readline() == "ready\n"
-        wait_for_writes(process, 8 * MIB)
-        process.send_signal(signal.SIGINT)
-        assert process.stdout.read() == "interrupted\n"
-        assert process.wait() == 0
+    process = start_python(INTERRUPTED, str(path), **SLOW)
+    assert process.readline() == "ready"
+    wait_for_writes(process, 8 * MIB)
+    process.interrupt()
+    assert process.succeed() == "ready\ninterrupted\n"
     assert path.read_bytes() == b"old"
     assert sorted(os.listdir(tmp_path)) == ["x", "x2"]
 
