@@ -1,12 +1,8 @@
 """Copies of remote objects on a local disk: the right bytes, requested once, whoever is killed and whatever is full."""
 
 import fcntl
+import itertools
 import os
-import resource
-import signal
-import subprocess
-import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,6 +14,7 @@ from torch.distributed.tensor import Replicate
 import fst
 from fst_bench.http_server import Fault, Server
 from objects import HEADER, assert_equal, shards, tensors
+from processes import LOAD, run_in_fork
 
 TENSORS = tensors()
 DATA = save(TENSORS)
@@ -150,16 +147,16 @@ def test_parameter_like_that_of_a_signature_matters(server):
 
 
 @pytest.mark.parametrize("ending", [".object", "lock"])
-def test_fifo_in_the_directory_does_not_block(server, cache, monkeypatch, ending):
+def test_fifo_in_the_directory_does_not_block(server, cache, start_python, ending):
     load(server.url(PATH))
     (planted,) = cache.glob(f"*{ending}")
     planted.unlink()
     os.mkfifo(planted)
     # The second object needs the room of the first.
-    monkeypatch.setenv("FST_CACHE_BYTES", str(len(DATA)))
     server.put("second.safetensors", DATA)
     for path in (PATH, "second.safetensors"):
-        subprocess.run([sys.executable, "-c", LOAD, server.url(path)], timeout=30, check=True)
+        other = start_python(LOAD, server.url(path), FST_CACHE_DIR=str(cache), FST_CACHE_BYTES=str(len(DATA)))
+        assert other.wait(30) == 0, other.errors
 
 
 def test_least_recently_used_goes_first(http_server, cache, monkeypatch):
@@ -226,42 +223,32 @@ def test_directory_that_cannot_be_created(server, tmp_path, monkeypatch):
 def test_directory_that_another_process_keeps_locked(server, cache):
     load(server.url(PATH))
     with (cache / "lock").open("r+b") as lock:
+        # The load waits for 2 s, twice.
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert_equal(load(server.url(PATH)), TENSORS)
 
 
-def run(code, *arguments, **options):
-    return subprocess.Popen([sys.executable, "-c", code, *arguments], **options)
-
-
-LOAD = "import sys, fst; fst.load_file(sys.argv[1])"
-
-
-def test_end_of_the_process_waits_for_the_disk(server, cache):
-    assert run(LOAD, server.url(PATH)).wait(60) == 0
+def test_end_of_the_process_waits_for_the_disk(server, cache, run_python):
+    run_python("import sys, fst; fst.load_file(sys.argv[1])", server.url(PATH), FST_CACHE_DIR=str(cache))
     assert whole_copies(cache) == [len(DATA)]
 
 
-def limit_files():
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(DATA) // 2, len(DATA) // 2))
-
-
-def test_disk_that_fails(server, cache):
-    code = f"{LOAD}; fst.release_memory(); fst.load_file(sys.argv[1])"
-    assert run(code, server.url(PATH), preexec_fn=limit_files).wait(60) == 0
+def test_disk_that_fails(server, cache, fork_python):
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, 2 * ({len(DATA) // 2},))"
+    fork_python(f"{limit}; {LOAD}; {LOAD}", server.url(PATH), FST_CACHE_DIR=str(cache))
     assert not whole_copies(cache)
     assert_equal(load(server.url(PATH)), TENSORS)
 
 
-def test_killed_process_leaves_what_it_has_written(server, cache):
-    with Server(rate=2e6) as slow:
+def test_killed_process_leaves_what_it_has_written(server, cache, start_python):
+    with Server(rate=4e6) as slow:
         slow.put(PATH, DATA)
-        process = run(LOAD, slow.url(PATH))
+        killed = start_python(LOAD, slow.url(PATH), FST_CACHE_DIR=str(cache))
         while not any(path.stat().st_size for path in cache.glob("*.ranges")):
-            assert process.poll() is None
+            assert killed.process.is_alive(), killed.errors
             time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        killed.wait(0)
+        slow.rate = None
         slow.reset()
         assert_equal(load(slow.url(PATH)), TENSORS)
         assert requested_bytes(slow) < len(DATA) + HEADER
@@ -303,12 +290,12 @@ def test_copy_that_is_complete_but_not_renamed(server, cache):
     assert not list(cache.glob("*.part")) + list(cache.glob("*.ranges"))
 
 
-def test_processes_and_threads_share_it(server, cache):
-    processes = [run(LOAD, server.url(PATH)) for _ in range(2)]
+def test_processes_and_threads_share_it(server, cache, start_python):
+    processes = [start_python(LOAD, server.url(PATH), FST_CACHE_DIR=str(cache)) for _ in range(2)]
     with ThreadPoolExecutor(4) as pool:
         for loaded in pool.map(fst.load_file, [server.url(PATH)] * 8):
             assert_equal(loaded, TENSORS)
-    assert [process.wait(60) for process in processes] == [0] * 2
+    assert [process.wait() for process in processes] == [0] * 2
     fst.release_memory()
     assert whole_copies(cache) == [len(DATA)]
     server.reset()
@@ -316,27 +303,20 @@ def test_processes_and_threads_share_it(server, cache):
     assert requested_bytes(server) == 1
 
 
-def test_loads_while_others_make_room(http_server, monkeypatch):
+def test_loads_while_others_make_room(http_server, monkeypatch, run_threads):
     monkeypatch.setenv("FST_CACHE_BYTES", str(2 * len(DATA)))
     expected = [tensors(number) for number in range(4)]
     for number in range(4):
         http_server.put(f"{number}.safetensors", save(expected[number]))
-    failures = []
+    firsts = itertools.count()
 
-    def work(first):
-        for turn in range(8):
+    def work():
+        first = next(firsts)
+        for turn in range(6):
             number = (first + turn * (1 + first % 2)) % 4
-            try:
-                assert_equal(load(http_server.url(f"{number}.safetensors")), expected[number])
-            except Exception as error:  # the main thread raises it
-                failures.append(error)
+            assert_equal(load(http_server.url(f"{number}.safetensors")), expected[number])
 
-    threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    run_threads(work, 4)
 
 
 def load_replicated(url, cache):
@@ -358,10 +338,5 @@ def test_ranks_share_it(ranks, server, cache):
 def test_fork_has_a_queue_of_its_own(server, cache):
     load(server.url(PATH))
     server.put("n.safetensors", DATA)
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        # PyTorch's own operations may wait for threads of the parent process.
-        os._exit(0 if save(load(server.url("n.safetensors"))) == DATA else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    run_in_fork(lambda: assert_equal(load(server.url("n.safetensors")), TENSORS))
     assert whole_copies(cache) == [len(DATA)] * 2

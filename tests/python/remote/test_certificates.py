@@ -7,7 +7,7 @@ from safetensors.torch import save
 
 import fst
 from fst_bench.http_server import Server
-from objects import assert_equal, tensors
+from objects import assert_equal, set_environ, tensors
 from test_hub import COMMIT, NAME, Hub
 
 TENSORS = tensors()
@@ -29,8 +29,7 @@ def place(request, no_authorities, monkeypatch, tmp_path):
     elif request.param == "s3":
         server = request.getfixturevalue("s3")
         server.put(FILE, DATA)
-        for name, value in server.environ.items():
-            monkeypatch.setenv(name, value)
+        set_environ(monkeypatch, server)
         place, url, options = f"s3://{server.bucket}", server.url(FILE), {"endpoint": server.tls_endpoint}
     else:
         server = request.getfixturevalue(request.param)
@@ -65,8 +64,7 @@ def test_unchecked_connections_serve_no_place_that_checks(place):
 
 
 def test_saves_use_the_same_certificates(s3, authority, monkeypatch):
-    for name, value in s3.environ.items():
-        monkeypatch.setenv(name, value)
+    set_environ(monkeypatch, s3)
     place, url = f"s3://{s3.bucket}", s3.url("saved-over-tls.safetensors")
     try:
         fst.storage.configure(place, endpoint=s3.tls_endpoint, ca_file=str(authority.certificate))

@@ -1,8 +1,6 @@
 """Memory of remote loads."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -40,9 +38,7 @@ def url(nginx):
     path.unlink()
 
 
-def test_load_to_the_cpu_takes_little_more_than_its_tensors(url, python_environ):
-    command = [sys.executable, "-c", PROGRAM, url]
-    done = subprocess.run(command, env=python_environ, capture_output=True, text=True, check=True, timeout=120)
-    found = json.loads(done.stdout)
+def test_load_to_the_cpu_takes_little_more_than_its_tensors(url, fork_python):
+    found = json.loads(fork_python(PROGRAM, url))
     assert found["size"] == 600 * MIB
     assert found["beyond"] <= BEYOND_BYTES

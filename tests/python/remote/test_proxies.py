@@ -1,8 +1,6 @@
 """Loads through the proxies that the environment names."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 from safetensors.torch import save
@@ -44,13 +42,14 @@ def url(request, nginx, authority, monkeypatch):
     return {"http": nginx.url, "https": nginx.tls_url}[request.param]("proxied.safetensors")
 
 
-@pytest.mark.parametrize("variable", ["{}_PROXY", "{}_proxy", "ALL_PROXY"])
-def test_requests_pass_through_the_proxy(proxy, url, monkeypatch, variable):
+def test_requests_pass_through_the_proxy(proxy, url, monkeypatch):
     scheme = url.partition(":")[0]
-    monkeypatch.setenv(variable.format(scheme.upper() if variable == "{}_PROXY" else scheme), proxy.url)
-    assert_equal(fst.load_file(url), TENSORS)
-    host = url.split("/")[2]
-    assert set(proxy.requests) == {("CONNECT", host) if scheme == "https" else ("GET", url)}
+    for variable in (f"{scheme.upper()}_PROXY", f"{scheme}_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(variable, proxy.url)
+        assert_equal(fst.load_file(url), TENSORS)
+        monkeypatch.delenv(variable)
+        assert set(proxy.requests) == {("CONNECT", url.split("/")[2]) if scheme == "https" else ("GET", url)}
+        proxy.requests.clear()
 
 
 @pytest.mark.parametrize("hosts", ["127.0.0.1,localhost", "*"])
@@ -78,14 +77,14 @@ def test_refusal_of_the_proxy_is_an_error_at_once(proxy, url, monkeypatch):
     assert proxy.requests == []
 
 
-def test_password_is_not_shown(proxy, url, python_environ, tmp_path):
+def test_password_is_not_shown(proxy, url, start_python, tmp_path):
     """Neither errors nor logs nor profiles have the password of the proxy, right or wrong."""
     for password in (PASSWORD, "wrong-password"):
-        settings = {"ALL_PROXY": proxy.url.replace(PASSWORD, password), "FST_LOG": "trace"}
-        environ = python_environ | settings | {"SSL_CERT_FILE": os.environ["SSL_CERT_FILE"]}
+        environ = {"ALL_PROXY": proxy.url.replace(PASSWORD, password), "SSL_CERT_FILE": os.environ["SSL_CERT_FILE"]}
         trace = tmp_path / password
-        command = [sys.executable, "-c", PROGRAM, str(trace), url, url.replace("proxied", "missing")]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=120)
-        assert "Error" in done.stdout
-        assert password not in done.stdout + done.stderr + trace.read_text()
+        done = start_python(PROGRAM, str(trace), url, url.replace("proxied", "missing"), FST_LOG="trace", **environ)
+        assert done.wait() == 0, done.errors
+        assert "Error" in done.output
+        assert "proxied" in done.errors or password != PASSWORD
+        assert password not in done.output + done.errors + trace.read_text()
     assert proxy.requests

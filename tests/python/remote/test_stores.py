@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import save
 
 import fst
-from objects import assert_equal, shards, tensors
+from objects import assert_equal, set_environ, shards, tensors
 from proxy import Proxy, once
 from servers.identity import managed_identity
 
@@ -22,16 +22,14 @@ SERVICES = ["s3", "gcs", "azure", "nginx"]
 def service(request, monkeypatch):
     """Returns each server in turn, with its credentials in the environment."""
     server = request.getfixturevalue(request.param)
-    for name, value in getattr(server, "environ", {}).items():
-        monkeypatch.setenv(name, value)
+    set_environ(monkeypatch, server)
     monkeypatch.setenv("FST_REQUEST_BYTES", str(1 << 18))
     return server
 
 
 @pytest.fixture
 def s3_environ(s3, monkeypatch):
-    for name, value in s3.environ.items():
-        monkeypatch.setenv(name, value)
+    set_environ(monkeypatch, s3)
     return s3
 
 
@@ -207,11 +205,12 @@ def test_tls(nginx, authority, monkeypatch):
     assert_equal(fst.load_file(nginx.tls_url("m.safetensors")), TENSORS)
 
 
-def test_no_credentials(monkeypatch, tmp_path):
+def test_no_credentials(http_server, monkeypatch, tmp_path):
+    """The service of instance metadata refuses to give any."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", http_server.url("").rstrip("/"))
     with pytest.raises(OSError, match=r"s3://bucket/m\.safetensors"):
         fst.load_file("s3://bucket/m.safetensors")
