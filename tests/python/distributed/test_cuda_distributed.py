@@ -104,8 +104,8 @@ print("loaded")
 
 
 @pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_mesh_of_one_device(tmp_path, run_python, kind):
+def test_mesh_of_one_device(tmp_path, fork_python, kind):
     weights = {"up.weight": (300, 64), "up.bias": (300,), "down.weight": (64, 300), "down.bias": (64,), "scale": (64,)}
     path = tmp_path / "model.safetensors"
     save_file({name: torch.randn(shape) for name, shape in weights.items()}, path)
-    assert run_python(PROGRAM, str(path), str(tmp_path / "store"), kind) == "loaded\n"
+    assert fork_python(PROGRAM, str(path), str(tmp_path / "store"), kind) == "loaded\n"

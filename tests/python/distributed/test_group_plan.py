@@ -24,10 +24,9 @@ def plan_of(checkpoint, lists, lists_of_ranks=None, caches=None, strategy="auto"
 
 
 def run(plan, outs):
-    """Executes a plan rank by rank. Returns the bytes sent between each pair of ranks."""
+    """Executes a plan rank by rank."""
     ranks = len(outs)
     loads = [GroupLoad(plan, rank, out, CPU) for rank, out in enumerate(outs)]
-    moved = torch.zeros(ranks, ranks, dtype=torch.int64)
     for window in range(plan.window_count()):
         collective = plan.collective(window)
         splits = [plan.splits(rank, window) for rank in range(ranks)]
@@ -38,13 +37,11 @@ def run(plan, outs):
             for sender, (sent, _) in enumerate(splits):
                 assert [splits[rank][1][sender] for rank in range(ranks)] == sent
                 assert sent[sender] == 0
-                moved[sender] += torch.tensor(sent)
             assert torch.equal(plan.sent_bytes(window), torch.tensor([sent for sent, _ in splits]))
             parts = [send.split(sent) for send, (sent, _) in zip(sends, splits, strict=True)]
             received = [torch.cat([parts[sender][rank] for sender in range(ranks)]) for rank in range(ranks)]
         elif collective == "gather":
             assert len({tuple(sent) for sent, _ in splits}) == 1
-            moved += plan.sent_bytes(window)
             received = [torch.cat(sends)] * ranks
         else:
             assert not plan.sent_bytes(window).any()
@@ -53,7 +50,6 @@ def run(plan, outs):
             load.unpack(window, received[rank])
     for load in loads:
         load.finish()
-    return moved
 
 
 def values_of(tensor, request, rank, ranks):
@@ -80,12 +76,11 @@ def check(paths, tensors, lists, **options):
     for rank, requests in enumerate(lists):
         expected.append([values_of(tensors[request.name], request, rank, ranks) for request in requests])
         outs.append([torch.empty_like(part, memory_format=torch.contiguous_format) for part in expected[rank]])
-    moved = run(plan, outs)
+    run(plan, outs)
     for rank in range(ranks):
         for out, part in zip(outs[rank], expected[rank], strict=True):
             assert out.shape == part.shape
             assert torch.equal(as_bytes(out), as_bytes(part))
-    return plan, moved
 
 
 @st.composite
@@ -117,7 +112,7 @@ def groups(draw):
     return tensors, lists, {"strategy": strategy, "caches": caches, "window_bytes": draw(st.integers(0, 2000))}
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(group=groups())
 def test_random_groups(tmp_path_factory, group):
     tensors, lists, options = group
@@ -138,55 +133,6 @@ def test_chunks_match_torch_chunk(tmp_path, count):
     save_file(tensors, path)
     # `check` expects the values of `region_of`.
     check([path], tensors, [[ShardRequest(name, Sharded(0)) for name in tensors]] * count, strategy="exchange")
-
-
-@pytest.mark.parametrize("shard", [Replicated(), Sharded(0), Sharded(1)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float8_e5m2], ids=str)
-def test_casts(shard, dtype, tmp_path):
-    path = tmp_path / "a.safetensors"
-    tensors = {
-        "a": torch.randn(33, 65, dtype=torch.bfloat16),
-        "b": torch.randn(17, 9, dtype=torch.float64),
-        "c": torch.arange(40).view(8, 5),
-    }
-    save_file(tensors, path)
-    requests = [ShardRequest(name, shard) for name in tensors]
-    plan = plan_of(Checkpoint([str(path)]), [requests] * 3, strategy="exchange", window_bytes=1000)
-    expected = [
-        [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in boxes]
-        for boxes in ([values_of(tensors[request.name], request, rank, 3) for request in requests] for rank in range(3))
-    ]
-    outs = [[torch.empty_like(part, memory_format=torch.contiguous_format) for part in parts] for parts in expected]
-    run(plan, outs)
-    for out, parts in zip(outs, expected, strict=True):
-        for tensor, part in zip(out, parts, strict=True):
-            assert torch.equal(as_bytes(tensor), as_bytes(part))
-
-
-def test_sent_bytes(tmp_path):
-    """A byte is sent once to each rank that keeps it and has not read it."""
-    path = tmp_path / "a.safetensors"
-    tensors = {"a": torch.randn(64, 1024), "b": torch.randn(1024, 64)}
-    save_file(tensors, path)
-    payload = sum(tensor.nbytes for tensor in tensors.values())
-    plan, moved = check(
-        [path], tensors, [[ShardRequest(name, Replicated()) for name in tensors]] * 4, window_bytes=100_000
-    )
-    assert {plan.collective(window) for window in range(plan.window_count())} == {"gather"}
-    assert moved.sum() == 3 * payload
-    plan, moved = check(
-        [path], tensors, [[ShardRequest(name, Sharded(1)) for name in tensors]] * 4, window_bytes=100_000
-    )
-    assert {plan.collective(window) for window in range(plan.window_count())} == {"exchange"}
-    # Read boundaries do not match row boundaries.
-    assert abs(moved.sum() - payload * 3 // 4) < payload // 100
-    plan, moved = check(
-        [path], tensors, [[ShardRequest(name, Sharded(0)) for name in tensors]] * 4, window_bytes=100_000
-    )
-    assert not plan.has_exchange()
-    assert moved.sum() == 0
-    read = sum(end - begin for rank in range(4) for _, begin, end in zip(*[iter(plan.reads(rank, 0))] * 3, strict=True))
-    assert read == payload
 
 
 def test_omitted_outputs(tmp_path):
@@ -236,18 +182,6 @@ def test_invalid_arguments(tmp_path):
         plan_of(checkpoint, [[ShardRequest("a", Replicated())], [ShardRequest("a", Sharded(-1))]])
     with pytest.raises(ValueError, match=r"a\.safetensors: tensor \"a\".*dimension 2"):
         plan_of(checkpoint, [[ShardRequest("a", Sharded(2))]])
-
-
-def test_autograd_detects_in_place_load(tmp_path):
-    path = tmp_path / "a.safetensors"
-    save_file({"a": torch.ones(3)}, path)
-    plan = plan_of(Checkpoint([str(path)]), [[ShardRequest("a", Replicated())]])
-    parameter = torch.nn.Parameter(torch.zeros(3))
-    product = (parameter * parameter).sum()
-    run(plan, [[parameter]])
-    assert parameter.tolist() == [1, 1, 1]
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        product.backward()
 
 
 def test_different_headers(tmp_path):

@@ -93,7 +93,7 @@ def test_interrupt_of_one_rank(ranks, path, load, name):
         assert re.match("RankError: rank 1 failed: KeyboardInterrupt", raised[rank]), raised
 
 
-def test_calls_import_nothing(run_python, path):
+def test_calls_import_nothing(fork_python, path):
     """Python raises KeyboardInterrupt in an import, where no load can defer it until the other ranks know of it."""
     program = """
 import sys, torch, fst
@@ -105,7 +105,7 @@ fst.load_module(torch.nn.Linear(4, 5), sys.argv[1])
 fst.load_distributed, fst.RankError
 print(sorted(name for name in set(sys.modules) - before if name.startswith("fst")))
 """
-    assert run_python(program, str(path)) == "[]\n"
+    assert fork_python(program, str(path)) == "[]\n"
 
 
 def load_to_meta_on_one_rank(path, load):

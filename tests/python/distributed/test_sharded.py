@@ -1,9 +1,7 @@
 """`fst.load_sharded`: shards of every layout, groups, arguments, bytes read and sent, and buffers."""
 
 import hashlib
-import subprocess
-import sys
-from pathlib import Path
+import os
 
 import pytest
 import torch
@@ -11,7 +9,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import fst
@@ -84,22 +82,19 @@ def check_against_raw(path, place, options):
     ("size", "place"),
     [
         (2, rows),
-        (2, mixed),
         (3, columns),
         (3, replicated),
         (3, mixed),
         (4, rows),
-        (4, columns),
         (4, corners),
         (8, mixed),
-        (8, corners),
     ],
 )
 def test_every_dtype_shape_and_strategy(ranks, tmp_path, size, place):
     path = write(tmp_path / "a.safetensors", RAW, align=1)
     for strategy in STRATEGIES:
-        for window in ({}, {"window_bytes": SMALL_WINDOW}):
-            ranks(size).run(check_against_raw, path, place, {"strategy": strategy, **window})
+        ranks(size).run(check_against_raw, path, place, {"strategy": strategy, "window_bytes": SMALL_WINDOW})
+    ranks(size).run(check_against_raw, path, place, {"strategy": "exchange"})
 
 
 def check_casts(path, strategy, device):
@@ -196,16 +191,19 @@ def test_concurrent_groups(ranks, tmp_path):
         assert messages[3].startswith("FileNotFoundError: ")
 
 
-def test_example_under_torchrun(tmp_path, python_environ):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    program = [CHECKOUT / "examples/ranks.py", tmp_path / "model.safetensors"]
-    environ = python_environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, *program], env=environ, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    lines = [f"rank {rank}: {text}" for rank in (0, 1) for text in ("down.bias [64]", "down.weight [64, 128]")]
-    # Python writes unbuffered under torchrun, so the ranks may interleave within a line.
-    for text in (*lines, "2 ranks compute what one does"):
-        assert text in done.stdout
+def test_example(tmp_path, start_python):
+    """Runs in the environment of torchrun."""
+    program = (CHECKOUT / "examples/ranks.py").read_text()
+    # The kernel gives no port below 32768 to other programs.
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20000 + os.getpid() % 10000), "WORLD_SIZE": "2"}
+    environ = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} | address
+    path = str(tmp_path / "model.safetensors")
+    started = [start_python(program, path, RANK=str(rank), LOCAL_RANK=str(rank), **environ) for rank in (0, 1)]
+    outputs = [forked.succeed() for forked in started]
+    for rank, output in enumerate(outputs):
+        for text in ("down.bias [64]", "down.weight [64, 128]"):
+            assert f"rank {rank}: {text}" in output
+    assert "2 ranks compute what one does" in "".join(outputs)
 
 
 def test_single_process(tmp_path):
@@ -326,50 +324,17 @@ def test_invalid_arguments(tmp_path, options, error, message):
         fst.load_sharded(tmp_path / "a.safetensors", Replicate(), **options)
 
 
-def count_bytes(path, place, strategy):
-    """Counts the bytes that this rank reads and sends. Returns the counts and the offsets that it reads and keeps."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    plans, sent = [], 0
-
-    def agree(*arguments):
-        plan, loaded = fst._distributed.agreement.agree_on_plan(*arguments)
-        plans.append(plan)
-        return plan, loaded
-
-    def begin(exchange, window):
-        nonlocal sent
-        collective, to_each, _ = exchange._traffics[window]
-        sent += sum(to_each) * (size - 1 if collective == "gather" else 1)
-        return begin_window(exchange, window)
-
-    begin_window = fst._distributed.exchange.Exchange._begin
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        fst.profile() as profile,
-    ):
-        patch.setattr(fst._distributed.load, "agree_on_plan", agree)
-        patch.setattr(fst._distributed.exchange.Exchange, "_begin", begin)
-        fst.load_sharded(path, place, strategy=strategy, window_bytes=1 << 16)
-    [plan] = plans
-    with safe_open(path, "pt") as file:
-        entries = [(name, file.get_slice(name).get_shape()) for name in file.offset_keys()]
-    read = torch.cat([torch.arange(0), *planned_reads(plan, rank)])
-    kept, begin_byte = [torch.arange(0)], 0
-    for name, shape in entries:
-        offsets = begin_byte + torch.arange(4 * torch.Size(shape).numel()).view(*shape, 4)
-        begin_byte += offsets.numel()
-        if (placement := place(name, torch.Size(shape))) is not None:
-            kept.append(shard_of(offsets, placement, rank, size).flatten())
-    head_bytes = Path(path).stat().st_size - begin_byte
-    return profile.summary().read_bytes, sent, (read - head_bytes).tolist(), torch.cat(kept).tolist()
-
-
-def planned_reads(plan, rank):
-    for window in range(plan.window_count()):
-        numbers = plan.reads(rank, window)
-        for file, begin, end in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True):
-            assert file == 0
-            yield torch.arange(begin, end)
+def count_bytes(path, place):
+    """Returns the bytes that this rank reads, and the offsets in the data of the bytes that it keeps."""
+    with fst.profile() as profile:
+        fst.load_sharded(path, place, strategy="exchange", window_bytes=1 << 16)
+    kept, begin = [torch.arange(0)], 0
+    for name, tensor in load_file(path).items():
+        offsets = begin + torch.arange(tensor.nbytes).view(*tensor.shape, tensor.itemsize)
+        begin += tensor.nbytes
+        if (placement := place(name, tensor.shape)) is not None:
+            kept.append(shard_of(offsets, placement, dist.get_rank(), dist.get_world_size()).flatten())
+    return profile.summary().read_bytes, torch.cat(kept).tolist()
 
 
 def first_dimension(name, shape):
@@ -385,26 +350,15 @@ def half(name, shape):
     return Shard(1) if name < "e" else None
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("place", [replicated, first_dimension, last_dimension, half])
-def test_bytes_are_read_once_and_sent_where_kept(ranks, tmp_path, place, size):
-    tensors = {name: torch.randn(17, 60) for name in "abcdefgh"}
-    save_file(tensors, tmp_path / "a.safetensors")
-    counted = ranks(size).run(count_bytes, str(tmp_path / "a.safetensors"), place, "exchange")
-    requested = sorted({byte for *_, kept in counted for byte in kept})
-    planned = sorted(byte for _, _, read, _ in counted for byte in read)
-    assert planned == requested
-    # The reads do not include any gap between requested ranges.
-    assert sum(read_bytes for read_bytes, *_ in counted) == len(requested)
-    foreign = sum(len(set(kept) - set(read)) for _, _, read, kept in counted)
-    sent = sum(sent for _, sent, _, _ in counted)
-    assert foreign <= sent <= foreign + size * size * 4
-    # Ranks read about the same number of bytes.
-    assert max(len(read) for _, _, read, _ in counted) - min(len(read) for _, _, read, _ in counted) < 16 * size
+@pytest.mark.parametrize(("place", "size"), [(replicated, 2), (first_dimension, 4), (last_dimension, 2), (half, 4)])
+def test_bytes_are_read_once(ranks, tmp_path, place, size):
+    save_file({name: torch.randn(17, 60) for name in "abcdefgh"}, tmp_path / "a.safetensors")
+    counted = ranks(size).run(count_bytes, tmp_path / "a.safetensors", place)
+    # No rank reads a gap between requested ranges, or a byte that another rank reads.
+    assert sum(read for read, _ in counted) == len({byte for _, kept in counted for byte in kept})
 
 
-@pytest.mark.parametrize("window_bytes", [1 << 10, 1 << 12, 1 << 20])
-@pytest.mark.parametrize("place", [replicated, rows, columns, mixed])
+@pytest.mark.parametrize(("place", "window_bytes"), [(replicated, 1 << 10), (columns, 1 << 12), (mixed, 1 << 20)])
 def test_buffers_are_bounded(ranks, tmp_path, place, window_bytes):
     save_file({name: torch.randn(40, 30) for name in "abcd"}, tmp_path / "a.safetensors")
     row_bytes = 30 * 4

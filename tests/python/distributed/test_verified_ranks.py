@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import fst
 import tensorsfile
+from combinations import pairwise
 from rawfile import Raw, assert_same
 
 SIZE = 3
@@ -57,17 +58,14 @@ def expected_of(name, place, tensors=TENSORS):
     return tensor.chunk(SIZE, placement.dim)[dist.get_rank()] if isinstance(placement, Shard) else tensor[placement]
 
 
-@pytest.fixture(params=["blake3", "sha256"])
-def path(request, tmp_path):
-    path = tmp_path / "model.safetensors"
-    fst.save_file(TENSORS, path, digests=request.param)
-    return path
+ALGORITHMS = ["blake3", "sha256"]
 
 
 @pytest.fixture
-def grouped(tmp_path):
-    path = tmp_path / "grouped.safetensors"
-    fst.save_file(TENSORS, path, digests="blake3")
+def path(request, tmp_path):
+    """Returns a file with digests of the algorithm that the test names, or of groups."""
+    path = tmp_path / "model.safetensors"
+    fst.save_file(TENSORS, path, digests=getattr(request, "param", "blake3"))
     return path
 
 
@@ -84,17 +82,21 @@ def load_and_compare(path, place, reader, options):
     return profile.summary().read_bytes
 
 
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("place", LAYOUTS)
-def test_loads_are_exact(ranks, path, place, reader):
-    for options in [{}, {"strategy": "exchange", "window_bytes": 3 << 20}, {"dtype": torch.float64}]:
-        ranks(SIZE).run(load_and_compare, path, place, reader, options)
+OPTIONS = [{}, {"strategy": "exchange", "window_bytes": 3 << 20}, {"dtype": torch.float64}]
 
 
-@pytest.mark.parametrize("window_bytes", [None, 40 << 20])
-@pytest.mark.parametrize("place", [replicated, rows, columns, mixed])
-def test_no_byte_is_read_twice(ranks, grouped, place, window_bytes):
-    read = ranks(SIZE).run(load_and_compare, grouped, place, "pread", {"window_bytes": window_bytes})
+@pytest.mark.parametrize(
+    ("path", "place", "reader", "options"), pairwise(ALGORITHMS, LAYOUTS, READERS, OPTIONS), indirect=["path"]
+)
+def test_loads_are_exact(ranks, path, place, reader, options):
+    ranks(SIZE).run(load_and_compare, path, place, reader, options)
+
+
+@pytest.mark.parametrize(
+    ("place", "window_bytes"), [(replicated, None), (rows, 40 << 20), (columns, None), (mixed, 40 << 20)]
+)
+def test_no_byte_is_read_twice(ranks, path, place, window_bytes):
+    read = ranks(SIZE).run(load_and_compare, path, place, "pread", {"window_bytes": window_bytes})
     # The shards of rows of these tensors are too short for ranks to read them without an exchange.
     assert sum(read) == DATA_BYTES
 
@@ -135,8 +137,9 @@ def refused(load, path, place, reader, options):
     return "loaded", ""
 
 
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("load", [load_sharded, stream_sharded, load_distributed])
+@pytest.mark.parametrize(
+    ("load", "reader"), [(load_sharded, "uring"), (stream_sharded, "mmap"), (load_distributed, "pread")]
+)
 def test_damage_in_the_shard_of_one_rank_fails_on_all(ranks, tmp_path, load, reader):
     # Shards of rows have so many groups that the ranks read them without an exchange.
     path = tmp_path / "rows.safetensors"
@@ -153,30 +156,35 @@ def test_damage_in_the_shard_of_one_rank_fails_on_all(ranks, tmp_path, load, rea
         damage(path, "rows", offset)
 
 
-@pytest.mark.parametrize("place", [replicated, columns, mixed])
-@pytest.mark.parametrize("options", [{}, {"strategy": "exchange"}, {"strategy": "own"}])
-def test_damage_is_found_in_every_layout(ranks, path, place, options):
-    for name, offset in [("tall", 0), ("wide", 4_000_000), ("small", 7199)]:
-        damage(path, name, offset)
-        for reader in ["mmap", "pread"]:
-            names, messages = zip(*ranks(SIZE).run(refused, load_sharded, path, place, reader, options), strict=True)
-            assert set(names) <= {"RankError", "IntegrityError"}
-            assert all(f'"{name}"' in message for message in messages)
-        damage(path, name, offset)
-    assert ranks(SIZE).run(refused, load_sharded, path, place, "mmap", options) == [("loaded", "")] * SIZE
+STRATEGIES = [{}, {"strategy": "exchange"}, {"strategy": "own"}]
+DAMAGES = [("tall", 0), ("wide", 4_000_000), ("small", 7199)]
 
 
-@pytest.mark.parametrize("place", [replicated, rows, columns, mixed])
-@pytest.mark.parametrize("load", [load_sharded, load_distributed])
-def test_ranks_on_one_page_cache_divide_the_comparison(ranks, grouped, load, place):
+@pytest.mark.parametrize(
+    ("path", "place", "options", "damaged", "reader"),
+    pairwise(ALGORITHMS, [replicated, columns, mixed], STRATEGIES, DAMAGES, ["mmap", "pread"]),
+    indirect=["path"],
+)
+def test_damage_is_found_in_every_layout(ranks, path, place, options, damaged, reader):
+    damage(path, *damaged)
+    names, messages = zip(*ranks(SIZE).run(refused, load_sharded, path, place, reader, options), strict=True)
+    assert set(names) <= {"RankError", "IntegrityError"}
+    assert all(f'"{damaged[0]}"' in message for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("place", "load"),
+    [(replicated, load_sharded), (rows, load_distributed), (columns, load_sharded), (mixed, load_distributed)],
+)
+def test_ranks_on_one_page_cache_divide_the_comparison(ranks, path, load, place):
     found_by = set()
     for name, offset in [("tall", 0), ("tall", 7_000_000), ("wide", 100), ("wide", 8_000_000), ("small", 0)]:
-        damage(grouped, name, offset)
-        names, messages = zip(*ranks(SIZE).run(refused, load, grouped, place, "mmap", {}), strict=True)
+        damage(path, name, offset)
+        names, messages = zip(*ranks(SIZE).run(refused, load, path, place, "mmap", {}), strict=True)
         assert sorted(names) == ["IntegrityError", "RankError", "RankError"]
         assert all(f'"{name}"' in message for message in messages)
         found_by.add(names.index("IntegrityError"))
-        damage(grouped, name, offset)
+        damage(path, name, offset)
     assert len(found_by) > 1
 
 
@@ -200,8 +208,8 @@ def disagree(path):
         fst.load_sharded(path, Shard(0), verify=dist.get_rank() > 0)
 
 
-def test_ranks_agree_on_verify(ranks, grouped):
-    ranks(SIZE).run(disagree, grouped)
+def test_ranks_agree_on_verify(ranks, path):
+    ranks(SIZE).run(disagree, path)
 
 
 def load_changed_header(path):
@@ -209,12 +217,9 @@ def load_changed_header(path):
         fst.load_sharded(path, Shard(0), verify=True)
 
 
-def test_changed_header_is_an_error(ranks, grouped):
-    content = bytearray(grouped.read_bytes())
-    at = content.index(b'"tall"')
-    content[at : at + 6] = b'"tell"'
-    grouped.write_bytes(content)
-    ranks(SIZE).run(load_changed_header, grouped)
+def test_changed_header_is_an_error(ranks, path):
+    path.write_bytes(path.read_bytes().replace(b'"tall"', b'"tell"'))
+    ranks(SIZE).run(load_changed_header, path)
 
 
 # "columns" has several groups.
