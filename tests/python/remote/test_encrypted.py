@@ -6,7 +6,7 @@ import torch
 import fst
 from fst.compat.tensorizer import EncryptionParams, TensorSerializer
 from fst_bench.http_server import Server
-from objects import assert_equal, tensors
+from objects import assert_equal, request_counts, tensors
 
 TENSORS = tensors()
 KEY = fst.EncryptionKey.from_bytes(bytes(range(32)))
@@ -25,10 +25,7 @@ def test_data_are_decrypted_and_requested_once(http_server: Server, data, reques
         monkeypatch.setenv("FST_REQUEST_BYTES", str(request_bytes))
     http_server.put(PATH, data)
     assert_equal(fst.load_file(http_server.url(PATH), encryption_key=KEY), TENSORS)
-    counts = torch.zeros(len(data), dtype=torch.int32)
-    for request in http_server.requests(PATH):
-        counts[slice(*request.range)] += 1
-    assert (counts.min().item(), counts.max().item()) == (1, 1)
+    assert (request_counts(http_server, PATH, len(data)) == 1).all()
 
 
 def test_slices_request_whole_chunks(http_server: Server, data):

@@ -16,6 +16,7 @@ import fst.torch
 from fst import cli
 from fst.compat import fastsafetensors, instanttensor
 from fst.compat.unifiedefficientloader import UnifiedSafetensorsLoader
+from objects import assert_equal
 from rawfile import assert_same
 
 # The large one is beyond the bytes that come with the header.
@@ -47,10 +48,8 @@ def file_url(server):
     return server.url("m.safetensors")
 
 
-def check_same(loaded, tensors=TENSORS):
-    assert loaded.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert_same(loaded[name], tensor)
+def check_same(loaded):
+    assert_equal(loaded, TENSORS)
 
 
 def test_load_module(url):

@@ -1,10 +1,6 @@
 """Checkpoints in Redis: one value for a file, or several, as tensorizer keeps them."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -12,6 +8,8 @@ import torch
 from safetensors.torch import save
 
 import fst
+from objects import assert_equal
+from processes import LOAD, run_in_fork
 from rawfile import assert_same
 from servers.proxy import Proxy
 
@@ -59,10 +57,8 @@ def put_tensors(put, prefix, data=DATA):
     return keys
 
 
-def check_same(loaded, tensors=TENSORS):
-    assert loaded.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert_same(loaded[name], tensor)
+def check_same(loaded):
+    assert_equal(loaded, TENSORS)
 
 
 @pytest.mark.parametrize("tls", [False, True])
@@ -80,7 +76,7 @@ def test_every_entrance(redis, url, tls):
 def test_value_of_many_requests(put):
     tensors = {"large": torch.randint(256, (48 << 20,), dtype=torch.uint8), "small": torch.arange(3)}
     url = put("large.safetensors", save(tensors))
-    check_same(fst.load_file(url), tensors)
+    assert_equal(fst.load_file(url), tensors)
     [small] = fst.load_tensors(url, ["small"])
     assert_same(small, tensors["small"])
 
@@ -156,7 +152,7 @@ def test_credentials(redis, url, monkeypatch):
     check_same(fst.load_file(bare))
 
 
-def test_password_is_not_shown(redis, url, tmp_path):
+def test_password_is_not_shown(redis, url, start_python, tmp_path):
     """Neither errors nor logs nor profiles have the password."""
     program = """
 import fst, os
@@ -172,11 +168,11 @@ with fst.profile() as recorded:
 print(recorded.summary())
 recorded.save_trace(os.environ['TRACE'])
 """
-    environ = os.environ | {"URL": url, "FST_LOG": "trace", "TRACE": str(tmp_path / "trace")}
-    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
-    assert "FileNotFoundError" in done.stdout
-    assert "a change may go unnoticed" in done.stderr
-    assert redis.password not in done.stdout + done.stderr + (tmp_path / "trace").read_text()
+    done = start_python(program, URL=url, FST_LOG="trace", TRACE=str(tmp_path / "trace"))
+    assert done.wait() == 0, done.errors
+    assert "FileNotFoundError" in done.output
+    assert "a change may go unnoticed" in done.errors
+    assert redis.password not in done.output + done.errors + (tmp_path / "trace").read_text()
 
 
 def test_wrong_servers(redis, nginx, monkeypatch):
@@ -204,13 +200,13 @@ def through(proxy, redis):
     return f"redis://:{redis.password}@127.0.0.1:{proxy.port}/large.safetensors"
 
 
-@pytest.mark.parametrize("stalls", [False, True])
-@pytest.mark.parametrize("limit", [0, 3, 100, 1 << 19])
+# A stall takes a second each.
+@pytest.mark.parametrize(("limit", "stalls"), [(0, True), (3, False), (100, False), (1 << 19, False), (1 << 19, True)])
 def test_lost_connections_are_opened_again(redis, large, limit, stalls, monkeypatch):
     """A request continues at the byte that was reached."""
     monkeypatch.setenv("FST_STALL_SECONDS", "1")
     with Proxy(redis.port, [limit] * 2, stalls=stalls) as proxy, fst.profile() as recorded:
-        check_same(fst.load_file(through(proxy, redis)), LARGE)
+        assert_equal(fst.load_file(through(proxy, redis)), LARGE)
     assert proxy.connections > 2
     assert recorded.summary().retries > 0
 
@@ -219,41 +215,24 @@ def test_tls_connection_that_is_cut_is_opened_again(redis, large, authority, mon
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
     with Proxy(redis.tls_port, [1 << 19] * 2) as proxy:
         url = through(proxy, redis).replace("redis://", "rediss://").replace("127.0.0.1", "localhost")
-        check_same(fst.load_file(url), LARGE)
+        assert_equal(fst.load_file(url), LARGE)
     assert proxy.connections > 2
 
 
-def test_interrupt_ends_a_stalled_load(redis, large):
-    # Python ignores SIGINT if a shell has started it in the background.
-    program = """
-import fst, os, signal
-signal.signal(signal.SIGINT, signal.default_int_handler)
-print('begins', flush=True)
-fst.load_file(os.environ['URL'])
-"""
+def test_interrupt_ends_a_stalled_load(redis, large, start_python):
     with Proxy(redis.port, [100], stalls=True) as proxy:
-        environ = os.environ | {"URL": through(proxy, redis), "FST_STALL_SECONDS": "600"}
-        child = subprocess.Popen(
-            [sys.executable, "-c", program], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        assert child.stdout.readline() == b"begins\n"
+        load = start_python(LOAD, through(proxy, redis), FST_STALL_SECONDS="600")
         while proxy.connections == 0:
+            assert load.process.is_alive(), load.errors
             time.sleep(0.01)
-        child.send_signal(signal.SIGINT)
-        _, error = child.communicate(timeout=60)
-    assert b"KeyboardInterrupt" in error
+        load.interrupt()
+        load.wait(60)
+    assert "KeyboardInterrupt" in load.errors
 
 
 def test_forked_child_loads(url):
     check_same(fst.load_file(url))
-    child = os.fork()
-    if child == 0:
-        try:
-            check_same(fst.load_file(url))
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
+    run_in_fork(lambda: check_same(fst.load_file(url)))
 
 
 def test_connections_are_kept_and_given_back(redis, url):
