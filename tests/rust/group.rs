@@ -174,6 +174,7 @@ proptest! {
         layouts in prop::collection::vec(0_u8..4, 7),
         strategy in prop_oneof![Just(LoadStrategy::Auto), Just(LoadStrategy::Own), Just(LoadStrategy::Exchange)],
         window_bytes in 0_u64..600,
+        caches in prop::collection::vec(prop::option::of(0_u64..2), 6),
     ) {
         let directory = TempDir::new().unwrap();
         let checkpoint = checkpoint(&directory, &shapes);
@@ -186,9 +187,10 @@ proptest! {
             };
             order.iter().enumerate().filter_map(shard_request).collect()
         };
-        let lists = choices.iter().map(list).collect();
-        let group = Group::plan(Arc::clone(&checkpoint), request(lists, strategy, window_bytes)).unwrap();
-        execute(&group);
+        let lists: Vec<_> = choices.iter().map(list).collect();
+        let caches = caches.into_iter().take(lists.len()).collect();
+        let request = GroupRequest { caches, ..request(lists, strategy, window_bytes) };
+        execute(&Group::plan(Arc::clone(&checkpoint), request).unwrap());
     }
 }
 

@@ -87,7 +87,7 @@ def check_against_raw(path, place, options):
         (3, mixed),
         (4, rows),
         (4, corners),
-        (8, mixed),
+        (4, mixed),
     ],
 )
 def test_every_dtype_shape_and_strategy(ranks, tmp_path, size, place):

@@ -191,8 +191,3 @@ def test_shards_replace_a_file_of_several_values(redis, url):
     fst.save_file(tensors(), url, max_shard_bytes=2 * PART)
     assert all("-of-" in key or key.endswith("index.json") for key in redis.keys("*"))
     assert_equal(fst.load_file(redis.url("dir/")), tensors())
-
-
-def test_background_save(redis, url):
-    fst.save_file_async(tensors(), url).result()
-    assert redis.get(KEY) == save(tensors())

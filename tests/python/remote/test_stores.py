@@ -9,6 +9,7 @@ import pytest
 from safetensors.torch import save
 
 import fst
+from fst_bench.servers.request import request
 from objects import assert_equal, set_environ, shards, tensors
 from proxy import Proxy, once
 from servers.identity import managed_identity
@@ -118,6 +119,8 @@ def test_wrong_credentials(request, monkeypatch, name):
 def test_presigned_url(s3):
     s3.put("m.safetensors", DATA)
     url = s3.presigned_url("m.safetensors")
+    # The signature is of the method too, so a load cannot begin with HEAD.
+    assert request("HEAD", url).status == 403
     assert_equal(fst.load_file(url), TENSORS)
     with pytest.raises(PermissionError, match="a signed URL has not expired") as caught:
         fst.load_file(re.sub("X-Amz-Signature=.", "X-Amz-Signature=", url))

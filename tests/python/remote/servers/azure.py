@@ -65,14 +65,14 @@ class Azure:
         """Returns the address of a blob, or of a prefix."""
         return f"az://{self.container}/{name}"
 
-    def put(self, name: str, data: bytes) -> str:
-        """Stores a blob and returns its ETag."""
+    def put(self, name: str, data: bytes) -> None:
+        """Stores a blob."""
         headers = {"x-ms-blob-type": "BlockBlob", "content-type": "application/octet-stream"}
-        return self.request("PUT", f"{self.container}/{name}", {}, data, headers).successful().headers["etag"]
+        self.request("PUT", f"{self.container}/{name}", {}, data, headers).successful()
 
-    def get(self, name: str, headers: Mapping[str, str] | None = None) -> Answer:
+    def get(self, name: str) -> Answer:
         """Reads a blob."""
-        return self.request("GET", f"{self.container}/{name}", headers=headers)
+        return self.request("GET", f"{self.container}/{name}")
 
     def names(self, prefix: str = "") -> list[str]:
         """Lists the names of blobs."""

