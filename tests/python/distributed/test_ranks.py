@@ -28,12 +28,6 @@ def fail_on(failing):
     return dist.get_rank()
 
 
-def test_exception_on_rank_is_reported(ranks):
-    with pytest.raises(AssertionError, match=r"rank 1: (.|\n)*ValueError: this one"):
-        ranks(2).run(fail_on, 1)
-    assert ranks(2).run(fail_on, 2) == [0, 1]
-
-
 def hang_on(hanging):
     if dist.get_rank() == hanging:
         time.sleep(100)
@@ -46,22 +40,16 @@ def end_on(ending):
     return dist.get_rank()
 
 
-def test_hanging_rank_is_killed(ranks, monkeypatch):
+def test_rank_that_fails_is_reported(ranks, monkeypatch):
     monkeypatch.setattr("ranks.GRACE_SECONDS", 0.2)
+    with pytest.raises(AssertionError, match=r"rank 1: (.|\n)*ValueError: this one"):
+        ranks(2).run(fail_on, 1)
+    assert ranks(2).run(fail_on, 2) == [0, 1]
     with pytest.raises(AssertionError, match=r"rank 0: has not returned; its stack:\n(.|\n)*hang_on"):
         ranks(2).run(hang_on, 0)
     with pytest.raises(AssertionError, match="rank 1: ended with exit code 3"):
         ranks(2).run(end_on, 1)
     assert ranks(2).run(fail_on, 2) == [0, 1]
-
-
-def test_ranks_survive_deleted_directory(ranks, tmp_path, monkeypatch):
-    ranks(2).close()
-    with monkeypatch.context() as patched:
-        patched.chdir(tmp_path)
-        ranks(2).run(os.chdir, tmp_path)
-    tmp_path.rmdir()
-    assert all(ranks(2).run(os.getcwd))
 
 
 def share():
@@ -263,11 +251,14 @@ def test_ignored_interrupts_stay_ignored():
         signal.signal(signal.SIGINT, before)
 
 
-def set_reader(value):
-    os.environ["FST_READER"] = value
+def change_process(directory):
+    os.environ["FST_READER"] = "pread"
+    os.chdir(directory)
 
 
-def test_environment_is_restored(ranks):
+def test_changes_of_the_process_are_undone(ranks, tmp_path):
     before = ranks(2).run(os.getenv, "FST_READER")
-    ranks(2).run(set_reader, "pread")
+    ranks(2).run(change_process, tmp_path)
+    tmp_path.rmdir()
     assert ranks(2).run(os.getenv, "FST_READER") == before
+    assert all(ranks(2).run(os.getcwd))

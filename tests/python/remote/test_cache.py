@@ -156,7 +156,7 @@ def test_fifo_in_the_directory_does_not_block(server, cache, start_python, endin
     server.put("second.safetensors", DATA)
     for path in (PATH, "second.safetensors"):
         other = start_python(LOAD, server.url(path), FST_CACHE_DIR=str(cache), FST_CACHE_BYTES=str(len(DATA)))
-        assert other.wait(30) == 0, other.errors
+        assert other.wait(60) == 0, other.errors
 
 
 def test_least_recently_used_goes_first(http_server, cache, monkeypatch):

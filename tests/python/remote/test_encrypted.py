@@ -56,7 +56,7 @@ def test_headers_of_near_tensors_share_requests(http_server: Server, tmp_path):
     large = {
         f"{index:03}.{name}": torch.rand(size) for index in range(40) for name, size in (("a", 65536), ("b", 1024))
     }
-    small = {f"small {index:04}": torch.rand(64) for index in range(1000)}
+    small = {f"small {index:04}": torch.rand(64) for index in range(300)}
     params = EncryptionParams.random()
     with TensorSerializer(tmp_path / "m.tensors", encryption=params) as serializer:
         serializer.write_state_dict(large | small)

@@ -187,7 +187,7 @@ def test_copies_in_caches_have_names_of_their_own(http_server, tmp_path, monkeyp
 
 
 # Beyond 16 files, the first request for each file asks for less than 1 MiB.
-@pytest.mark.parametrize("count", [3, 20])
+@pytest.mark.parametrize("count", [3, 17])
 def test_each_byte_of_a_sharded_checkpoint_is_requested_by_one_rank(ranks, http_server, count):
     files, expected = shards(count)
     for name, data in files.items():

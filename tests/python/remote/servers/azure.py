@@ -68,28 +68,17 @@ class Azure:
     def put(self, name: str, data: bytes) -> None:
         """Stores a blob."""
         headers = {"x-ms-blob-type": "BlockBlob", "content-type": "application/octet-stream"}
-        self.request("PUT", f"{self.container}/{name}", {}, data, headers).successful()
+        self._request(self.endpoint, "PUT", f"{self.container}/{name}", {}, data, headers).successful()
 
     def get(self, name: str) -> Answer:
         """Reads a blob."""
-        return self.request("GET", f"{self.container}/{name}")
+        return self._request(self.endpoint, "GET", f"{self.container}/{name}")
 
     def names(self, prefix: str = "") -> list[str]:
         """Lists the names of blobs."""
         query = {"restype": "container", "comp": "list", "prefix": prefix}
-        listed = self.request("GET", self.container, query).successful()
+        listed = self._request(self.endpoint, "GET", self.container, query).successful()
         return re.findall("<Name>(.*?)</Name>", listed.body.decode())
-
-    def request(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        body: bytes = b"",
-        headers: Mapping[str, str] | None = None,
-    ) -> Answer:
-        """Sends a signed request for `path`, which is a container or a container and a blob."""
-        return self._request(self.endpoint, method, path, query or {}, body, headers or {})
 
     def shared_access_signature(self, permissions: str = "rl", seconds: int = 3600) -> str:
         """Returns a SAS token of the account: a query string for requests that are not signed."""
@@ -126,19 +115,20 @@ class Azure:
 
     def _create_container(self, ports: list[int]) -> bool:
         query = {"restype": "container"}
-        return self._request(self._endpoint(ports), "PUT", self.container, query, b"", {}).status in (201, 409)
+        return self._request(self._endpoint(ports), "PUT", self.container, query).status in (201, 409)
 
     def _request(
         self,
         endpoint: str,
         method: str,
         path: str,
-        query: Mapping[str, str],
-        body: bytes,
-        headers: Mapping[str, str],
+        query: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        url = f"{endpoint}/{quote(path)}?{urlencode(query, quote_via=quote)}".rstrip("?")
-        sent = {**headers, "x-ms-date": formatdate(usegmt=True), "x-ms-version": VERSION}
+        """Sends a signed request for `path`, which is a container or a container and a blob."""
+        url = f"{endpoint}/{quote(path)}?{urlencode(query or {}, quote_via=quote)}".rstrip("?")
+        sent = {**(headers or {}), "x-ms-date": formatdate(usegmt=True), "x-ms-version": VERSION}
         if method == "PUT":
             sent["content-length"] = str(len(body))
         signed = sent | {"authorization": f"SharedKey {ACCOUNT}:{_shared_key(method, url, sent)}"}
