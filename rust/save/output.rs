@@ -13,6 +13,7 @@ use crate::source::files::url_of;
 use std::path::{Path, PathBuf};
 
 /// File or object that is being written. Dropping it before it is published leaves nothing behind.
+#[allow(clippy::large_enum_variant, reason = "without the feature remote, an object has no size")]
 pub enum Output {
     /// Local file.
     File(OutputFile),
