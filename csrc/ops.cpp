@@ -30,7 +30,7 @@ namespace {
 using Dtype = std::optional<c10::ScalarType>;
 
 c10::List<std::string> list_of(const std::string& path) { return {{path}}; }
-Strings list_of(Strings paths) { return paths; }
+c10::List<std::string> list_of(Strings paths) { return paths; }
 
 // Load with its own arguments and the common ones of all loads, as an operator that opens files and as a method.
 template <auto load>
