@@ -24,7 +24,7 @@ IN_VENV := . $(VENV)/bin/activate && PYTHONPATH=$(CURDIR)/torch_ext:$(CURDIR)/be
 CARGO := $(IN_VENV) MAKEFLAGS= cargo
 RUST_TESTS := --workspace --exclude fst-operators --exclude fst-tch --features torch-fst/bridge
 
-# One process per core. A file's tests run in one process, so that fixtures are built once. Files run in order of their
+# Two processes per core. A file's tests run in one process, so that fixtures are built once. Files run in order of their
 # names, because the files with the most tests, which would otherwise come first, are not the slowest.
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 

@@ -36,7 +36,7 @@ settings.load_profile("fst")
 
 def pytest_xdist_auto_num_workers() -> int:
     """Returns the number of processes: half of the time of tests, they wait for servers, children and timers."""
-    return len(os.sched_getaffinity(0)) * 3 // 2
+    return len(os.sched_getaffinity(0)) * 2
 
 
 def pytest_configure(config: pytest.Config) -> None:
