@@ -16,20 +16,20 @@
 //!
 //! A request is repeated from the byte reached, up to a stated number of times.
 
+mod adaptive_limit;
 pub mod aws_profile;
 mod body;
 mod bucket;
 mod cache;
-pub mod store_options;
+pub mod concurrency;
 mod connections;
 pub mod find;
-mod get;
-mod adaptive_limit;
 mod first_bytes;
+mod get;
+mod host_policy;
 mod http;
 mod http_error;
 mod hub;
-pub mod runtime;
 pub mod limits;
 pub mod location;
 pub mod object;
@@ -38,13 +38,13 @@ pub mod parsers;
 pub mod parts;
 mod pieces;
 mod progress;
-mod reach;
 mod redis;
 mod refusal;
 mod registry;
 mod retry;
+pub mod runtime;
 pub mod store;
-pub mod concurrency;
+pub mod store_options;
 mod transport;
 mod trust;
 pub mod upload;

@@ -21,7 +21,7 @@ use files::{Files, Properties};
 use object_store::StaticCredentialProvider;
 use object_store::aws::AwsCredentialProvider;
 use object_store::client::HttpClient;
-use refresh::Renewed;
+use refresh::Refreshed;
 use reqwest::Url;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -158,7 +158,7 @@ impl Profile {
         };
         for (_, role) in roles.into_iter().rev() {
             let sts = self.sts(&role, &http)?;
-            provider = Arc::new(Renewed::new(AssumedRole { sts, role, source: provider }));
+            provider = Arc::new(Refreshed::new(AssumedRole { sts, role, source: provider }));
         }
         Ok(Some(provider))
     }
@@ -178,17 +178,17 @@ impl Profile {
         if let Some(file) = own.text("web_identity_token_file") {
             let role = self.role(own)?;
             let sts = self.sts(&role, http)?;
-            return Ok(Some(Arc::new(Renewed::new(WebIdentity { sts, role, token_file: file.into() }))));
+            return Ok(Some(Arc::new(Refreshed::new(WebIdentity { sts, role, token_file: file.into() }))));
         }
         if own.text("sso_account_id").is_some() || own.text("sso_role_name").is_some() {
-            return Ok(Some(Arc::new(Renewed::new(self.sso_role(name, own, http)?))));
+            return Ok(Some(Arc::new(Refreshed::new(self.sso_role(name, own, http)?))));
         }
         // Keys in the credentials file precede a process, which precedes keys in the config file.
         let in_credentials_file = STATIC_KEYS.iter().any(|key| own.is_in_credentials_file(key));
         if !in_credentials_file && let Some(command) = own.text("credential_process") {
             let place = own.place("credential_process").clone();
             let process = process::CredentialProcess { place, command: command.to_owned() };
-            return Ok(Some(Arc::new(Renewed::new(process))));
+            return Ok(Some(Arc::new(Refreshed::new(process))));
         }
         match has_static_keys(own) {
             true => static_credentials(own).map(Some),

@@ -1,7 +1,7 @@
 //! Connections of one runtime, and the settings with which they are opened.
 
+use super::host_policy::HostPolicy;
 use super::http_error::refused;
-use super::reach::Reach;
 use super::trust::{self, Trust};
 use crate::error::Result;
 use crate::options;
@@ -88,16 +88,16 @@ impl Connections {
     /// Returns the client for requests without a body.
     pub(super) fn reader(
         &self,
-        reach: Reach,
+        policy: HostPolicy,
         trust: &Trust,
         stall: Duration,
     ) -> std::result::Result<&reqwest::Client, HttpError> {
-        let slot = match reach {
-            Reach::Configured => &self.0.configured,
-            Reach::Named => &self.0.named,
-            Reach::Redirected => &self.0.redirected,
+        let slot = match policy {
+            HostPolicy::Configured => &self.0.configured,
+            HostPolicy::Named => &self.0.named,
+            HostPolicy::Redirected => &self.0.redirected,
         };
-        built(slot, trust, |builder| builder.dns_resolver(reach).read_timeout(stall))
+        built(slot, trust, |builder| builder.dns_resolver(policy).read_timeout(stall))
     }
 
     /// Returns the client for requests with a body. Nothing may arrive for long while a body is sent, but the other side

@@ -4,10 +4,10 @@
 //! large file with a redirect to a signed link of its storage, which gets no token. What the Hub's own cache on this
 //! machine holds is read from there.
 
+use super::host_policy::HostPolicy;
 use super::http::{self, answer, range_headers};
 use super::http_error;
 use super::location::Location;
-use super::reach::Reach;
 use super::store::{Answer, Failure, FailureClass, Store};
 use super::store_options;
 use super::transport::{self, Transport};
@@ -263,7 +263,7 @@ impl Repository {
     /// Requests a range of a signed link.
     async fn follow(&self, link: &Link, range: &Range<u64>) -> std::result::Result<HttpResponse, Failure> {
         let request = transport::get_request(&link.target.to_string(), range_headers(range, None))?;
-        let transport = self.access.transport.clone().within(Reach::Redirected);
+        let transport = self.access.transport.clone().within(HostPolicy::Redirected);
         transport.call(request).await.map_err(|error| http_error::failure_of(&error))
     }
 }

@@ -1,10 +1,10 @@
 //! Stores of the process, one for each host, bucket or repository, which keep their tokens between loads.
 
 use super::bucket::Bucket;
+use super::host_policy::HostPolicy;
 use super::http::HttpStore;
 use super::hub::{File, Repository};
 use super::location::{Location, Service};
-use super::reach::Reach;
 use super::redis::Redis;
 use super::store::Store;
 use super::store_options;
@@ -65,7 +65,7 @@ pub(super) fn store_of(location: &Location) -> Result<(Arc<dyn Store>, String)> 
     let transport = Transport::new(trust.clone());
     let store: Arc<dyn Store> = match location.service() {
         Service::Http => {
-            let transport = transport.within(Reach::Named);
+            let transport = transport.within(HostPolicy::Named);
             Arc::new(HttpStore::new(http_headers(&settings, &url)?, transport))
         }
         Service::Hub => Arc::new(Repository::open(location, &settings, transport)?),

@@ -2,9 +2,9 @@
 
 use super::body;
 use super::connections::without_client;
+use super::host_policy::HostPolicy;
 use super::http_error::{PROXY_REFUSAL, Refused, StatusFailure, refused};
 use super::progress::Progress;
-use super::reach::Reach;
 use super::runtime;
 use super::store::{Failure, FailureClass};
 use super::trust::Trust;
@@ -41,7 +41,7 @@ const PUBLIC_HEADERS: [HeaderName; 5] =
 pub(super) struct Transport {
     trust: Trust,
     /// Hosts that the first request may reach. A redirect may lead to fewer.
-    reach: Reach,
+    policy: HostPolicy,
 }
 
 impl HttpConnector for Transport {
@@ -58,13 +58,13 @@ impl HttpService for Transport {
         {
             parts.headers.remove(header::AUTHORIZATION);
         }
-        let mut reach = self.reach;
+        let mut policy = self.policy;
         for _ in 0..=REDIRECTS_MAX {
             let mut attempt = http::Request::new(body.clone());
             *attempt.method_mut() = parts.method.clone();
             *attempt.uri_mut() = parts.uri.clone();
             *attempt.headers_mut() = parts.headers.clone();
-            let response = self.send_within(reach, attempt).await?;
+            let response = self.send_within(policy, attempt).await?;
             let Some(target) = redirect_target(&parts.method, &parts.uri, &response)? else {
                 return Ok(response);
             };
@@ -75,7 +75,7 @@ impl HttpService for Transport {
                 parts.headers = parts.headers.iter().filter_map(public).collect();
             }
             parts.uri = target;
-            reach = Reach::Redirected;
+            policy = HostPolicy::Redirected;
         }
         Err(refused(format!("the server redirected more than {REDIRECTS_MAX} times")))
     }
@@ -84,28 +84,32 @@ impl HttpService for Transport {
 impl Transport {
     /// Creates the transport to a place that the program or its environment names.
     pub(super) fn new(trust: Trust) -> Transport {
-        Transport { trust, reach: Reach::Configured }
+        Transport { trust, policy: HostPolicy::Configured }
     }
 
     /// Returns the same transport for other hosts.
-    pub(super) fn within(self, reach: Reach) -> Transport {
-        Transport { reach, ..self }
+    pub(super) fn within(self, policy: HostPolicy) -> Transport {
+        Transport { policy, ..self }
     }
 
     /// Sends one request, without following redirects.
     pub(super) async fn send(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
-        self.send_within(self.reach, request).await
+        self.send_within(self.policy, request).await
     }
 
-    async fn send_within(&self, reach: Reach, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+    async fn send_within(
+        &self,
+        policy: HostPolicy,
+        request: HttpRequest,
+    ) -> std::result::Result<HttpResponse, HttpError> {
         let client = runtime::client().ok_or_else(|| refused("no runtime runs this request".into()))?;
         let connections = client.connections(&self.trust);
         let host = request.uri().host().unwrap_or_default();
-        reach.check(host)?;
-        let response = if reach == Reach::Configured && is_metadata_name(host) {
+        policy.check(host)?;
+        let response = if policy == HostPolicy::Configured && is_metadata_name(host) {
             self.ask_metadata(request).await?
         } else if request.body().content_length() == 0 {
-            let answer = connections.reader(reach, &self.trust, client.stall())?.call(request).await?;
+            let answer = connections.reader(policy, &self.trust, client.stall())?.call(request).await?;
             answer.map(|body| watched(body, client.stall()))
         } else {
             body::send(connections.uploads(&self.trust, client.stall())?, request).await?

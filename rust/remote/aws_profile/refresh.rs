@@ -18,7 +18,7 @@ pub(super) trait KeySource: Send + Sync {
 }
 
 /// Keys of a source, renewed when a request needs them. One request renews, and the others wait for it.
-pub(super) struct Renewed<S> {
+pub(super) struct Refreshed<S> {
     source: S,
     kept: Mutex<Option<Kept>>,
 }
@@ -28,20 +28,20 @@ struct Kept {
     renewal: Option<DateTime<Utc>>,
 }
 
-impl<S: KeySource> Renewed<S> {
+impl<S: KeySource> Refreshed<S> {
     pub(super) fn new(source: S) -> Self {
-        Renewed { source, kept: Mutex::new(None) }
+        Refreshed { source, kept: Mutex::new(None) }
     }
 }
 
-impl<S> fmt::Debug for Renewed<S> {
+impl<S> fmt::Debug for Refreshed<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Renewed").finish_non_exhaustive()
+        f.debug_struct("Refreshed").finish_non_exhaustive()
     }
 }
 
 #[async_trait]
-impl<S: KeySource> CredentialProvider for Renewed<S> {
+impl<S: KeySource> CredentialProvider for Refreshed<S> {
     type Credential = AwsCredential;
 
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
@@ -120,13 +120,13 @@ mod tests {
     }
 
     /// Returns a provider whose keys are valid for `valid_minutes` and are to be renewed now.
-    fn due(valid_minutes: i64, source_minutes: Option<i64>) -> Renewed<Numbered> {
+    fn due(valid_minutes: i64, source_minutes: Option<i64>) -> Refreshed<Numbered> {
         let kept = Kept { keys: keys("old", valid_minutes), renewal: Some(Utc::now()) };
         let source = Numbered { fetched: AtomicUsize::new(0), valid_minutes: source_minutes };
-        Renewed { source, kept: Mutex::new(Some(kept)) }
+        Refreshed { source, kept: Mutex::new(Some(kept)) }
     }
 
-    fn key_id(provider: &Renewed<Numbered>) -> Result<String> {
+    fn key_id(provider: &Refreshed<Numbered>) -> Result<String> {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let keys = runtime.block_on(provider.get_credential()).map_err(unwrap)?;
         Ok(keys.key_id.clone())

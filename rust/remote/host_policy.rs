@@ -32,7 +32,7 @@ const METADATA_NAME: &str = "metadata.google.internal";
 
 /// Hosts that a request may reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Reach {
+pub(super) enum HostPolicy {
     /// All: the program or its environment names the host.
     #[default]
     Configured,
@@ -42,16 +42,16 @@ pub(super) enum Reach {
     Redirected,
 }
 
-impl Reach {
+impl HostPolicy {
     fn allows(self, address: IpAddr) -> bool {
         let (is_metadata, is_link_local) = match address.to_canonical() {
             IpAddr::V4(address) => (METADATA_V4.contains(&address), address.is_link_local()),
             IpAddr::V6(address) => (METADATA_V6.contains(&address), address.is_unicast_link_local()),
         };
         match self {
-            Reach::Configured => true,
-            Reach::Named => !is_metadata,
-            Reach::Redirected => !is_metadata && !is_link_local,
+            HostPolicy::Configured => true,
+            HostPolicy::Named => !is_metadata,
+            HostPolicy::Redirected => !is_metadata && !is_link_local,
         }
     }
 
@@ -63,25 +63,25 @@ impl Reach {
         let bare = host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.');
         let is_allowed = match bare.parse() {
             Ok(address) => self.allows(address),
-            Err(_) => self == Reach::Configured || !bare.eq_ignore_ascii_case(METADATA_NAME),
+            Err(_) => self == HostPolicy::Configured || !bare.eq_ignore_ascii_case(METADATA_NAME),
         };
         if is_allowed { Ok(()) } else { Err(self.refusal(host)) }
     }
 
     fn refusal(self, host: &str) -> HttpError {
-        let how = if self == Reach::Redirected { "the server redirected to" } else { "the URL names" };
+        let how = if self == HostPolicy::Redirected { "the server redirected to" } else { "the URL names" };
         refused(format!("{how} {host}, an address of this machine's own network"))
     }
 }
 
-impl Resolve for Reach {
+impl Resolve for HostPolicy {
     fn resolve(&self, name: Name) -> Resolving {
-        let reach = *self;
+        let policy = *self;
         Box::pin(async move {
             let found: Vec<_> = lookup_host((name.as_str(), 0)).await?.collect();
-            let allowed: Vec<_> = found.iter().copied().filter(|address| reach.allows(address.ip())).collect();
+            let allowed: Vec<_> = found.iter().copied().filter(|address| policy.allows(address.ip())).collect();
             if allowed.is_empty() && !found.is_empty() {
-                return Err(reach.refusal(name.as_str()).into());
+                return Err(policy.refusal(name.as_str()).into());
             }
             Ok(Box::new(allowed.into_iter()) as Addrs)
         })
@@ -111,14 +111,14 @@ mod tests {
 
     #[test]
     fn addresses_of_instance_metadata_are_refused() {
-        let is_allowed = |reach: Reach| move |host: &&str| reach.check(host).is_ok();
+        let is_allowed = |policy: HostPolicy| move |host: &&str| policy.check(host).is_ok();
         let all = [METADATA.as_slice(), &LINK_LOCAL, &OTHERS].concat();
-        assert!(all.iter().all(is_allowed(Reach::Configured)));
-        for reach in [Reach::Named, Reach::Redirected] {
-            assert!(!METADATA.iter().any(is_allowed(reach)));
-            assert!(OTHERS.iter().all(is_allowed(reach)));
+        assert!(all.iter().all(is_allowed(HostPolicy::Configured)));
+        for policy in [HostPolicy::Named, HostPolicy::Redirected] {
+            assert!(!METADATA.iter().any(is_allowed(policy)));
+            assert!(OTHERS.iter().all(is_allowed(policy)));
         }
-        assert!(LINK_LOCAL.iter().all(is_allowed(Reach::Named)));
-        assert!(!LINK_LOCAL.iter().any(is_allowed(Reach::Redirected)));
+        assert!(LINK_LOCAL.iter().all(is_allowed(HostPolicy::Named)));
+        assert!(!LINK_LOCAL.iter().any(is_allowed(HostPolicy::Redirected)));
     }
 }
