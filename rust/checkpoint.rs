@@ -35,7 +35,7 @@ const HEADER_THREADS: usize = 8;
 /// The same for objects, whose headers are requested all at once.
 const REMOTE_HEADER_THREADS: usize = 64;
 
-/// How a checkpoint is opened.
+/// Options to open a checkpoint with.
 #[derive(Default)]
 pub struct OpenOptions {
     /// Digests that loads compare. Encrypted files need none: every byte is authenticated.

@@ -37,11 +37,11 @@ class OperatorLoads:
 
     def load_files(self, device: _Device, dtype: Dtype = None) -> dict[str, Tensor]:
         """Loads all tensors."""
-        return self._load(torch.ops.fst.load_files, device, dtype)
+        return self._load(torch.ops.fst.load_files, device, dtype=dtype)
 
     def load_tensors(self, names: Sequence[str], device: _Device, dtype: Dtype = None) -> list[Tensor]:
         """Loads named tensors."""
-        return self._load(torch.ops.fst.load_tensors, names, device, dtype)
+        return self._load(torch.ops.fst.load_tensors, names, device, dtype=dtype)
 
     def load_slices(
         self,
@@ -53,21 +53,20 @@ class OperatorLoads:
         dtype: Dtype = None,
     ) -> list[Tensor]:
         """Loads a slice along one dimension of each named tensor."""
-        return self._load(torch.ops.fst.load_slices, names, dims, starts, lengths, device, dtype)
+        return self._load(torch.ops.fst.load_slices, names, dims, starts, lengths, device, dtype=dtype)
 
     def load_boxes(
         self, names: Sequence[str], regions: Sequence[Sequence[IndexRange]], device: _Device, dtype: Dtype = None
     ) -> list[Tensor]:
         """Loads an index region of each named tensor."""
-        return self._load(torch.ops.fst.load_boxes, names, *flatten(regions), device, dtype)
+        return self._load(torch.ops.fst.load_boxes, names, *flatten(regions), device, dtype=dtype)
 
     def overwrite(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
         """Overwrites existing tensors with named tensors."""
         torch.ops.fst.load_into(self._paths, names, out, verify=self._verify)
         warn_of_unverified(self._verify)
 
-    def _load(self, operator: Any, *arguments: Any) -> Any:
-        *own, dtype = arguments
+    def _load(self, operator: Any, *own: Any, dtype: Dtype) -> Any:
         loaded = operator(self._paths, *own, verify=self._verify, **dtype_arguments(dtype))
         warn_of_unverified(self._verify)
         return loaded
