@@ -11,8 +11,9 @@ from fst._checkpoint.region import Region
 from fst._core.classes import GroupLoad, GroupPlan
 from fst._distributed.exchange import WindowBuffers, side_stream, window_traffic
 from fst._distributed.shards import Replicated, Sharded, ShardRequest, encode, region_of
+from placements import columns, rows, shard_of
 from rawfile import assert_same, write
-from test_sharded import RAW, STRATEGIES, check_against_raw, chunk, columns, corners, mixed, replicated, rows
+from test_sharded import RAW, STRATEGIES, check_against_raw, corners, mixed, replicated
 
 pytestmark = pytest.mark.gpu
 
@@ -148,7 +149,7 @@ def load_after_queued_work(path):
             sums = {name: tensor.double().sum() for name, tensor in loaded.items()}
             del loaded
         for name, tensor in load_file(path).items():
-            expected = chunk(tensor, 0, dist.get_rank(), 2).double().sum()
+            expected = shard_of(tensor, rows(name, tensor.shape)).double().sum()
             torch.testing.assert_close(sums[name].cpu(), expected)
 
 

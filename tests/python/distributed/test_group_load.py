@@ -1,20 +1,16 @@
 """Loads of a group into given tensors, and headers that one rank reads for all."""
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from fst import RankError
+import fst
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._checkpoint.region import Region
 from fst._core.group import Group
 from fst._distributed.load import fill_on_device, load_shards, open_for_group
 from fst._distributed.shards import Replicated, Sharded, ShardRequest, region_of
-from procfs import read_bytes
 from rawfile import assert_same
 
 CPU = torch.device("cpu")
@@ -113,7 +109,7 @@ def refuse(path):
         ([good[0], good[1].to_sparse()], "the tensor to overwrite is torch.sparse_coo"),
     ]
     for out, message in bad:
-        error, out = (ValueError, out) if group.rank == 1 else (RankError, good)
+        error, out = (ValueError, out) if group.rank == 1 else (fst.RankError, good)
         with pytest.raises(error, match=message):
             fill_on_device(stored, requests, out, group)
     assert all(tensor.eq(7).all() for tensor in good)
@@ -126,51 +122,15 @@ def test_invalid_outputs(ranks, checkpoint):
     ranks(2).run(refuse, checkpoint)
 
 
-def load_parts(path, strategy):
-    """Loads regions of one tensor, several on some ranks and none on others."""
+def mapped_bytes(path):
     group = Group.of(None, CPU)
-    stored = open_for_group(path, group)
-    parts = [Region.unit_step((start, 0), (3, 5)) for start in range(0, 7, group.rank + 1)] if group.rank != 1 else []
-    requests = [ShardRequest("rows", part) for part in parts]
-    loaded = load_shards(stored, requests, group, CPU, strategy=strategy, window_bytes=100)
-    for request, tensor in zip(requests, loaded, strict=True):
-        assert_same(tensor, expected_of(path, request, group))
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_regions_of_one_tensor(ranks, checkpoint, strategy):
-    ranks(4).run(load_parts, checkpoint, strategy)
-
-
-def open_and_count(path):
-    """Opens a checkpoint with the group and returns the bytes that this process has read for it."""
-    group = Group.of(None, CPU)
-    before = read_bytes()
-    stored = open_for_group(path, group)
-    assert list(stored.tensors) == ["m", "n"]
-    return read_bytes() - before
-
-
-def test_one_rank_reads_the_headers(ranks, tmp_path):
-    header_bytes = 1 << 20
-    save_file({"m": torch.ones(3), "n": torch.ones(2)}, tmp_path / "a.safetensors", {"text": "x" * header_bytes})
-    first, *others = ranks(3).run(open_and_count, str(tmp_path / "a.safetensors"))
-    assert first > header_bytes
-    assert all(read < header_bytes // 8 for read in others)
-
-
-def is_mapped(path):
-    """Returns True if a replicated tensor is a mapping of the file."""
-    group = Group.of(None, CPU)
-    [tensor] = load_shards(open_for_group(path, group), [ShardRequest("rows", Replicated())], group, CPU)
-    address = tensor.data_ptr()
-    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
-    ranges = [tuple(int(end, 16) for end in fields[0].split("-")) for fields in maps if fields[-1] == path]
-    return any(begin <= address < end for begin, end in ranges)
+    with fst.profile() as profile:
+        load_shards(open_for_group(path, group), [ShardRequest("rows", Replicated())], group, CPU)
+    return profile.summary().mapped_bytes
 
 
 def test_ranks_of_one_machine_map_replicated_tensors(ranks, checkpoint):
-    assert ranks(3).run(is_mapped, checkpoint) == [True] * 3
+    assert ranks(3).run(mapped_bytes, checkpoint) == [10 * 7 * 4] * 3
 
 
 def test_page_cache_identity(tmp_path, monkeypatch):
@@ -184,16 +144,3 @@ def test_page_cache_identity(tmp_path, monkeypatch):
     monkeypatch.setenv("FST_READER", "pread")
     assert opened[0].page_cache() == ""
     assert opened[0].copy_name() == first
-
-
-def count(path):
-    group = Group.of(dist.new_group([dist.get_rank()], use_local_synchronization=True), CPU)
-    [tensor] = load_shards(
-        open_for_group(path, group), [ShardRequest("rows", Sharded(0))], group, CPU, strategy="exchange"
-    )
-    dist.destroy_process_group(group.process_group)
-    return tensor.shape[0]
-
-
-def test_group_of_one_rank(ranks, checkpoint):
-    assert ranks(2).run(count, checkpoint) == [10, 10]

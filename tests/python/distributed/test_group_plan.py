@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from fst._core.classes import Checkpoint, GroupLoad, GroupPlan
-from fst._distributed.shards import Replicated, Sharded, ShardRequest, chunk_of, encode
+from fst._distributed.shards import Replicated, Sharded, ShardRequest, encode
 
 CPU = torch.device("cpu")
 
@@ -23,15 +23,6 @@ def run(plan, out):
         load.read(window, nothing)
         load.unpack(window, nothing)
     load.finish()
-
-
-@pytest.mark.parametrize("count", range(1, 7))
-def test_chunks_match_torch_chunk(count):
-    for length in range(12):
-        tensor = torch.arange(length)
-        chunks = [tensor[chunk.start : chunk.stop] for chunk in (chunk_of(length, i, count) for i in range(count))]
-        expected = [*tensor.chunk(count), *[tensor[:0]] * count][:count]
-        assert [chunk.tolist() for chunk in chunks] == [chunk.tolist() for chunk in expected]
 
 
 def test_omitted_outputs(tmp_path):

@@ -14,24 +14,13 @@ import fst._distributed.load
 from fst._core.group import Group
 from fst._distributed.load import fill_on_device, load_shards, open_for_group
 from fst._distributed.shards import Replicated, Sharded, ShardRequest
+from placements import shard_of
 from rawfile import assert_same
 
 CPU = torch.device("cpu")
 SIZE = 4
 # The kernel reads ahead beyond the end of a read, and some of that is in the next file.
 READ_MAX = 1.05
-
-
-def rows(name, shape):
-    return Shard(0)
-
-
-def columns(name, shape):
-    return Shard(1)
-
-
-def replicated(name, shape):
-    return Replicate()
 
 
 def mixed(name, shape):
@@ -61,14 +50,12 @@ def count(path, work):
     return result, storage_bytes() - before
 
 
+def request_of(name):
+    return ShardRequest(name, [Sharded(0), Sharded(1), Replicated()][int(name) % 3])
+
+
 def refuse(*arguments):
     raise AssertionError("the ranks exchange data")
-
-
-def part(tensor, placement):
-    if isinstance(placement, Replicate):
-        return tensor
-    return tensor.chunk(dist.get_world_size(), placement.dim)[dist.get_rank()].contiguous()
 
 
 def load_cold(path, place, dtype):
@@ -81,7 +68,7 @@ def load_cold(path, place, dtype):
         patch.setattr("fst._distributed.load.Exchange", refuse)
         loaded, read = count(path, load)
     for name, tensor in load_file(path).items():
-        expected = part(tensor, place(name, tensor.shape))
+        expected = shard_of(tensor, place(name, None) if place is mixed else place)
         assert_same(loaded[name], expected if dtype is None else expected.to(dtype))
     return read
 
@@ -97,16 +84,15 @@ def path(tmp_path_factory):
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("place", [rows, columns, replicated, mixed])
+@pytest.mark.parametrize("place", [Shard(0), Shard(1), Replicate(), mixed], ids=str)
 def test_cold_file_is_read_once(ranks, path, place, dtype):
     read = sum(ranks(SIZE).run(load_cold, path, place, dtype))
     assert read <= READ_MAX * path.stat().st_size
 
 
 def fill_cold(path):
-    requests = [ShardRequest(name, [Sharded(0), Sharded(1), Replicated()][int(name) % 3]) for name in load_file(path)]
-    places = {name: mixed(name, None) for name, _ in requests}
-    expected = {name: part(tensor, places[name]) for name, tensor in load_file(path).items()}
+    expected = {name: shard_of(tensor, mixed(name, None)).contiguous() for name, tensor in load_file(path).items()}
+    requests = [request_of(name) for name in expected]
     out = [torch.zeros_like(expected[name]) for name, _ in requests]
     # A tensor that is not contiguous, and one of another dtype.
     out[0], out[1] = torch.zeros_like(expected["0"].T).T, out[1].double()
@@ -125,24 +111,6 @@ def fill_cold(path):
 
 def test_cold_file_is_read_once_into_tensors(ranks, path):
     assert sum(ranks(SIZE).run(fill_cold, path)) <= READ_MAX * path.stat().st_size
-
-
-def load_past_the_page_cache(path, place):
-    os.environ["FST_READER"] = "uring"
-    return count(path, lambda: fst.load_sharded(path, place))[1]
-
-
-def every_fourth(name, shape):
-    return Replicate() if int(name) % SIZE == dist.get_rank() else None
-
-
-# Without io_uring, the ranks share a page cache, and the test shows nothing.
-@pytest.mark.parametrize("place", [rows, every_fourth])
-def test_blocks_of_small_shards_are_read_once(ranks, tmp_path, place):
-    path = tmp_path / "small.safetensors"
-    save_file({str(index): torch.randn(8, 128) for index in range(2000)}, path)
-    read = sum(ranks(SIZE).run(load_past_the_page_cache, path, place))
-    assert read <= 1.1 * path.stat().st_size
 
 
 def count_collectives(path):
@@ -170,19 +138,15 @@ def test_collectives(ranks, path):
 def load_on_two_machines(path):
     """Loads in a group whose ranks have two page caches, so that some tensors are exchanged."""
     rank = dist.get_rank()
-    requests = [
-        ShardRequest(name, [Sharded(0), Sharded(1), Replicated()][int(name) % 3])
-        for name in load_file(path)
-        # Each half of the ranks needs a few tensors alone.
-        if int(name) > 12 or int(name) % 2 == rank // 2
-    ]
-    # Chunks are for the whole group, so ranks that need a tensor alone keep it whole.
-    requests = [request if int(request.name) > 12 else request._replace(shard=Replicated()) for request in requests]
-    whole = load_file(path)
-    expected = [
-        part(whole[name], Replicate() if isinstance(shard, Replicated) else Shard(shard.dim))
-        for name, shard in requests
-    ]
+    requests, expected = [], []
+    for name, tensor in load_file(path).items():
+        if int(name) > 12:
+            requests.append(request_of(name))
+            expected.append(shard_of(tensor, mixed(name, None)).contiguous())
+        elif int(name) % 2 == rank // 2:
+            # Half of the ranks need this tensor, and whole: chunks are for the whole group.
+            requests.append(ShardRequest(name, Replicated()))
+            expected.append(tensor)
     group = Group.of(None, CPU)
     out = [torch.zeros_like(tensor) for tensor in expected]
     exchanges = []

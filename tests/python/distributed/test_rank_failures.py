@@ -8,6 +8,8 @@ import signal
 import sys
 import time
 import weakref
+from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -40,151 +42,72 @@ def load(directory, **options):
     return fst.load_sharded(arguments.pop("paths", path), **arguments)
 
 
-def attempt(directory, fault, failing):
-    """Loads with a fault on one rank and returns the error of this rank."""
+def attempt_and_load(directory, fault, failing):
+    """Loads with a fault on one rank, and checks that the group can load again. Returns the error of this rank.
+
+    A fault is the arguments of the load, or a function that makes the fault and may return arguments.
+    """
+    path = directory / f"{dist.get_rank()}" / "a.safetensors"
     with pytest.MonkeyPatch.context() as patch:
-        options = fault(patch, directory) if dist.get_rank() == failing else None
+        options = {}
+        if dist.get_rank() == failing:
+            options = fault if isinstance(fault, dict) else fault(patch, path)
         with pytest.raises(BaseException) as caught:  # noqa: PT011
             load(directory, **(options or {}))
+    shutil.copy(directory / "a.safetensors", path)
+    loaded = load(directory)
+    for name, tensor in load_file(path).items():
+        assert_same(loaded[name], tensor if name == "c" else tensor.chunk(SIZE)[dist.get_rank()])
     return f"{type(caught.value).__name__}: {caught.value}"
 
 
-def attempt_and_load(directory, fault, failing):
-    """Loads with a fault, then checks that the group can load again."""
-    path = directory / f"{dist.get_rank()}" / "a.safetensors"
-    raised = attempt(directory, fault, failing)
-    shutil.copy(directory / "a.safetensors", path)
-    loaded = load(directory)
-    whole = load_file(path)
-    assert_same(loaded["a"], whole["a"].chunk(SIZE)[dist.get_rank()])
-    assert_same(loaded["b"], whole["b"].chunk(SIZE)[dist.get_rank()])
-    assert_same(loaded["c"], whole["c"])
-    return raised
+def other_name(patch, path):
+    return {"paths": shutil.copy(path, path.with_name("other.safetensors"))}
 
 
-def missing_file(patch, directory):
-    return {"paths": directory / "missing.safetensors"}
+def other_length(patch, path):
+    save_file({"a": torch.randn(61, 32), "b": torch.randn(50), "c": torch.randn(9)}, path)
 
 
-def other_name(patch, directory):
-    return {"paths": shutil.copy(directory / "a.safetensors", directory / "other.safetensors")}
-
-
-def other_length(patch, directory):
-    save_file(
-        {"a": torch.randn(61, 32), "b": torch.randn(50), "c": torch.randn(9)},
-        directory / f"{dist.get_rank()}" / "a.safetensors",
-    )
-
-
-def other_header(patch, directory):
+def replace_header(old, new, patch, path):
     """Changes the header and keeps its length."""
-    path = directory / f"{dist.get_rank()}" / "a.safetensors"
-    path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))
+    path.write_bytes(path.read_bytes().replace(old, new))
 
 
-def bad_header(patch, directory):
-    path = directory / f"{dist.get_rank()}" / "a.safetensors"
-    path.write_bytes(path.read_bytes().replace(b"data_offsets", b"data_offsetz"))
+def broken_placements(name, shape):
+    raise LookupError("no layout")
 
 
-def bad_device(patch, directory):
-    return {"device": 1.5}
-
-
-def other_placements(patch, directory):
-    return {"placements": {"*": Replicate()}}
-
-
-def no_placements(patch, directory):
-    return {"placements": {}}
-
-
-def broken_placements(patch, directory):
-    def place(name, shape):
-        raise LookupError("no layout")
-
-    return {"placements": place}
-
-
-def other_dtype(patch, directory):
-    return {"dtype": torch.bfloat16}
-
-
-def other_strategy(patch, directory):
-    return {"strategy": "auto"}
-
-
-def other_window(patch, directory):
-    return {"window_bytes": 8192}
-
-
-def truncated_file(patch, directory):
+def truncated_file(patch, path):
     """Truncates the file after it was opened."""
     begin = fst._distributed.load.agree_on_plan
 
     def agree(*arguments):
-        os.truncate(directory / f"{dist.get_rank()}" / "a.safetensors", 500)
+        os.truncate(path, 500)
         return begin(*arguments)
 
     patch.setattr("fst._distributed.load.agree_on_plan", agree)
 
 
-def no_memory(patch, directory):
-    def allocate(*arguments, **options):
-        raise torch.OutOfMemoryError("no room for it")
-
-    patch.setattr("fst._distributed.load.torch.empty_like", allocate)
+def failing_call(name, error, patch, path):
+    patch.setattr(name, mock.Mock(side_effect=error))
 
 
-def no_buffers(patch, directory):
-    def allocate(traffics, device):
-        raise MemoryError
-
-    patch.setattr("fst._distributed.exchange.WindowBuffers", allocate)
-
-
-def raising_at(method, window, error):
-    """Returns a replacement of a method that raises in one window."""
+def failing_window(method, window, error, patch, path):
+    """Replaces a method of the exchange by one that raises in a window of the load."""
     whole = getattr(Exchange, method)
 
     def broken(self, at):
-        if at == window:
+        if at == range(len(self._traffics))[window]:
+            assert len(self._traffics) > 5
             # A new exception, so that no reference remains here.
             raise type(error)(*error.args)
         whole(self, at)
 
-    return broken
+    patch.setattr(Exchange, method, broken)
 
 
-def broken_first_read(patch, directory):
-    patch.setattr(Exchange, "_read", raising_at("_read", 0, ZeroDivisionError("reading")))
-
-
-def broken_read(patch, directory):
-    patch.setattr(Exchange, "_read", raising_at("_read", 4, KeyboardInterrupt()))
-
-
-def broken_place(patch, directory):
-    patch.setattr(Exchange, "_unpack", raising_at("_unpack", 3, SystemExit(3)))
-
-
-def broken_last_place(patch, directory):
-    patch.setattr(Exchange, "_run_windows", fail_in_last_window(Exchange._run_windows))
-
-
-def fail_in_last_window(run):
-    def broken(self, interrupts):
-        last = len(self._traffics) - 1
-        assert last > 4
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Exchange, "_unpack", raising_at("_unpack", last, ArithmeticError("the last")))
-            run(self, interrupts)
-
-    return broken
-
-
-def interrupt(patch, directory):
+def interrupt(patch, path):
     """Interrupts the rank during an exchange."""
     read = Exchange._read
 
@@ -196,7 +119,7 @@ def interrupt(patch, directory):
     patch.setattr(Exchange, "_read", interrupted)
 
 
-def interrupt_between(patch, directory):
+def interrupt_between(patch, path):
     """Interrupts the rank during a collective."""
     share = fst._core.group.Group.all_gather_bytes
 
@@ -207,65 +130,49 @@ def interrupt_between(patch, directory):
     patch.setattr("fst._core.group.Group.all_gather_bytes", interrupted)
 
 
+MEMORY = torch.OutOfMemoryError("no room for it")
 # Errors of the failing rank. The other ranks raise a RankError with the same text.
 FAULTS = {
-    missing_file: "FileNotFoundError: .*missing.safetensors",
-    bad_device: "TypeError: device must be",
-    no_placements: "ValueError: placements: no entry matches",
-    broken_placements: "LookupError: no layout",
-    truncated_file: "(OSError|SafetensorError): .*a.safetensors",
-    no_memory: "OutOfMemoryError: no room for it",
-    no_buffers: "MemoryError",
-    broken_first_read: "ZeroDivisionError: reading",
-    broken_read: "KeyboardInterrupt",
-    broken_place: "SystemExit: 3",
-    broken_last_place: "ArithmeticError: the last",
-    interrupt: "KeyboardInterrupt",
-    interrupt_between: "KeyboardInterrupt",
+    "missing file": ({"paths": "missing.safetensors"}, "FileNotFoundError: .*missing.safetensors"),
+    "bad device": ({"device": 1.5}, "TypeError: device must be"),
+    "no placements": ({"placements": {}}, "ValueError: placements: no entry matches"),
+    "broken placements": ({"placements": broken_placements}, "LookupError: no layout"),
+    "truncated file": (truncated_file, "(OSError|SafetensorError): .*a.safetensors"),
+    "no memory": (
+        partial(failing_call, "fst._distributed.load.torch.empty_like", MEMORY),
+        "OutOfMemoryError: no room for it",
+    ),
+    "no buffers": (partial(failing_call, "fst._distributed.exchange.WindowBuffers", MemoryError()), "MemoryError"),
+    "first read": (partial(failing_window, "_read", 0, ZeroDivisionError("reading")), "ZeroDivisionError: reading"),
+    "read": (partial(failing_window, "_read", 4, KeyboardInterrupt()), "KeyboardInterrupt"),
+    "unpack": (partial(failing_window, "_unpack", 3, SystemExit(3)), "SystemExit: 3"),
+    "last unpack": (partial(failing_window, "_unpack", -1, ArithmeticError("the last")), "ArithmeticError: the last"),
+    "interrupt": (interrupt, "KeyboardInterrupt"),
+    "interrupt of a collective": (interrupt_between, "KeyboardInterrupt"),
 }
-# Errors that all ranks raise.
+# Arguments and files that differ. All ranks raise such errors. If rank 0 differs, every other rank has another file.
+NO_AGREEMENT = "ValueError: the ranks of the group do not agree on"
+OTHER_FILE = "(SafetensorError|RankError): .*safetensors: .*(give every rank the same checkpoint|data_offsets)"
 DIFFERENCES = {
-    other_dtype: "ValueError: the ranks of the group do not agree on dtype: .*bfloat16 on rank",
-    other_strategy: "ValueError: the ranks of the group do not agree on strategy: .*auto on rank",
-    other_window: "ValueError: the ranks of the group do not agree on window_bytes: .*8192 on rank",
-    other_placements: 'ValueError: .*tensor "a": rank . requests .* and rank .',
+    "dtype": ({"dtype": torch.bfloat16}, f"{NO_AGREEMENT} dtype: .*bfloat16 on rank"),
+    "strategy": ({"strategy": "auto"}, f"{NO_AGREEMENT} strategy: .*auto on rank"),
+    "window": ({"window_bytes": 8192}, f"{NO_AGREEMENT} window_bytes: .*8192 on rank"),
+    "placements": ({"placements": {"*": Replicate()}}, 'ValueError: .*tensor "a": rank . requests .* and rank .'),
+    "name": (other_name, OTHER_FILE),
+    "length": (other_length, OTHER_FILE),
+    "header": (partial(replace_header, b'"F32"', b'"I32"'), OTHER_FILE),
+    "bad header": (partial(replace_header, b"data_offsets", b"data_offsetz"), OTHER_FILE),
 }
 
 
 @pytest.mark.parametrize("failing", [0, SIZE - 1])
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_failure_of_one_rank(ranks, directories, fault, failing):
-    for rank, raised in enumerate(ranks(SIZE).run(attempt_and_load, directories, fault, failing)):
-        expected = FAULTS[fault]
-        if rank != failing:
-            expected = rf"RankError: rank {failing} failed: (\w+\.)*{expected}"
-        assert re.match(expected, raised), raised
-
-
-@pytest.mark.parametrize("failing", [0, SIZE - 1])
-@pytest.mark.parametrize("fault", DIFFERENCES, ids=lambda fault: fault.__name__)
-def test_different_arguments(ranks, directories, fault, failing):
-    for raised in ranks(SIZE).run(attempt_and_load, directories, fault, failing):
-        assert re.match(DIFFERENCES[fault], raised), raised
-
-
-@pytest.mark.parametrize("failing", [0, SIZE - 1])
-@pytest.mark.parametrize(
-    "fault", [other_name, other_length, other_header, bad_header], ids=lambda fault: fault.__name__
-)
-def test_different_files(ranks, directories, fault, failing):
+@pytest.mark.parametrize("name", FAULTS | DIFFERENCES)
+def test_fault_of_one_rank(ranks, directories, name, failing):
+    fault, expected = (FAULTS | DIFFERENCES)[name]
     raised = ranks(SIZE).run(attempt_and_load, directories, fault, failing)
-    # If rank 0 differs, every other rank reports a difference.
-    assert {text.partition(":")[0] for text in raised} == {"SafetensorError", "RankError"}
-    for text in raised:
-        assert re.search("give every rank the same checkpoint|data_offsets", text), text
-        assert "safetensors: " in text
-
-
-def test_failure_of_several_ranks(ranks, directories):
-    raised = ranks(SIZE).run(fail_on_all_but_the_last, directories)
-    assert raised[:2] == ["LookupError: rank 0", "LookupError: rank 1"]
-    assert raised[2] == "RankError: rank 0 failed, as did 1 more: LookupError: rank 0"
+    for rank, text in enumerate(raised):
+        is_told = name in FAULTS and rank != failing
+        assert re.match(rf"RankError: rank {failing} failed: (\w+\.)*{expected}" if is_told else expected, text), text
 
 
 def fail_on_all_but_the_last(directory):
@@ -274,9 +181,17 @@ def fail_on_all_but_the_last(directory):
             raise LookupError(f"rank {dist.get_rank()}")
         return Replicate()
 
-    with pytest.raises(BaseException) as caught:  # noqa: PT011
+    with pytest.raises((LookupError, fst.RankError)) as caught:
         load(directory, placements=place)
-    return f"{type(caught.value).__name__}: {caught.value}"
+    return str(caught.value)
+
+
+def test_failure_of_several_ranks(ranks, directories):
+    assert ranks(SIZE).run(fail_on_all_but_the_last, directories) == [
+        "rank 0",
+        "rank 1",
+        "rank 0 failed, as did 1 more: LookupError: rank 0",
+    ]
 
 
 def test_failure_releases_memory(ranks, directories):
@@ -302,7 +217,7 @@ def fail_and_count_memory(directory):
             patch.setattr("fst._distributed.exchange.WindowBuffers", Watched)
             patch.setattr("fst._distributed.load.torch.empty_like", empty_like)
             if dist.get_rank() == 1:
-                broken_read(patch, directory)
+                failing_window("_read", 4, KeyboardInterrupt(), patch, directory)
             try:
                 load(directory)
             except (KeyboardInterrupt, fst.RankError):

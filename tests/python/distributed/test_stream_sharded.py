@@ -162,21 +162,12 @@ def check_failure_on_rank(path, arguments, error, message):
         ({"placements": {"t0": Shard(2), "*": None}}, ValueError, "does not fit"),
         ({"dtype": "bfloat16"}, TypeError, "dtype"),
         ({"device": "nowhere"}, RuntimeError, "nowhere"),
+        ({"paths": "missing.safetensors"}, FileNotFoundError, "missing"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
 def test_failure_on_one_rank_raises_on_all(ranks, path, arguments, error, message):
     ranks(2).run(check_failure_on_rank, path, arguments, error, message)
-
-
-def check_missing_file(path):
-    with pytest.raises((FileNotFoundError, fst.RankError), match="missing"):
-        fst.stream_sharded("missing.safetensors", Replicate())
-    assert stream_from(path).keys() == TENSORS.keys()
-
-
-def test_missing_file_raises_on_all(ranks, path):
-    ranks(2).run(check_missing_file, path)
 
 
 def test_single_process_without_group(path):
