@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 import fst
 import tensorsfile
 from combinations import pairwise
+from placements import shard_of
 from rawfile import Raw, assert_same
 
 SIZE = 3
@@ -27,35 +28,21 @@ DATA_BYTES = sum(tensor.nbytes for tensor in TENSORS.values())
 READERS = ["mmap", "pread", "uring"]
 
 
-def replicated(name, shape):
-    return Replicate()
-
-
-def rows(name, shape):
-    return Shard(0)
-
-
-def columns(name, shape):
-    return Shard(1)
-
-
 def regions(name, shape):
     rank = dist.get_rank()
     return slice(rank * 7, shape[0] - 11), slice(0, shape[1] - rank * 9)
 
 
-def mixed(name, shape):
-    return {"tall": Shard(1), "wide": Shard(0), "small": Replicate()}[name]
+MIXED = {"tall": Shard(1), "wide": Shard(0), "small": Replicate()}
 
 
-LAYOUTS = [replicated, rows, columns, regions, mixed]
+LAYOUTS = [Replicate(), Shard(0), Shard(1), regions, MIXED]
 
 
 def expected_of(name, place, tensors=TENSORS):
-    tensor, placement = tensors[name], place(name, tensors[name].shape)
-    if isinstance(placement, Replicate):
-        return tensor
-    return tensor.chunk(SIZE, placement.dim)[dist.get_rank()] if isinstance(placement, Shard) else tensor[placement]
+    if place is regions:
+        place = regions(name, tensors[name].shape)
+    return shard_of(tensors[name], place[name] if isinstance(place, dict) else place)
 
 
 ALGORITHMS = ["blake3", "sha256"]
@@ -93,7 +80,7 @@ def test_loads_are_exact(ranks, path, place, reader, options):
 
 
 @pytest.mark.parametrize(
-    ("place", "window_bytes"), [(replicated, None), (rows, 40 << 20), (columns, None), (mixed, 40 << 20)]
+    ("place", "window_bytes"), [(Replicate(), None), (Shard(0), 40 << 20), (Shard(1), None), (MIXED, 40 << 20)]
 )
 def test_no_byte_is_read_twice(ranks, path, place, window_bytes):
     read = ranks(SIZE).run(load_and_compare, path, place, "pread", {"window_bytes": window_bytes})
@@ -101,13 +88,9 @@ def test_no_byte_is_read_twice(ranks, path, place, window_bytes):
     assert sum(read) == DATA_BYTES
 
 
-def data_begin(path):
-    return 8 + int.from_bytes(path.read_bytes()[:8], "little")
-
-
 def damage(path, name, offset):
     content = bytearray(path.read_bytes())
-    begin = data_begin(path)
+    begin = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:begin])
     content[begin + header[name]["data_offsets"][0] + offset] ^= 1
     path.write_bytes(content)
@@ -147,7 +130,7 @@ def test_damage_in_the_shard_of_one_rank_fails_on_all(ranks, tmp_path, load, rea
     fst.save_file({"rows": rows_of}, path, digests="blake3")
     for rank, offset in [(0, 5), (1, rows_of.nbytes // 2), (2, rows_of.nbytes - 1)]:
         damage(path, "rows", offset)
-        names, messages = zip(*ranks(SIZE).run(refused, load, path, rows, reader, {}), strict=True)
+        names, messages = zip(*ranks(SIZE).run(refused, load, path, Shard(0), reader, {}), strict=True)
         if reader == "mmap":
             # The ranks divide the files, with whole tensors.
             rank = names.index("IntegrityError")
@@ -162,7 +145,7 @@ DAMAGES = [("tall", 0), ("wide", 4_000_000), ("small", 7199)]
 
 @pytest.mark.parametrize(
     ("path", "place", "options", "damaged", "reader"),
-    pairwise(ALGORITHMS, [replicated, columns, mixed], STRATEGIES, DAMAGES, ["mmap", "pread"]),
+    pairwise(ALGORITHMS, [Replicate(), Shard(1), MIXED], STRATEGIES, DAMAGES, ["mmap", "pread"]),
     indirect=["path"],
 )
 def test_damage_is_found_in_every_layout(ranks, path, place, options, damaged, reader):
@@ -174,7 +157,7 @@ def test_damage_is_found_in_every_layout(ranks, path, place, options, damaged, r
 
 @pytest.mark.parametrize(
     ("place", "load"),
-    [(replicated, load_sharded), (rows, load_distributed), (columns, load_sharded), (mixed, load_distributed)],
+    [(Replicate(), load_sharded), (Shard(0), load_distributed), (Shard(1), load_sharded), (MIXED, load_distributed)],
 )
 def test_ranks_on_one_page_cache_divide_the_comparison(ranks, path, load, place):
     found_by = set()
@@ -192,13 +175,13 @@ def test_files_with_and_without_groups(ranks, tmp_path):
     fst.save_file({"tall": TENSORS["tall"]}, tmp_path / "a.safetensors", digests="blake3")
     fst.save_file({"wide": TENSORS["wide"]}, tmp_path / "b.safetensors", digests="sha256")
     fst.save_file({"small": TENSORS["small"]}, tmp_path / "c.safetensors", digests="blake3")
-    read = ranks(SIZE).run(load_and_compare, tmp_path, columns, "pread", {})
+    read = ranks(SIZE).run(load_and_compare, tmp_path, Shard(1), "pread", {})
     # Ranks verify the files without groups first.
     assert sum(read) == DATA_BYTES + TENSORS["wide"].nbytes
     for file, name in [("a", "tall"), ("b", "wide"), ("c", "small")]:
         path = tmp_path / f"{file}.safetensors"
         damage(path, name, 1)
-        names, _ = zip(*ranks(SIZE).run(refused, load_sharded, tmp_path, columns, "pread", {}), strict=True)
+        names, _ = zip(*ranks(SIZE).run(refused, load_sharded, tmp_path, Shard(1), "pread", {}), strict=True)
         assert set(names) <= {"RankError", "IntegrityError"}
         damage(path, name, 1)
 
@@ -206,20 +189,16 @@ def test_files_with_and_without_groups(ranks, tmp_path):
 def disagree(path):
     with pytest.raises(ValueError, match="do not agree on verify: False on rank 0; True on ranks 1, 2"):
         fst.load_sharded(path, Shard(0), verify=dist.get_rank() > 0)
-
-
-def test_ranks_agree_on_verify(ranks, path):
-    ranks(SIZE).run(disagree, path)
-
-
-def load_changed_header(path):
+    dist.barrier()
+    if dist.get_rank() == 0:
+        path.write_bytes(path.read_bytes().replace(b'"tall"', b'"tell"'))
+    dist.barrier()
     with pytest.raises((fst.IntegrityError, fst.RankError)):
         fst.load_sharded(path, Shard(0), verify=True)
 
 
-def test_changed_header_is_an_error(ranks, path):
-    path.write_bytes(path.read_bytes().replace(b'"tall"', b'"tell"'))
-    ranks(SIZE).run(load_changed_header, path)
+def test_other_arguments_and_changed_headers(ranks, path):
+    ranks(SIZE).run(disagree, path)
 
 
 # "columns" has several groups.
@@ -230,8 +209,7 @@ COPIED = {
 }
 
 
-def place_copied(name, shape):
-    return {"columns": Shard(1), "rows": Shard(0), "whole": Replicate()}[name]
+PLACES_COPIED = {"columns": Shard(1), "rows": Shard(0), "whole": Replicate()}
 
 
 def load_module(path, place, options):
@@ -259,13 +237,13 @@ def load_copy(load, directories, name, reader, options):
     error, _ = refused(
         lambda path, place, options: loaded.update(load(path, place, options)),
         directories[dist.get_rank()] / name,
-        place_copied,
+        PLACES_COPIED,
         reader,
         options,
     )
     if error != "loaded":
         return error
-    parts = COPIED if load is load_module else {name: expected_of(name, place_copied, COPIED) for name in COPIED}
+    parts = COPIED if load is load_module else {name: expected_of(name, PLACES_COPIED, COPIED) for name in COPIED}
     local = {name: tensor.to_local() if isinstance(tensor, DTensor) else tensor for name, tensor in loaded.items()}
     return "right" if all(local[name].equal(part) for name, part in parts.items()) else "wrong"
 
