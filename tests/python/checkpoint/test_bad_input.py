@@ -4,23 +4,19 @@ import errno
 import os
 import re
 import struct
-import threading
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import fst
-from procfs import read_bytes
 from rawfile import assert_same, encode, header_of, random_raw, write, write_sparse
 
 GOOD = {"a": random_raw("F32", (2, 3)), "b": random_raw("U8", (5,))}
 
 
 DATA = bytes(24)
-DEEP = 200_000
+ENTRY = b'{"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}'
 # Pattern of the position of a fault in tensor "w".
 W = 'tensor "w": byte .*'
 
@@ -34,29 +30,12 @@ def one(**changes: object) -> bytes:
     return encode({"w": fields(**changes)}, DATA)
 
 
-def two(v: dict[str, object], w: dict[str, object]) -> bytes:
-    return encode({"v": fields(**v), "w": fields(**w)}, DATA)
-
-
-def text(header: str, data: bytes = b"") -> bytes:
-    return encode(header.encode(), data, align=1)
-
-
-def listed(name: str, begin: int) -> str:
-    """Returns the entry of a one-byte tensor as JSON text, so that a name can appear twice."""
-    return f'"{name}": {{"dtype": "U8", "shape": [1], "data_offsets": [{begin}, {begin + 1}]}}'
-
-
 # Contents of a file, and the pattern of the message after the path. tests/rust/header.rs has each fault of a header;
 # these are one of each kind, and what other programs write.
 MALFORMED = {
     "no bytes": (b"", "byte 0"),
-    "7 bytes": (b"\1" * 7, "byte 0"),
-    "only a length": (struct.pack("<Q", 2), "byte 0"),
     "length zero": (struct.pack("<Q", 0), "byte 8"),
-    "length zero and data": (struct.pack("<Q", 0) + DATA, "byte 8"),
     "length 2^62": (encode({}, length=2**62), "byte 0: .*4611686018427387904"),
-    "length 2^63": (encode({}, length=2**63), "byte 0"),
     "length one past the end": (encode({}, length=9), "byte 0"),
     "length in the wrong order": (struct.pack(">Q", 8) + b"{}      ", "byte 0"),
     "length cuts the header": (encode({"w": fields()}, DATA, length=20), "byte 2[0-9]"),
@@ -65,35 +44,20 @@ MALFORMED = {
     "zeros": (bytes(4096), "byte 8"),
     "a pickle": (b"\x80\x02}q\x00(X\x01\x00\x00\x00wq\x01K\x01u.", "byte 0"),
     "a pointer to a large file": (b"version https://git-lfs.github.com/spec/v1\noid sha256:", "byte 0"),
-    "null": (encode(None), "byte 8"),
-    "a comma at the end": (text("{" + listed("w", 0) + ",}", b"1"), "byte "),
-    "NaN": (text('{"w": {"dtype": "F32", "shape": [NaN], "data_offsets": [0, 24]}}', DATA), W),
-    "deep lists cut off": (text('{"w": ' + "[" * DEEP), W),
-    "deep objects": (text('{"w": ' + '{"a":' * DEEP + "1" + "}" * DEEP + "}"), W),
-    "a name twice, once escaped": (
-        text("{" + listed("w", 0) + "," + listed("\\u0077", 1) + "}", b"12"),
-        W + "twice",
-    ),
-    "a key of the metadata twice": (text('{"__metadata__": {"a": "1", "a": "2"}}'), "byte .*twice"),
+    "deep lists cut off": (encode(b'{"w": ' + b"[" * 200_000, align=1), W),
+    "a name twice, once escaped": (encode(b'{"w": %b, "\\u0077": %b}' % (ENTRY, ENTRY), b"1"), W + "twice"),
     "a number in the metadata": (encode({"__metadata__": {"a": 1}}), "byte "),
     "a list for a tensor": (encode({"w": [1, 2]}), W),
     "no offsets": (encode({"w": {"dtype": "F32", "shape": [0]}}), W + "data_offsets"),
-    **{f"dtype {dtype!r}": (one(dtype=dtype), W) for dtype in ("f32", "float32", "F32 ", "F32\0", None, ["F32"])},
-    **{
-        f"shape {shape!r}": (one(shape=shape), W) for shape in (None, [-2, -3], [6.0], ["6"], [True, 6], [2**64], [1e3])
-    },
-    **{f"offsets {offsets!r}": (one(data_offsets=offsets), W) for offsets in (None, [], [0, -24], [0.0, 24.0])},
+    "an unknown dtype": (one(dtype="float32"), W),
+    "a shape of text": (one(shape=["6"]), W),
     "a shape larger than the offsets": (one(shape=[7]), W + "28 bytes.*24"),
-    "an empty tensor with bytes": (one(shape=[0]), W + "0 bytes"),
     "a shape that overflows to its size": (one(shape=[2**62 + 6]), W + "overflow"),
-    "a shape that overflows as bytes": (one(shape=[2**61]), W + "overflow"),
     "a million dimensions": (one(shape=[1] * 10**6), W),
     "an end past the data": (one(shape=[7], data_offsets=[0, 28]), W + "cut off"),
-    "offsets near 2^63": (one(data_offsets=[2**63, 2**63 + 24]), W),
     "offsets near 2^64": (one(data_offsets=[2**64 - 25, 2**64 - 1]), W),
     "a gap at the start": (one(shape=[5], data_offsets=[4, 24]), W + "gap"),
-    "a tensor inside another": (two({}, {"shape": [1], "data_offsets": [8, 12]}), W + "overlap"),
-    "the same bytes twice": (two({}, {}), 'tensor "[vw]": byte .*overlap'),
+    "the same bytes twice": (encode({"v": fields(), "w": fields()}, DATA), 'tensor "[vw]": byte .*overlap'),
     "a byte after the end": (encode(header_of(GOOD), bytes(29) + b"x"), "byte "),
 }
 
@@ -137,63 +101,6 @@ assert sorted(fst.load_file(good)) == ["a", "b"]
 print("unharmed")
 """
     assert fork_python(program, str(good), str(huge), str(len(MALFORMED))) == "unharmed\n"
-
-
-def test_truncation_at_each_byte(tmp_path):
-    whole = write(tmp_path / "whole.safetensors", GOOD, {"format": "pt"}).read_bytes()
-    path = tmp_path / "cut.safetensors"
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
-        with pytest.raises(fst.SafetensorError, match=f"^{path}: .*byte "):
-            fst.load_file(path)
-    path.write_bytes(whole)
-    assert sorted(fst.load_file(path)) == ["a", "b"]
-    path.write_bytes(whole + b"\0")
-    with pytest.raises(fst.SafetensorError, match=f"^{path}: byte {len(whole)}: .*{len(whole) + 1}"):
-        fst.load_file(path)
-
-
-def outcome(path: Path) -> object:
-    """Returns the result of a load, or its error."""
-    try:
-        return fst.load_file(path)
-    except (fst.SafetensorError, NotImplementedError) as error:
-        return error
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
-    max_leaves=20,
-)
-NUMBERS = st.integers(-2, 40) | st.integers(2**31 - 1, 2**65) | JSON
-
-
-@given(
-    header=st.dictionaries(
-        st.sampled_from(["w", "v", "__metadata__", ""]),
-        st.fixed_dictionaries(
-            {
-                "dtype": st.sampled_from(["F32", "U8", "F4", "F6_E2M3", "C64"]) | JSON,
-                "shape": st.lists(NUMBERS, max_size=4),
-                "data_offsets": st.lists(NUMBERS, min_size=1, max_size=3),
-            }
-        )
-        | JSON,
-        max_size=3,
-    ),
-    size=st.integers(0, 60),
-)
-def test_random_headers(tmp_path_factory, header, size):
-    """A header is refused unless it describes its file exactly."""
-    path = tmp_path_factory.getbasetemp() / "header.safetensors"
-    path.write_bytes(encode(header, bytes(size)))
-    loaded = outcome(path)
-    if isinstance(loaded, Exception):
-        assert str(loaded).startswith(f"{path}: ")
-    else:
-        assert loaded.keys() == header.keys() - {"__metadata__"}
-        assert sum(tensor.nbytes for tensor in loaded.values()) == size
 
 
 def test_missing_file(tmp_path):
@@ -283,34 +190,6 @@ def test_devices(tmp_path):
     for device, error, message in DEVICES + ([] if torch.cuda.is_available() else WITHOUT_GPU):
         with pytest.raises(error, match=message):
             fst.load_file(path, device)
-
-
-def test_file_truncated_during_load(tmp_path, monkeypatch):
-    """A load of a file that is truncated meanwhile raises."""
-    monkeypatch.setenv("FST_READER", "pread")
-    monkeypatch.setenv("FST_CHUNK_BYTES", "4096")
-    monkeypatch.setenv("FST_THREADS", "1")
-    size = 512 << 20
-    path = write_sparse(tmp_path / "shrinking.safetensors", "U8", (size,))
-    result = []
-
-    def load() -> None:
-        try:
-            result.append(fst.load_file(path))
-        except Exception as error:
-            result.append(error)
-
-    before = read_bytes()
-    thread = threading.Thread(target=load)
-    thread.start()
-    while read_bytes() < before + (4 << 20):
-        assert thread.is_alive()
-    os.truncate(path, 1 << 20)
-    thread.join()
-    [error] = result
-    assert isinstance(error, (fst.SafetensorError, OSError)), error
-    assert str(path) in str(error)
-    assert "byte " in str(error)
 
 
 def test_errors_leak_nothing(tmp_path):
