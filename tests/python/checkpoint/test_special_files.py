@@ -87,45 +87,26 @@ OPENERS = {
 
 
 # All openers open files with one function, which all kinds of files reach.
-opened_by = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("special", "opener"),
     list(zip(cycle(KINDS), OPENERS)),
     indirect=["special"],
     ids=lambda value: getattr(value, "__name__", value),
 )
-
-
-@opened_by
-def test_file_of_an_index(tmp_path, special, opener):
+def test_special_files_are_refused(tmp_path, special, opener):
     make, kind = special
-    file = make(tmp_path / "shard.safetensors")
-    index = write_index(tmp_path, file.name)
-    with pytest.raises((ValueError, OSError, RuntimeError), match=f"{file}: {kind}"):
-        OPENERS[opener](index)
 
+    def refuse(path, message):
+        with pytest.raises((ValueError, OSError, RuntimeError), match=message):
+            OPENERS[opener](path)
 
-@opened_by
-def test_index_that_is_no_file(tmp_path, special, opener):
-    make, kind = special
-    index = make(tmp_path / "model.safetensors.index.json")
-    with pytest.raises((ValueError, OSError, RuntimeError), match=f"{index.name}: {kind}"):
-        OPENERS[opener](tmp_path)
-
-
-@opened_by
-def test_path_that_is_no_file(tmp_path, special, opener):
-    make, kind = special
     path = make(tmp_path / "model.safetensors")
-    expected = "no .*file" if kind == "is a directory" else kind
-    with pytest.raises((ValueError, OSError, RuntimeError), match=f"{path.name}: .*{expected}"):
-        OPENERS[opener](path)
-
-
-def test_functions_that_open_files_themselves(tmp_path, special):
-    make, kind = special
-    path = make(tmp_path / "model.bin")
-    with pytest.raises((ValueError, OSError), match=f"{path}: {kind}"):
-        stream_io.open_stream(path)
+    refuse(path, f"{path.name}: .*{'no .*file' if kind == 'is a directory' else kind}")
+    index = write_index(tmp_path, path.name)
+    refuse(index, f"{path}: {kind}")
+    path.rename(tmp_path / "other")
+    make(index.rename(tmp_path / "renamed").with_name(index.name))
+    refuse(tmp_path, f"{index.name}: {kind}")
 
 
 @pytest.mark.parametrize("variable", ["FST_ENCRYPTION_KEY_FILE", "FST_ENCRYPTION_PASSPHRASE_FILE"])
@@ -148,6 +129,8 @@ def test_keys_of_encrypted_files(tmp_path, special, capsys, monkeypatch, variabl
 def test_commands(tmp_path, special, capsys, command, name):
     make, kind = special
     path = make(tmp_path / name)
+    with pytest.raises((ValueError, OSError), match=f"{path}: {kind}"):
+        stream_io.open_stream(path)
     expected = (
         "no *.safetensors file" if kind == "is a directory" and (command, name) != ("convert", "model.bin") else kind
     )
