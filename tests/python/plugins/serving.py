@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save, save_file
 
+import fst
 from fst_bench.http_server import Server
 from suite import CHECKOUT
 
@@ -42,11 +43,13 @@ def imports_anew(package: str, *, stub: bool) -> Iterator[None]:
         sys.modules.update(before)
 
 
-def entry_points(group: str) -> list[EntryPoint]:
-    """Returns the entry points of a group in `pyproject.toml`. Requires Python 3.11."""
+def check_entry_point(group: str, register: Callable[[], None]) -> None:
+    """Checks the entry point in `pyproject.toml`. Requires Python 3.11."""
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-    return [EntryPoint(name, value, group) for name, value in project["entry-points"][group].items()]
+    [(name, value)] = project["entry-points"][group].items()
+    assert name == "fst"
+    assert EntryPoint(name, value, group).load() is register
 
 
 def save_checkpoint(directory: Path) -> dict[str, torch.Tensor]:
@@ -113,17 +116,33 @@ def weights(loader: Any, source: Any) -> dict[str, torch.Tensor]:
     return dict(loader._get_weights_iterator(source))
 
 
-def check_weights_at_a_url(engine: Any, directory: Path) -> None:
-    """Checks the option `uri`. The model has no weights at its path then; those of other paths have a prefix."""
-    added = directory / "added"
-    added.mkdir()
-    tensors = save_checkpoint(added)
+def check_weights(engine: Any, directory: Path) -> None:
+    """Checks the tensors of files, with and without a prefix, and those of the option `uri`."""
+    tensors = save_checkpoint(directory)
+    with fst.profile() as profile:
+        found = weights(engine.loader(), engine.source(directory))
+    assert profile.summary().tensors == len(tensors)
+    assert list(found) == fst.tensor_names(sorted(directory.glob("*.safetensors")))
+    assert_equal(found, tensors)
+    drafts = {f"draft.{name}": tensor for name, tensor in tensors.items()}
+    assert_equal(weights(engine.loader(), engine.source(directory, "draft.")), drafts)
+    # The model has no weights at its path then; those of other paths have a prefix.
+    (directory / "empty").mkdir()
     with Server() as server:
         server.put("m.safetensors", save(tensors))
         loader = engine.loader(model_loader_extra_config={"uri": server.url("m.safetensors")})
-        assert_equal(weights(loader, engine.source(directory)), tensors)
-    drafts = {f"draft.{name}": tensor for name, tensor in tensors.items()}
-    assert_equal(weights(loader, engine.source(added, "draft.")), drafts)
+        assert_equal(weights(loader, engine.source(directory / "empty")), tensors)
+    assert_equal(weights(loader, engine.source(directory, "draft.")), drafts)
     with pytest.raises(ValueError, match="uri must be a URL") as error:
         engine.loader(model_loader_extra_config={"uri": "secret/path"})
     assert "secret" not in str(error.value)
+
+
+def check_gpu(engine: Any, directory: Path) -> None:
+    """Checks that weights are loaded to the GPU, and with the option `device` to the CPU."""
+    tensors = save_checkpoint(directory)
+    found = weights(engine.loader(), engine.source(directory))
+    assert {tensor.device.type for tensor in found.values()} == {"cuda"}
+    assert_equal({name: tensor.cpu() for name, tensor in found.items()}, tensors)
+    loader = engine.loader(model_loader_extra_config={"device": "cpu"})
+    assert_equal(weights(loader, engine.source(directory)), tensors)

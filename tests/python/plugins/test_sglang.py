@@ -10,8 +10,9 @@ import torch.distributed as dist
 import fst
 from serving import (
     assert_equal,
-    check_weights_at_a_url,
-    entry_points,
+    check_entry_point,
+    check_gpu,
+    check_weights,
     imports_anew,
     run_engine,
     save_checkpoint,
@@ -63,25 +64,21 @@ def sglang(request, monkeypatch):
         )
 
 
-def test_weights_at_a_url(sglang, tmp_path):
-    check_weights_at_a_url(sglang, tmp_path)
+def test_weights(sglang, tmp_path):
+    check_weights(sglang, tmp_path)
 
 
-def test_entry_point(sglang):
-    [point] = entry_points("sglang.srt.plugins")
-    assert point.name == "fst"
-    assert point.load() is sglang.plugin.register
-
-
-def test_register_twice(sglang):
+def test_registration(sglang):
+    check_entry_point("sglang.srt.plugins", sglang.plugin.register)
     before = sglang.choices.count("fst")
     sglang.plugin.register()
     assert sglang.choices.count("fst") == before >= 1
 
 
 def test_load_format_selects_loader(sglang):
-    loader = sglang.loader()
+    loader = sglang.loader(model_loader_extra_config='{"window_bytes": 1000, "order": "landed", "device": "cpu"}')
     assert type(loader).__name__ == "FstModelLoader"
+    assert (loader._options.window_bytes, loader._options.order, loader._options.device) == (1000, "landed", "cpu")
     # Updates of weights from disk require this class.
     assert isinstance(loader, sglang.module.DefaultModelLoader)
     assert type(sglang.module.get_model_loader(sglang.config(load_format="FST"))) is type(loader)
@@ -94,16 +91,6 @@ def test_other_load_formats(sglang):
         sglang.config(load_format="fast")
 
 
-def test_weights_match_files(sglang, tmp_path):
-    tensors = save_checkpoint(tmp_path)
-    assert_equal(weights(sglang.loader(), sglang.source(tmp_path)), tensors)
-    prefixed = {f"draft.{name}": tensor for name, tensor in tensors.items()}
-    assert_equal(weights(sglang.loader(), sglang.source(tmp_path, "draft.")), prefixed)
-    with fst.profile() as profile:
-        weights(sglang.loader(), sglang.source(tmp_path))
-    assert profile.summary().tensors == len(tensors)
-
-
 def test_other_loaders_do_not_use_fst(sglang, tmp_path):
     """The readers of SGLang are restored after fst's loader has found its files."""
     tensors = save_checkpoint(tmp_path)
@@ -112,11 +99,6 @@ def test_other_loaders_do_not_use_fst(sglang, tmp_path):
         usual = sglang.module.DefaultModelLoader(sglang.config())
         assert_equal(weights(usual, sglang.source(tmp_path)), tensors)
     assert profile.summary().loads == 0
-
-
-def test_options_from_json(sglang):
-    loader = sglang.loader(model_loader_extra_config='{"window_bytes": 1000, "order": "landed", "device": "cpu"}')
-    assert (loader._options.window_bytes, loader._options.order, loader._options.device) == (1000, "landed", "cpu")
 
 
 def load_together(directory):
@@ -145,10 +127,10 @@ def test_ranks_load_as_group(ranks, tmp_path):
         assert_equal(found, tensors)
 
 
-@pytest.mark.parametrize("option", ["enable_multithread_load", "num_threads"])
-def test_default_reader_options_are_refused(sglang, option):
-    with pytest.raises(ValueError, match=f"unknown option in the extra config: '{option}'"):
-        sglang.loader(model_loader_extra_config={option: 1})
+def test_default_reader_options_are_refused(sglang):
+    for option in ("enable_multithread_load", "num_threads"):
+        with pytest.raises(ValueError, match=f"unknown option in the extra config: '{option}'"):
+            sglang.loader(model_loader_extra_config={option: 1})
 
 
 @pytest.mark.parametrize(
@@ -192,12 +174,8 @@ def test_quantizing_loader_is_not_bypassed(sglang, tmp_path):
 
 @pytest.mark.gpu
 def test_gpu(sglang, tmp_path):
-    tensors = save_checkpoint(tmp_path)
     torch.cuda.init()
-    found = weights(sglang.loader(), sglang.source(tmp_path))
-    assert {tensor.device.type for tensor in found.values()} == {"cuda"}
-    assert_equal({name: tensor.cpu() for name, tensor in found.items()}, tensors)
-    assert_equal(weights(sglang.loader(model_loader_extra_config={"device": "cpu"}), sglang.source(tmp_path)), tensors)
+    check_gpu(sglang, tmp_path)
 
 
 GENERATE = """

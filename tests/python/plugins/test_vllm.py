@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 import fst
 from serving import (
     assert_equal,
-    check_weights_at_a_url,
-    entry_points,
+    check_entry_point,
+    check_gpu,
+    check_weights,
     imports_anew,
     run_engine,
     save_checkpoint,
@@ -50,40 +51,18 @@ REAL = pytest.mark.parametrize("vllm", ["real"], indirect=True)
 STUB = pytest.mark.parametrize("vllm", ["stub"], indirect=True)
 
 
-@pytest.fixture
-def read(monkeypatch):
-    """Reads files instead of mapping them, so that bytes read can be counted."""
-    monkeypatch.setenv("FST_READER", "pread")
+def test_weights(vllm, tmp_path):
+    check_weights(vllm, tmp_path)
 
 
-def test_weights_at_a_url(vllm, tmp_path):
-    check_weights_at_a_url(vllm, tmp_path)
-
-
-def test_entry_point(vllm):
-    [point] = entry_points("vllm.general_plugins")
-    assert point.name == "fst"
-    assert point.load() is vllm.plugin.register
-
-
-def test_register_twice(vllm, caplog):
+def test_registration(vllm, caplog):
+    check_entry_point("vllm.general_plugins", vllm.plugin.register)
     vllm.plugin.register()
     assert type(vllm.loader()) is vllm.plugin.FstModelLoader
     assert isinstance(vllm.loader(), vllm.model_loader.DefaultModelLoader)
     assert "overwritten" not in caplog.text
-
-
-def test_weights_match_files(vllm, tmp_path):
-    tensors = save_checkpoint(tmp_path)
-    assert_equal(weights(vllm.loader(), vllm.source(tmp_path)), tensors)
-    prefixed = {f"draft.{name}": tensor for name, tensor in tensors.items()}
-    assert_equal(weights(vllm.loader(), vllm.source(tmp_path, "draft.")), prefixed)
-
-
-def test_weights_follow_file_order(vllm, tmp_path):
-    save_checkpoint(tmp_path)
-    files = sorted(tmp_path.glob("*.safetensors"))
-    assert list(weights(vllm.loader(), vllm.source(tmp_path))) == fst.tensor_names(files)
+    with pytest.raises(ValueError, match="must be an object, not list"):
+        vllm.plugin.FstModelLoader(SimpleNamespace(model_loader_extra_config=[]))
 
 
 def test_configuration_is_unchanged(vllm):
@@ -139,11 +118,6 @@ def test_invalid_options(vllm, extra, message):
         vllm.loader(model_loader_extra_config=extra)
 
 
-def test_options_must_be_object(vllm):
-    with pytest.raises(ValueError, match="must be an object, not list"):
-        vllm.plugin.FstModelLoader(SimpleNamespace(model_loader_extra_config=[]))
-
-
 def test_options_of_vllm_are_passed_on(vllm):
     if not hasattr(vllm.model_loader.DefaultModelLoader(vllm.config()), "enable_weights_track"):
         pytest.skip("this vLLM has no such option")
@@ -151,10 +125,10 @@ def test_options_of_vllm_are_passed_on(vllm):
     assert loader.enable_weights_track is False
 
 
-@pytest.mark.parametrize("strategy", ["eager", "prefetch"])
-def test_default_reader_strategies_are_refused(vllm, strategy):
-    with pytest.raises(ValueError, match=f"safetensors_load_strategy='{strategy}' has no effect"):
-        vllm.loader(safetensors_load_strategy=strategy)
+def test_default_reader_strategies_are_refused(vllm):
+    for strategy in ("eager", "prefetch"):
+        with pytest.raises(ValueError, match=f"safetensors_load_strategy='{strategy}' has no effect"):
+            vllm.loader(safetensors_load_strategy=strategy)
 
 
 @STUB
@@ -166,9 +140,9 @@ def test_composed_tensors_use_vllm(vllm, tmp_path):
     assert weights(loader, vllm.source(tmp_path)).keys() == {f"torchao.{name}" for name in tensors}
 
 
-@pytest.mark.usefixtures("read")
-def test_experts_of_other_ranks_are_not_read(vllm, tmp_path):
+def test_experts_of_other_ranks_are_not_read(vllm, tmp_path, monkeypatch):
     """Weights of other ranks' experts are neither returned nor read. Their scales are."""
+    monkeypatch.setenv("FST_READER", "pread")
     tensors = {"model.norm.weight": torch.ones(8)}
     for expert in range(4):
         tensors[f"model.layers.0.mlp.experts.{expert}.up_proj.weight"] = torch.full(
@@ -191,8 +165,10 @@ def test_experts_of_other_ranks_are_not_read(vllm, tmp_path):
 
 
 def load_together(directory, world_size):
-    """Loads weights as a rank of vLLM does, with all experts and with its own."""
-    with imports_anew("vllm", stub=True):
+    """Loads weights as a rank of vLLM does, with all experts and with its own. Returns the number of streams."""
+    everything = load_file(f"{directory}/model.safetensors")
+    own = {name: tensor for name, tensor in everything.items() if f"experts.{1 - dist.get_rank()}." not in name}
+    with imports_anew("vllm", stub=True), mock.patch("fst.stream_sharded", wraps=fst.stream_sharded) as streams:
         from vllm.config.load import LoadConfig
         from vllm.distributed import parallel_state
         from vllm.model_executor import model_loader
@@ -203,18 +179,9 @@ def load_together(directory, world_size):
         parallel_state.get_tp_group = lambda: group
         extra = {"ranks": "together", "window_bytes": 100}
         loader = plugin.FstModelLoader(LoadConfig(load_format="fst", model_loader_extra_config=extra))
-        source = model_loader.DefaultModelLoader.Source(directory, None)
-        for local_expert_ids in (None, {dist.get_rank()}):
+        for local_expert_ids, expected in ((None, everything), ({dist.get_rank()}, own)):
             loader.local_expert_ids = local_expert_ids
-            yield weights(loader, source)
-
-
-def check_together(directory, world_size):
-    everything = load_file(f"{directory}/model.safetensors")
-    own = {name: tensor for name, tensor in everything.items() if f"experts.{1 - dist.get_rank()}." not in name}
-    with mock.patch("fst.stream_sharded", wraps=fst.stream_sharded) as streams:
-        for found, expected in zip(load_together(directory, world_size), (everything, own), strict=True):
-            assert_equal(found, expected)
+            assert_equal(weights(loader, model_loader.DefaultModelLoader.Source(directory, None)), expected)
     return streams.call_count
 
 
@@ -222,7 +189,7 @@ def check_together(directory, world_size):
 def test_ranks_load_as_group(ranks, tmp_path, world_size, streams):
     tensors = {f"layers.0.experts.{expert}.up_proj.weight": torch.full((9,), float(expert)) for expert in range(2)}
     save_file({"norm.weight": torch.ones(8), **tensors}, tmp_path / "model.safetensors")
-    assert ranks(2).run(check_together, str(tmp_path), world_size) == [streams] * 2
+    assert ranks(2).run(load_together, str(tmp_path), world_size) == [streams] * 2
 
 
 def test_abandoned_iterator_ends_stream(vllm, tmp_path, streams):
@@ -234,11 +201,11 @@ def test_abandoned_iterator_ends_stream(vllm, tmp_path, streams):
     assert list(stream) == []
 
 
-@pytest.mark.parametrize("shown", [True, False])
-def test_progress_bar(vllm, tmp_path, capsys, shown):
+def test_progress_bar(vllm, tmp_path, capsys):
     save_checkpoint(tmp_path)
-    weights(vllm.loader(use_tqdm_on_load=shown), vllm.source(tmp_path))
-    assert ("Loading safetensors with fst" in capsys.readouterr().err) is shown
+    for shown in (True, False):
+        weights(vllm.loader(use_tqdm_on_load=shown), vllm.source(tmp_path))
+        assert ("Loading safetensors with fst" in capsys.readouterr().err) is shown
 
 
 @pytest.mark.parametrize(
@@ -261,12 +228,7 @@ def test_device(vllm, monkeypatch, platform, is_cuda, config, device):
 @pytest.mark.gpu
 def test_gpu(vllm, tmp_path, monkeypatch):
     monkeypatch.setattr(vllm.plugin, "current_platform", SimpleNamespace(device_type="cuda", is_cuda=lambda: True))
-    tensors = save_checkpoint(tmp_path)
-    found = weights(vllm.loader(), vllm.source(tmp_path))
-    assert {tensor.device.type for tensor in found.values()} == {"cuda"}
-    assert_equal({name: tensor.cpu() for name, tensor in found.items()}, tensors)
-    found = weights(vllm.loader(model_loader_extra_config={"device": "cpu"}), vllm.source(tmp_path))
-    assert_equal(found, tensors)
+    check_gpu(vllm, tmp_path)
 
 
 @REAL
