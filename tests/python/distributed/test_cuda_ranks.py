@@ -6,13 +6,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 import fst
-from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._checkpoint.region import Region
-from fst._core.classes import GroupLoad, GroupPlan
-from fst._distributed.exchange import WindowBuffers, side_stream, window_traffic
-from fst._distributed.shards import Replicated, Sharded, ShardRequest, encode, region_of
 from placements import columns, rows, shard_of
-from rawfile import assert_same, write
+from rawfile import write
 from test_sharded import RAW, STRATEGIES, check_against_raw, corners, mixed, replicated
 
 pytestmark = pytest.mark.gpu
@@ -30,61 +25,6 @@ def test_two_ranks_on_one_gpu(ranks, tmp_path, place):
         for window_bytes in (512, MIB):
             options = {"device": "cuda:0", "strategy": strategy, "window_bytes": window_bytes}
             ranks(2).run(check_against_raw, path, place, options)
-
-
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_exchange_on_gpu(tmp_path, dtype):
-    """Two ranks load on one GPU in one process, with copies in place of the network."""
-    tensors = {"a": torch.randn(300, 70), "b": torch.randn(41, 100), "c": torch.randn(999), "d": torch.arange(5000)}
-    save_file(tensors, tmp_path / "a.safetensors")
-    stored = OpenCheckpoint(str(tmp_path / "a.safetensors"))
-    shares = {
-        "a": [Sharded(1)] * 2,
-        "b": [Sharded(0)] * 2,
-        "c": [Replicated()] * 2,
-        "d": [Region.unit_step((0,), (4000,)), Region.unit_step((7,), (9,))],
-    }
-    requests = [[ShardRequest(name, of_ranks[rank]) for name, of_ranks in shares.items()] for rank in (0, 1)]
-    positions = {name: position for position, name in enumerate(stored.tensors)}
-    encoded = [encode(of_rank, positions) for of_rank in requests]
-    plan = GroupPlan(stored, encoded, [0, 1], [-1, -1], "exchange", 1 << 16)
-    assert {plan.collective(window) for window in range(plan.window_count())} == {"exchange", "gather"}
-
-    expected = []
-    for rank in (0, 1):
-        parts = [region_of(request.shard, tensors[request.name].shape, rank, 2) for request in requests[rank]]
-        whole = [part.view(tensors[request.name]) for request, part in zip(requests[rank], parts, strict=True)]
-        expected.append([part.to(dtype) if dtype and part.is_floating_point() else part for part in whole])
-    # Kernels that use the memory of the outputs are still queued.
-    torch.cuda._sleep(DELAY_CYCLES)
-    out = [[torch.full_like(part, 7, device="cuda") for part in parts] for parts in expected]
-    device = torch.device("cuda", 0)
-    with side_stream(device):
-        loads = [GroupLoad(plan, rank, out[rank], device) for rank in (0, 1)]
-        traffics = [[window_traffic(plan, rank, 2, window) for window in range(plan.window_count())] for rank in (0, 1)]
-        buffers = [WindowBuffers(traffics[rank], device) for rank in (0, 1)]
-        for window in range(plan.window_count()):
-            for rank in (0, 1):
-                loads[rank].read(window, buffers[rank].send(window))
-            torch.cuda._sleep(DELAY_CYCLES // 10)
-            for rank in (0, 1):
-                move(window, rank, traffics, buffers)
-            for rank in (0, 1):
-                loads[rank].unpack(window, buffers[rank].receive(window))
-        for load in loads:
-            load.finish()
-    for rank in (0, 1):
-        for tensor, part in zip(out[rank], expected[rank], strict=True):
-            assert_same(tensor, part.contiguous())
-
-
-def move(window, receiver, traffics, buffers):
-    """Copies the received bytes of one rank, as the collective would."""
-    collective, _, received = traffics[receiver][window]
-    places = buffers[receiver].receive(window).split(received)
-    for sender, place in enumerate(places):
-        sent = buffers[sender].send(window)
-        place.copy_(sent if collective == "gather" else sent.split(traffics[sender][window].send_splits)[receiver])
 
 
 NCCL_ALONE = """
@@ -139,23 +79,24 @@ def test_nccl_group_of_one_rank(tmp_path, run_python):
     assert run_python(NCCL_ALONE, str(tmp_path / "a.safetensors"), str(tmp_path / "store")) == "failed\nloaded\n"
 
 
-def load_after_queued_work(path):
+def load_after_queued_work(path, dtype):
     """Loads on a stream with queued work. The load waits for the work, and the results are ready on the stream."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(4):
             torch.cuda._sleep(DELAY_CYCLES)
-            loaded = fst.load_sharded(path, rows, device="cuda", strategy="exchange", window_bytes=1 << 16)
+            loaded = fst.load_sharded(path, rows, device="cuda", dtype=dtype, strategy="exchange", window_bytes=1 << 16)
             sums = {name: tensor.double().sum() for name, tensor in loaded.items()}
             del loaded
         for name, tensor in load_file(path).items():
-            expected = shard_of(tensor, rows(name, tensor.shape)).double().sum()
+            expected = shard_of(tensor.to(dtype), rows(name, tensor.shape)).double().sum()
             torch.testing.assert_close(sums[name].cpu(), expected)
 
 
-def test_current_stream(ranks, tmp_path):
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_current_stream(ranks, tmp_path, dtype):
     save_file({"a": torch.randn(3000, 70), "b": torch.randn(9999)}, tmp_path / "a.safetensors")
-    ranks(2).run(load_after_queued_work, tmp_path / "a.safetensors")
+    ranks(2).run(load_after_queued_work, tmp_path / "a.safetensors", dtype)
 
 
 def measure_peak(path, window_bytes):

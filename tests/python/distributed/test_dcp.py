@@ -9,15 +9,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
-from torch import nn
 from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, HuggingFaceStorageReader
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import fst
@@ -296,30 +293,6 @@ def test_bytes_are_read_once(ranks, directory):
     assert sum(half) == 2 * total
     assert alone == forgetful == (total,) * 4
     assert last[5] == total
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3))
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-
-
-def check_sharded_model(path):
-    """Loads the state dict of an unevenly sharded module through PyTorch's state dict functions."""
-    model = fully_shard(Model(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    state_dict = get_model_state_dict(model)
-    load(state_dict, path)
-    set_model_state_dict(model, state_dict)
-    for name, tensor in fst.load_file(path).items():
-        actual = model.state_dict()[name]
-        assert_same(actual.full_tensor() if isinstance(actual, DTensor) else actual, tensor)
-
-
-def test_fully_sharded_model(ranks, tmp_path):
-    expected = {name: torch.rand(tensor.shape).to(tensor.dtype) for name, tensor in Model().state_dict().items()}
-    save_file(expected | {"steps": torch.tensor(17)}, tmp_path / "model.safetensors")
-    ranks(4).run(check_sharded_model, str(tmp_path / "model.safetensors"))
 
 
 class Failing(DefaultLoadPlanner):

@@ -44,41 +44,35 @@ def expected_of(path, request, ranks):
     return region_of(request.shard, whole.shape, ranks.rank, ranks.size).view(whole).contiguous()
 
 
-def contiguous(expected, rank):
-    return torch.full_like(expected, 7)
-
-
-def transposed(expected, rank):
+def transposed(expected):
     return torch.full(expected.shape[::-1], 7, dtype=expected.dtype).permute(tuple(range(expected.dim()))[::-1])
 
 
-def transposed_on_odd_ranks(expected, rank):
-    return transposed(expected, rank) if rank % 2 else contiguous(expected, rank)
+def view_of_larger(expected):
+    larger = torch.full([2 * size for size in expected.shape], 7, dtype=expected.dtype)
+    return larger[tuple(slice(1, 1 + size) for size in expected.shape)]
 
 
-def view_of_larger(expected, rank):
-    return torch.full([2 * size for size in expected.shape], 7, dtype=expected.dtype)[
-        tuple(slice(1, 1 + size) for size in expected.shape)
-    ]
+OUTPUTS = {
+    "contiguous": lambda expected, rank: torch.full_like(expected, 7),
+    "transposed": lambda expected, rank: transposed(expected),
+    "transposed on odd ranks": lambda expected, rank: (
+        transposed(expected) if rank % 2 else torch.full_like(expected, 7)
+    ),
+    "view": lambda expected, rank: view_of_larger(expected),
+    "half": lambda expected, rank: torch.full_like(expected, 7, dtype=torch.float16),
+    "integers": lambda expected, rank: torch.full_like(expected, 7, dtype=torch.int16),
+    "parameter": lambda expected, rank: torch.nn.Parameter(
+        torch.full_like(expected, 7), requires_grad=expected.is_floating_point()
+    ),
+}
 
 
-def half(expected, rank):
-    return torch.full_like(expected, 7, dtype=torch.float16)
-
-
-def as_integers(expected, rank):
-    return torch.full_like(expected, 7, dtype=torch.int16)
-
-
-def parameter(expected, rank):
-    return torch.nn.Parameter(torch.full_like(expected, 7), requires_grad=expected.is_floating_point())
-
-
-def fill(path, make, strategy, window_bytes):
+def fill(path, output, strategy, window_bytes):
     group = Group.of(None, CPU)
     requests = REQUESTS[group.rank % 2 :]
     stored = open_for_group(path, group)
-    out = [make(expected_of(path, request, group), group.rank) for request in requests]
+    out = [OUTPUTS[output](expected_of(path, request, group), group.rank) for request in requests]
     versions = [tensor._version for tensor in out]
     fill_on_device(stored, requests, out, group, strategy, window_bytes)
     for request, tensor, version in zip(requests, out, versions, strict=True):
@@ -87,13 +81,11 @@ def fill(path, make, strategy, window_bytes):
         assert_same(tensor.detach().contiguous(), expected_of(path, request, group).to(tensor.dtype))
 
 
-@pytest.mark.parametrize(
-    "make", [contiguous, transposed, transposed_on_odd_ranks, view_of_larger, half, as_integers, parameter]
-)
+@pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_load_into_tensors(ranks, checkpoint, make, strategy):
-    ranks(3).run(fill, checkpoint, make, strategy, 200)
-    ranks(2).run(fill, checkpoint, make, strategy, 1 << 20)
+def test_load_into_tensors(ranks, checkpoint, output, strategy):
+    ranks(3).run(fill, checkpoint, output, strategy, 200)
+    ranks(2).run(fill, checkpoint, output, strategy, 1 << 20)
 
 
 def refuse(path):

@@ -16,24 +16,6 @@ def plan_of(checkpoint, lists, strategy="auto", window_bytes=1 << 20):
     return GroupPlan(checkpoint, encoded, list(range(len(lists))), [-1] * len(lists), strategy, window_bytes)
 
 
-def run(plan, out):
-    """Executes a plan of one rank, which sends nothing."""
-    load, nothing = GroupLoad(plan, 0, out, CPU), torch.empty(0, dtype=torch.uint8)
-    for window in range(plan.window_count()):
-        load.read(window, nothing)
-        load.unpack(window, nothing)
-    load.finish()
-
-
-def test_omitted_outputs(tmp_path):
-    path = tmp_path / "a.safetensors"
-    save_file({"a": torch.arange(4), "b": torch.arange(4) + 10}, path)
-    plan = plan_of(Checkpoint([str(path)]), [[ShardRequest("a", Replicated()), ShardRequest("b", Replicated())]])
-    out = torch.zeros(4, dtype=torch.int64)
-    run(plan, [None, out])
-    assert out.tolist() == [10, 11, 12, 13]
-
-
 def test_invalid_arguments(tmp_path):
     path = tmp_path / "a.safetensors"
     save_file({"a": torch.zeros(4, 6), "n": torch.zeros(3, dtype=torch.int64)}, path)
@@ -72,18 +54,3 @@ def test_invalid_arguments(tmp_path):
         plan_of(checkpoint, [[ShardRequest("a", Replicated())], [ShardRequest("a", Sharded(-1))]])
     with pytest.raises(ValueError, match=r"a\.safetensors: tensor \"a\".*dimension 2"):
         plan_of(checkpoint, [[ShardRequest("a", Sharded(2))]])
-
-
-def test_different_headers(tmp_path):
-    """A rank with a different file of the same name and length raises before it uses the data."""
-    own, other = tmp_path / "own", tmp_path / "other"
-    for folder, name in [(own, "a"), (other, "b")]:
-        folder.mkdir()
-        save_file({name: torch.zeros(3)}, folder / "x.safetensors")
-    joined = Checkpoint([str(other)], Checkpoint([str(own)]).headers())
-    assert joined.names() == ["a"]
-    plan = plan_of(joined, [[ShardRequest("a", Replicated())]])
-    with pytest.raises(ValueError, match=r"other/x\.safetensors.*differs from the shared header"):
-        run(plan, [torch.zeros(3)])
-    with pytest.raises(ValueError, match=r"other/x\.safetensors.*differs from the shared header"):
-        joined.load_tensors(["a"], torch.device("cpu"))

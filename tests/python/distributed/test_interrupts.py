@@ -24,44 +24,33 @@ def path(tmp_path):
     return path
 
 
-def sharded(path):
-    fst.load_sharded(path, Replicate())
-
-
-def streamed(path):
-    for _ in fst.stream_sharded(path, Replicate(), window_bytes=1):
-        pass
-
-
-def module(path):
-    fst.load_module(torch.nn.Linear(4, 5), path, group=dist.group.WORLD)
-
-
-def metadata_of_dcp(path):
-    # An error other than an interrupt is raised when the metadata are used.
-    len(fst.dcp.StorageReader(path, dist.group.WORLD).read_metadata().state_dict_metadata)
-
-
 def file_loader(path):
     loader = fastsafetensors.SafeTensorsFileLoader(dist.group.WORLD, "cpu")
     loader.add_filenames({0: [path]})
     loader.copy_files_to_device()
 
 
-def tensor_file(path):
-    instanttensor.safe_open(str(path), "pt", "cpu", process_group=dist.group.WORLD)
+LOADS = {
+    "load_sharded": lambda path: fst.load_sharded(path, Replicate()),
+    "stream_sharded": lambda path: list(fst.stream_sharded(path, Replicate(), window_bytes=1)),
+    "load_module": lambda path: fst.load_module(torch.nn.Linear(4, 5), path, group=dist.group.WORLD),
+    # An error other than an interrupt is raised when the metadata are used.
+    "dcp": lambda path: len(fst.dcp.StorageReader(path, dist.group.WORLD).read_metadata().state_dict_metadata),
+    "fastsafetensors": file_loader,
+    "instanttensor": lambda path: instanttensor.safe_open(str(path), "pt", "cpu", process_group=dist.group.WORLD),
+}
 
 
-# Functions that load, and a function that each calls between two collectives or before the first.
+# Loads, and a function that each calls between two collectives or before the first.
 CALLS = [
-    (sharded, "fst._distributed.load_sharded.open_and_gather"),
-    (sharded, "fst._distributed.load_sharded.run_load"),
-    (streamed, "fst._distributed.stream_sharded.batches"),
-    (module, "fst._module.load_module.reshard"),
-    (module, "fst._module.load_module.open_for_group"),
-    (metadata_of_dcp, "fst.dcp.open_for_group"),
-    (file_loader, "fst.compat.fastsafetensors.loader.check_equal"),
-    (tensor_file, "fst._core.group.Group.broadcast"),
+    ("load_sharded", "fst._distributed.load_sharded.open_and_gather"),
+    ("load_sharded", "fst._distributed.load_sharded.run_load"),
+    ("stream_sharded", "fst._distributed.stream_sharded.batches"),
+    ("load_module", "fst._module.load_module.reshard"),
+    ("load_module", "fst._module.load_module.open_for_group"),
+    ("dcp", "fst.dcp.open_for_group"),
+    ("fastsafetensors", "fst.compat.fastsafetensors.loader.check_equal"),
+    ("instanttensor", "fst._core.group.Group.broadcast"),
 ]
 
 
@@ -79,13 +68,13 @@ def interrupt_one_rank(path, load, name):
 
             patch.setattr(name, interrupted)
         with pytest.raises(BaseException) as caught:  # noqa: PT011
-            load(path)
+            LOADS[load](path)
     for name, tensor in fst.load_sharded(path, Replicate(), strategy="exchange").items():
         assert_same(tensor, load_file(path)[name])
     return f"{type(caught.value).__name__}: {caught.value}"
 
 
-@pytest.mark.parametrize(("load", "name"), CALLS, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(("load", "name"), CALLS)
 def test_interrupt_of_one_rank(ranks, path, load, name):
     raised = ranks(SIZE).run(interrupt_one_rank, path, load, name)
     assert raised[1].startswith("KeyboardInterrupt")
@@ -106,20 +95,6 @@ fst.load_distributed, fst.RankError
 print(sorted(name for name in set(sys.modules) - before if name.startswith("fst")))
 """
     assert fork_python(program, str(path)) == "[]\n"
-
-
-def load_to_meta_on_one_rank(path, load):
-    device = "meta" if dist.get_rank() == 1 else "cpu"
-    with pytest.raises(ValueError, match="do not agree on device: cpu on ranks 0, 2; meta on rank 1"):
-        load(path, Replicate(), device=device)
-    assert all(tensor.is_meta for tensor in fst.load_sharded(path, Replicate(), device="meta").values())
-    for name, tensor in fst.load_sharded(path, Replicate(), strategy="exchange").items():
-        assert_same(tensor, load_file(path)[name])
-
-
-@pytest.mark.parametrize("load", [fst.load_sharded, fst.stream_sharded])
-def test_meta_on_one_rank(ranks, path, load):
-    ranks(SIZE).run(load_to_meta_on_one_rank, path, load)
 
 
 def fill_meta_on_one_rank(path):

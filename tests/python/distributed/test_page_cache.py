@@ -39,17 +39,6 @@ def drop_from_cache(path):
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def count(path, work):
-    """Returns what `work` returns, and the bytes that this process has read from storage for a cold file."""
-    if dist.get_rank() == 0:
-        drop_from_cache(path)
-    dist.barrier()
-    before = storage_bytes()
-    result = work()
-    dist.barrier()
-    return result, storage_bytes() - before
-
-
 def request_of(name):
     return ShardRequest(name, [Sharded(0), Sharded(1), Replicated()][int(name) % 3])
 
@@ -59,14 +48,16 @@ def refuse(*arguments):
 
 
 def load_cold(path, place, dtype):
-    def load():
-        tensors = fst.load_sharded(path, place, dtype=dtype)
-        # Views are read when they are used.
-        return {name: tensor.clone() for name, tensor in tensors.items()}
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fst._distributed.load.Exchange", refuse)
-        loaded, read = count(path, load)
+        if dist.get_rank() == 0:
+            drop_from_cache(path)
+        dist.barrier()
+        before = storage_bytes()
+        # Views are read when they are used.
+        loaded = {name: tensor.clone() for name, tensor in fst.load_sharded(path, place, dtype=dtype).items()}
+        dist.barrier()
+        read = storage_bytes() - before
     for name, tensor in load_file(path).items():
         expected = shard_of(tensor, place(name, None) if place is mixed else place)
         assert_same(loaded[name], expected if dtype is None else expected.to(dtype))
@@ -88,29 +79,6 @@ def path(tmp_path_factory):
 def test_cold_file_is_read_once(ranks, path, place, dtype):
     read = sum(ranks(SIZE).run(load_cold, path, place, dtype))
     assert read <= READ_MAX * path.stat().st_size
-
-
-def fill_cold(path):
-    expected = {name: shard_of(tensor, mixed(name, None)).contiguous() for name, tensor in load_file(path).items()}
-    requests = [request_of(name) for name in expected]
-    out = [torch.zeros_like(expected[name]) for name, _ in requests]
-    # A tensor that is not contiguous, and one of another dtype.
-    out[0], out[1] = torch.zeros_like(expected["0"].T).T, out[1].double()
-
-    def fill():
-        group = Group.of(None, CPU)
-        fill_on_device(open_for_group(path, group), requests, out, group)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fst._distributed.load.Exchange", refuse)
-        _, read = count(path, fill)
-    for (name, _), tensor in zip(requests, out, strict=True):
-        assert_same(tensor.contiguous(), expected[name].to(tensor.dtype))
-    return read
-
-
-def test_cold_file_is_read_once_into_tensors(ranks, path):
-    assert sum(ranks(SIZE).run(fill_cold, path)) <= READ_MAX * path.stat().st_size
 
 
 def count_collectives(path):

@@ -154,6 +154,7 @@ FAULTS = {
 NO_AGREEMENT = "ValueError: the ranks of the group do not agree on"
 OTHER_FILE = "(SafetensorError|RankError): .*safetensors: .*(give every rank the same checkpoint|data_offsets)"
 DIFFERENCES = {
+    "device": ({"device": "meta"}, f"{NO_AGREEMENT} device: .*meta on rank"),
     "dtype": ({"dtype": torch.bfloat16}, f"{NO_AGREEMENT} dtype: .*bfloat16 on rank"),
     "strategy": ({"strategy": "auto"}, f"{NO_AGREEMENT} strategy: .*auto on rank"),
     "window": ({"window_bytes": 8192}, f"{NO_AGREEMENT} window_bytes: .*8192 on rank"),

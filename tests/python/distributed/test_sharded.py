@@ -141,11 +141,12 @@ def test_single_process(tmp_path):
 
 
 def load_inside(path):
-    """Loads under a default device and under inference mode."""
+    """Loads under a default device, to meta, and under inference mode."""
     for device in ("meta", "cpu"):
         with torch.device(device):
             loaded = fst.load_sharded(path, rows, strategy="exchange", window_bytes=SMALL_WINDOW)
         assert {tensor.device.type for tensor in loaded.values()} == {"cpu"}
+    assert all(tensor.is_meta for tensor in fst.load_sharded(path, rows, device="meta").values())
     with torch.inference_mode():
         assert_same(fst.load_sharded(path, rows, strategy="exchange")["a"], loaded["a"])
 
