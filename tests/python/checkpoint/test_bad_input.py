@@ -123,15 +123,14 @@ def test_missing_file(tmp_path):
 
 def test_paths_without_checkpoint(tmp_path):
     (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(IsADirectoryError, match=f"{tmp_path}: ") as raised:
+        fst.load_file(tmp_path)
+    assert raised.value.errno == errno.EISDIR
     below = write(tmp_path / "file.safetensors", GOOD) / "below.safetensors"
     with pytest.raises(OSError, match=str(below)) as raised:
         fst.load_file(below)
     assert raised.value.errno == errno.ENOTDIR
-    (tmp_path / "file.safetensors").unlink()
-    with pytest.raises(IsADirectoryError, match=f"{tmp_path}: ") as raised:
-        fst.load_file(tmp_path)
-    assert raised.value.errno == errno.EISDIR
-    for url in ("ftp://example.org/model.safetensors", "s3:///key", "file://host/tmp/x", "hf://", "s3+x://bucket/key"):
+    for url in ("ftp://example.org/model.safetensors", "s3:///key", "hf://", "s3+x://bucket/key"):
         with pytest.raises(ValueError, match=re.escape(url)) as refused:
             fst.load_file(url)
         assert not isinstance(refused.value, fst.SafetensorError)
@@ -157,23 +156,19 @@ except PermissionError as error:
 
 
 def test_missing_names(tmp_path):
-    names = [f"model.layers.{index}.self_attn.q_proj.weight" for index in range(12)]
-    path = write(tmp_path / "names.safetensors", {name: random_raw("U8", (1,)) for name in names})
-    misspelt = "model.layers.7.self_attn.q_proj.wieght"
+    """tests/rust/checkpoint.rs tests which names are suggested."""
+    path = write(tmp_path / "names.safetensors", {"layer.weight": random_raw("U8", (1,))})
     for call in (
-        lambda: fst.load_tensors(path, [names[0], misspelt]),
-        lambda: fst.load_slices(path, [misspelt], [0], [0], [1]),
-        lambda: fst.load_into(path, [misspelt], [torch.zeros(1, dtype=torch.uint8)]),
+        lambda: fst.load_tensors(path, ["layer.weight", "layer.wieght"]),
+        lambda: fst.load_slices(path, ["layer.wieght"], [0], [0], [1]),
+        lambda: fst.load_into(path, ["layer.wieght"], [torch.zeros(1, dtype=torch.uint8)]),
     ):
         with pytest.raises(KeyError) as raised:
             call()
         [message] = raised.value.args
-        assert message.startswith(f"{path}: tensor {misspelt!r}".replace("'", '"'))
-        assert names[7] in message
+        assert message.startswith(f'{path}: tensor "layer.wieght"')
+        assert "layer.weight" in message
         assert raised.value.__suppress_context__
-    with pytest.raises(KeyError) as raised:
-        fst.load_tensors(path, ["lm_head"])
-    assert "nearest" not in raised.value.args[0]
 
 
 DEVICES = [

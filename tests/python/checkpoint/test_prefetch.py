@@ -115,13 +115,6 @@ def test_files_that_were_opened_are_read(path):
         assert_same(file.prefetch().take("fp32_2d"), TENSORS["fp32_2d"])
 
 
-def test_several_files(tmp_path):
-    for index in range(2):
-        save_file({f"x{index}": torch.full((3,), float(index))}, tmp_path / f"model-{index}.safetensors")
-    with fst.safe_open(tmp_path) as file, file.prefetch() as loader:
-        assert {name: tensor.tolist() for name, tensor in loader} == {"x0": [0.0] * 3, "x1": [1.0] * 3}
-
-
 def test_threads(tmp_path, monkeypatch, run_threads):
     """Threads take tensors in other orders than they come, each once."""
     monkeypatch.setenv("FST_READER", "pread")

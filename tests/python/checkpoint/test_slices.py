@@ -27,16 +27,6 @@ def path(tmp_path_factory):
     return write(tmp_path_factory.mktemp("slices") / "slices.safetensors", TENSORS, align=1)
 
 
-@st.composite
-def slices(draw: st.DrawFn) -> tuple[str, int, int, int]:
-    """Draws the name of a tensor, a dimension, and a valid start and length."""
-    name = draw(st.sampled_from([name for name, raw in TENSORS.items() if raw.shape]))
-    shape = TENSORS[name].torch_shape
-    dim = draw(st.integers(-len(shape), len(shape) - 1))
-    start = draw(st.integers(0, shape[dim]))
-    return name, dim, start, draw(st.integers(0, shape[dim] - start))
-
-
 DTYPES = st.sampled_from([None, torch.float16, torch.bfloat16, torch.float32, torch.float64])
 
 
@@ -46,15 +36,6 @@ def assert_part(tensor: torch.Tensor, name: str, stored: torch.Tensor, dtype: to
         assert_same_numbers(tensor, stored.to(dtype))
     else:
         assert_same(tensor, stored)
-
-
-@pytest.mark.usefixtures("reader_and_chunks")
-@given(chosen=st.lists(slices(), min_size=1, max_size=8), dtype=DTYPES)
-def test_slices_match_indexing(path, chosen, dtype):
-    names, dims, starts, lengths = (list(column) for column in zip(*chosen, strict=True))
-    loaded = fst.load_slices(path, names, dims, starts, lengths, dtype=dtype)
-    for tensor, (name, *where) in zip(loaded, chosen, strict=True):
-        assert_part(tensor, name, TENSORS[name].tensor().narrow(*where), dtype)
 
 
 @st.composite
@@ -73,27 +54,26 @@ def index_of(spans: list[tuple[int, int, int]]) -> tuple[slice, ...]:
 
 
 @pytest.mark.usefixtures("reader_and_chunks")
-@given(chosen=st.lists(boxes(), min_size=1, max_size=8), dtype=DTYPES)
-def test_boxes_match_indexing(path, chosen, dtype):
+@given(chosen=st.lists(boxes(), min_size=1, max_size=8), dtype=DTYPES, data=st.data())
+def test_parts_match_indexing(path, chosen, dtype, data):
     loaded = fst.load_boxes(path, *(list(column) for column in zip(*chosen, strict=True)), dtype=dtype)
     for tensor, (name, spans) in zip(loaded, chosen, strict=True):
         assert_part(tensor, name, TENSORS[name].tensor()[index_of(spans)], dtype)
+    # Slices of one dimension of each.
+    slices = []
+    for name, spans in chosen:
+        if spans:
+            dim = data.draw(st.integers(-len(spans), len(spans) - 1))
+            slices.append((name, dim, *spans[dim][:2]))
+    loaded = fst.load_slices(path, *map(list, zip(*slices, strict=True)), dtype=dtype) if slices else []
+    for tensor, (name, *where) in zip(loaded, slices, strict=True):
+        assert_part(tensor, name, TENSORS[name].tensor().narrow(*where), dtype)
 
 
+# The planner's tests, tests/rust/plan.rs, have more of both.
 @pytest.mark.parametrize(
     "spans",
-    [
-        [(0, 1, 1)],
-        [(0, 1, 1)] * 3,
-        [(0, 301, 1), (0, 1, 1)],
-        [(301, 0, 1), (0, 1, 1)],
-        [(0, 151, 2), (0, 1, 1)],
-        [(0, 1, 0), (0, 1, 1)],
-        [(0, 1, -1), (0, 1, 1)],
-        [(-1, 1, 1), (0, 1, 1)],
-        [(0, -1, 1), (0, 1, 1)],
-        [(0, 2, 2**63 - 1), (0, 1, 1)],
-    ],
+    [[(0, 1, 1)], [(0, 151, 2), (0, 1, 1)], [(0, 1, 0), (0, 1, 1)], [(0, -1, 1), (0, 1, 1)], [(0, 2, 2**63 - 1)] * 2],
     ids=str,
 )
 def test_invalid_boxes(path, spans):
@@ -113,16 +93,13 @@ def test_lists_of_different_lengths(path):
     ("name", "dim", "start", "length"),
     [
         ("matrix", 2, 0, 1),
-        ("matrix", -3, 0, 1),
         ("matrix", 0, -1, 1),
         ("matrix", 0, 0, -1),
-        ("matrix", 0, 301, 0),
         ("matrix", 0, 299, 2),
         ("matrix", 0, 1, 2**63 - 1),
         ("matrix", 2**62, 0, 1),
         ("packed", -1, 0, 33),
         ("no rows", 0, 0, 1),
-        ("scalar", 0, 0, 1),
         ("scalar", -1, 0, 1),
     ],
 )

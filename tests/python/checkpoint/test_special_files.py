@@ -24,10 +24,6 @@ from rawfile import random_raw, write
 INDEX_BYTES_MAX = 100_000_000
 
 
-def fifo(path):
-    os.mkfifo(path)
-
-
 def device(path):
     path.symlink_to("/dev/null")
 
@@ -37,11 +33,12 @@ def bound_socket(path):
         bound.bind(str(path))
 
 
-def directory(path):
-    os.mkdir(path)
-
-
-KINDS = {fifo: "is a FIFO", device: "is a character device", bound_socket: "is a socket", directory: "is a directory"}
+KINDS = {
+    os.mkfifo: "is a FIFO",
+    device: "is a character device",
+    bound_socket: "is a socket",
+    os.mkdir: "is a directory",
+}
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
@@ -53,7 +50,7 @@ def special(request, tmp_path, monkeypatch):
 
     def make(path):
         request.param(path)
-        if request.param is fifo:
+        if request.param is os.mkfifo:
             # With a writer, a read that waits for one fails this test instead of blocking it.
             opened.append(os.open(path, os.O_RDWR | os.O_NONBLOCK))
             # As much as is read of a key.

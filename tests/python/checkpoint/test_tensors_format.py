@@ -14,7 +14,7 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst_bench.http_server import Server
 from placements import rows, shard_of
 from rawfile import DTYPES, Raw, assert_same, bits_of, random_raw
-from tensorsfile import BUFFER, PARAMETER, Stored, complex_raws, encode, stored
+from tensorsfile import BUFFER, PARAMETER, Stored, encode, stored
 
 SHAPES = [(), (1,), (0, 3), (5, 8), (3, 2, 4), (300, 200)]
 RAW = {
@@ -51,23 +51,6 @@ def test_element_across_blocks_of_direct_reads(tmp_path, monkeypatch):
     monkeypatch.setenv("FST_CHUNK_BYTES", "4096")
     monkeypatch.setenv("FST_READER", "uring")
     assert torch.equal(fst.load_file(tmp_path / "odd", dtype=torch.float32)["w"], values.float())
-
-
-def test_dtypes_that_safetensors_lacks(tmp_path):
-    expected = complex_raws()
-    names = {"c128": "<c16", "c32": "<V4\0torch.complex32"}
-    tensors = {
-        name: Stored(names[name], tuple(tensor.shape), tensor.view(-1).view(torch.uint8).numpy().tobytes(), gap=1)
-        for name, tensor in expected.items()
-    }
-    (tmp_path / "c").write_bytes(encode(tensors))
-    loaded = fst.load_file(tmp_path / "c")
-    for name, tensor in expected.items():
-        assert loaded[name].dtype == tensor.dtype
-        assert torch.equal(loaded[name].view(-1).view(torch.uint8), tensor.view(-1).view(torch.uint8))
-    assert torch.equal(fst.safe_open(tmp_path / "c").get_slice("c128")[1:, :2], expected["c128"][1:, :2])
-    with pytest.raises(NotImplementedError, match="c128"):
-        fst.save_file({"c128": loaded["c128"]}, tmp_path / "c.safetensors")
 
 
 def test_names_in_the_order_of_the_data(tmp_path):
