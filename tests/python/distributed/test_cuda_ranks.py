@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 import fst
@@ -115,20 +114,3 @@ def test_peak_memory(ranks, tmp_path):
     save_file({"a": torch.randn(256 * MIB // 4)}, tmp_path / "a.safetensors")
     for peak in ranks(2).run(measure_peak, tmp_path / "a.safetensors", 16 * MIB):
         assert peak <= 16 * MIB + scratch_bytes + MIB
-
-
-def run_out_of_memory(path):
-    # Memory that earlier tests left in the cache does not count towards the limit.
-    torch.cuda.empty_cache()
-    if dist.get_rank() == 1:
-        torch.cuda.set_per_process_memory_fraction(1e-5)
-    error = torch.OutOfMemoryError if dist.get_rank() == 1 else fst.RankError
-    with pytest.raises(error, match="out of memory"):
-        fst.load_sharded(path, replicated, device="cuda")
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    return len(fst.load_sharded(path, replicated, device="cuda"))
-
-
-def test_out_of_memory_on_one_rank(ranks, tmp_path):
-    save_file({"a": torch.randn(64 * MIB // 4)}, tmp_path / "a.safetensors")
-    assert ranks(2).run(run_out_of_memory, tmp_path / "a.safetensors") == [1, 1]

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, HuggingFaceStorageReader
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -122,19 +122,16 @@ class Halving(DefaultLoadPlanner):
     def parts(self, item):
         if not item.lengths or item.lengths[0] < 2:
             return [item]
-        first = item.lengths[0] // 2
-
-        def part(start, length):
-            return ReadItem(
-                item.type,
-                item.dest_index,
-                torch.Size([item.dest_offsets[0] + start, *item.dest_offsets[1:]]),
-                item.storage_index,
-                torch.Size([item.storage_offsets[0] + start, *item.storage_offsets[1:]]),
-                torch.Size([length, *item.lengths[1:]]),
+        half = item.lengths[0] // 2
+        return [
+            dataclasses.replace(
+                item,
+                dest_offsets=torch.Size([item.dest_offsets[0] + start, *item.dest_offsets[1:]]),
+                storage_offsets=torch.Size([item.storage_offsets[0] + start, *item.storage_offsets[1:]]),
+                lengths=torch.Size([length, *item.lengths[1:]]),
             )
-
-        return [part(first, item.lengths[0] - first), part(0, first)]
+            for start, length in ((half, item.lengths[0] - half), (0, half))
+        ]
 
     def resolve_tensor(self, read_item):
         return torch.full_like(super().resolve_tensor(read_item), torch.nan)

@@ -1,7 +1,6 @@
 """`fst.load_module`: in place or into new storage, with ties, casts, hooks and collected errors."""
 
 import copy
-import re
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from combinations import pairwise
 from fst._checkpoint import batched
 from fst._checkpoint.region import Region
 from rawfile import assert_same, bits_of, random_raw
-from suite import READERS
 
 
 class Embedder(nn.Module):
@@ -149,23 +147,15 @@ def test_dtype(path, dtype, start):
 
 
 @pytest.mark.usefixtures("reader")
-@pytest.mark.parametrize(
-    ("stored", "dtype", "reader"),
-    pairwise(
-        ["F16", "BF16", "F32", "F64", "I64", "F8_E4M3", "BOOL"],
-        [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.float8_e5m2],
-        READERS,
-    ),
-    indirect=["reader"],
-)
-def test_casts_in_place(tmp_path, stored, dtype):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.float8_e5m2])
+def test_casts_in_place(tmp_path, dtype):
     """In-place casts equal those of load_state_dict and keep the storage."""
-    raws = {"a": random_raw(stored, (7, 5, 3)), "b": random_raw(stored, ()), "c": random_raw(stored, (0, 4))}
-    tensors = {name: raw.tensor() for name, raw in raws.items()}
-    if tensors["a"].is_floating_point():
+    tensors = {}
+    for index, name in enumerate(["F16", "BF16", "F32", "F64", "I64", "F8_E4M3", "BOOL"]):
+        tensor = random_raw(name, [(7, 5, 3), (), (0, 4)][index % 3]).tensor()
         # Casts of numbers outside an integer's range are undefined.
-        raws = {name: tensor.float().nan_to_num().clamp(-100, 100) for name, tensor in tensors.items()}
-        tensors = {name: value.to(tensors["a"].dtype) for name, value in raws.items()}
+        is_float = tensor.is_floating_point()
+        tensors[name] = tensor.float().nan_to_num().clamp(-100, 100).to(tensor.dtype) if is_float else tensor
     path = tmp_path / "cast.safetensors"
     save_file(tensors, path)
     for meta in (False, True):
@@ -209,29 +199,17 @@ def test_memory_format_subclass_and_attributes_are_kept(tmp_path, start, dtype):
     assert_same(weight.detach(), source.weight.detach().to(dtype or torch.float32))
 
 
-@pytest.mark.usefixtures("reader")
-@pytest.mark.parametrize(
-    ("start", "dtype", "left_out", "reader"),
-    pairwise(["meta", "cpu"], [None, torch.bfloat16], [[], ["embedding.weight"], ["head.weight"]], READERS),
-    indirect=["reader"],
-)
+@pytest.mark.parametrize("left_out", [[], ["embedding.weight"], ["head.weight"]])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("start", ["meta", "cpu", "shared storage"])
 def test_tied_parameters(tmp_path, start, dtype, left_out):
     source = randomized(Tied())
     path = save_state(source, tmp_path / "tied.safetensors", **dict.fromkeys(left_out))
     module = on_meta(Tied) if start == "meta" else Tied()
+    if start == "shared storage":
+        module.head.weight = nn.Parameter(module.embedding.weight.data)
     assert fst.load_module(module, path, dtype=dtype) == ([], [])
-    assert module.head.weight is module.embedding.weight
-    assert torch.equal(module.head.weight, source.head.weight.to(dtype))
-
-
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_parameters_with_shared_storage(tmp_path, dtype):
-    source = randomized(Tied())
-    path = save_state(source, tmp_path / "tied.safetensors", **{"head.weight": None})
-    module = Tied()
-    module.head.weight = nn.Parameter(module.embedding.weight.data)
-    assert fst.load_module(module, path, dtype=dtype) == ([], [])
-    assert module.head.weight is not module.embedding.weight
+    assert (module.head.weight is module.embedding.weight) == (start != "shared storage")
     assert module.head.weight.data_ptr() == module.embedding.weight.data_ptr()
     assert torch.equal(module.head.weight, source.head.weight.to(dtype))
 
@@ -292,12 +270,6 @@ def test_all_mismatches_in_one_error(path, tmp_path):
     ):
         assert part in message
     assert {name: bits_of(tensor) for name, tensor in module.state_dict().items()} == before
-    # load_state_dict reports the same names.
-    with pytest.raises(RuntimeError) as reference:
-        copy.deepcopy(module).load_state_dict(fst.load_file(path))
-    for kind, keys in (("Missing", error.missing_keys), ("Unexpected", error.unexpected_keys)):
-        reported = re.search(rf"{kind} key\(s\) in state_dict: (.*)\.", str(reference.value))[1]
-        assert sorted(re.findall('"(.*?)"', reported)) == sorted(keys)
 
 
 def test_child_that_is_none(path):
@@ -502,32 +474,3 @@ def test_gpu(path, device, start, dtype):
     fst.load_module(module, path)
     assert_loaded(module, path, torch.float64)
     assert [parameter.data_ptr() for parameter in module.parameters()] == addresses
-
-
-@pytest.mark.gpu
-def test_captured_graph_uses_new_weights(path):
-    """A captured graph replays with weights that were loaded in place."""
-    module = Embedder().cuda()
-    tokens, out = torch.tensor([1, 2], device="cuda"), torch.zeros(2, 8, device="cuda")
-    with torch.no_grad():
-        out.copy_(module.embedding(tokens))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out.copy_(module.embedding(tokens))
-    fst.load_module(module, path)
-    graph.replay()
-    assert torch.equal(out.cpu(), fst.load_file(path)["embedding.weight"][[1, 2]])
-
-
-@pytest.mark.gpu
-def test_peak_gpu_memory(tmp_path):
-    path = tmp_path / "large.safetensors"
-    save_file({"weight": torch.ones(16384, 8192, dtype=torch.bfloat16)}, path)
-    for dtype in (torch.bfloat16, torch.float32):
-        linear = nn.Linear(8192, 16384, bias=False, dtype=dtype, device="cuda")
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        fst.load_module(linear, path)
-        assert torch.cuda.max_memory_allocated() - before <= 128 << 20
-        assert linear.weight.eq(1).all()

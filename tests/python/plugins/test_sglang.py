@@ -133,19 +133,17 @@ def test_default_reader_options_are_refused(sglang):
             sglang.loader(model_loader_extra_config={option: 1})
 
 
-@pytest.mark.parametrize(
-    ("argument", "reading"),
-    [
+def test_default_reader_arguments_are_refused(sglang, tmp_path, monkeypatch):
+    save_checkpoint(tmp_path)
+    for argument, reading in [
         ("weight_loader_disable_mmap", "disable_mmap"),
         ("weight_loader_prefetch_checkpoints", "prefetch"),
         ("weight_loader_drop_cache_after_load", "drop_cache_after_load"),
-    ],
-)
-def test_default_reader_arguments_are_refused(sglang, tmp_path, argument, reading):
-    save_checkpoint(tmp_path)
-    setattr(sglang.arguments, argument, True)
-    with pytest.raises(ValueError, match=f"does not support {reading};"):
-        sglang.loader()._get_weights_iterator(sglang.source(tmp_path))
+    ]:
+        monkeypatch.setattr(sglang.arguments, argument, True)
+        with pytest.raises(ValueError, match=f"does not support {reading};"):
+            sglang.loader()._get_weights_iterator(sglang.source(tmp_path))
+        monkeypatch.setattr(sglang.arguments, argument, False)
 
 
 class QuantizedConfig:
