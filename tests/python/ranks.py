@@ -1,6 +1,9 @@
 """Processes that form a gloo group and run functions for the tests."""
 
 import faulthandler
+import functools
+import importlib
+import inspect
 import os
 import shutil
 import signal
@@ -23,6 +26,26 @@ from forked import context
 COLLECTIVE_SECONDS = 30
 # Time that the other ranks get to return after one has failed.
 GRACE_SECONDS = 5
+
+
+def on_ranks(*sizes: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a test of a function that all ranks call, in groups of these sizes, with the fixtures of the test."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def test(ranks: Callable[[int], Ranks], **fixtures: Any) -> None:
+            for size in sizes:
+                ranks(size).run(_call, function.__module__, function.__name__, fixtures)
+
+        group = inspect.Parameter("ranks", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        test.__signature__ = inspect.Signature([group, *inspect.signature(function).parameters.values()])
+        return test
+
+    return decorate
+
+
+def _call(module: str, name: str, fixtures: dict[str, Any]) -> None:
+    getattr(importlib.import_module(module), name).__wrapped__(**fixtures)
 
 
 class Ranks:

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import fst
 import fst.dcp
+from ranks import on_ranks
 from rawfile import assert_same, random_raw, write
 
 SHAPES = {"matrix": (10, 7), "vector": (9,), "scalar": (), "none": (0, 3), "even": (16, 8)}
@@ -304,35 +305,29 @@ class Failing(DefaultLoadPlanner):
         raise RuntimeError("the planner of this rank has failed")
 
 
-def check_failures(path):
+@on_ranks(3)
+def test_failure_of_one_rank(directory):
     """Checks that all ranks raise if one fails, and that the group can load again."""
     for method in ("create_local_plan", "resolve_tensor", "commit_tensor"):
         for failing in (0, 2):
             with pytest.raises(CheckpointException, match="planner of this rank has failed"):
-                load(zeros(), path, Failing(failing, method), group=dist.group.WORLD)
-    mine = path if dist.get_rank() != 1 else f"{path}/missing.safetensors"
+                load(zeros(), directory, Failing(failing, method), group=dist.group.WORLD)
+    mine = directory if dist.get_rank() != 1 else f"{directory}/missing.safetensors"
     for group in (None, dist.group.WORLD):
         with pytest.raises(CheckpointException, match=r"FileNotFoundError.*missing.safetensors"):
             load(zeros(), mine, group=group)
     state_dict = zeros()
-    load(state_dict, path)
-    assert_loaded(state_dict, path)
+    load(state_dict, directory)
+    assert_loaded(state_dict, directory)
 
 
-def test_failure_of_one_rank(ranks, directory):
-    ranks(3).run(check_failures, directory)
-
-
-def check_sub_mesh(path):
+@on_ranks(3)
+def test_mesh_with_some_ranks(directory):
     """Loads a DTensor whose mesh lacks some ranks of the group."""
     mesh = DeviceMesh("cpu", [2, 0])
-    full = fst.load_file(path)["matrix"]
+    full = fst.load_file(directory)["matrix"]
     state_dict = {"matrix": distribute_tensor(torch.zeros_like(full), mesh, [Shard(1)]), "vector": torch.zeros(9)}
-    load(state_dict, path)
-    assert_same(state_dict["vector"], fst.load_file(path)["vector"])
+    load(state_dict, directory)
+    assert_same(state_dict["vector"], fst.load_file(directory)["vector"])
     expected = distribute_tensor(full, mesh, [Shard(1)], src_data_rank=None)
     assert_same(state_dict["matrix"].to_local(), expected.to_local())
-
-
-def test_mesh_with_some_ranks(ranks, directory):
-    ranks(3).run(check_sub_mesh, directory)

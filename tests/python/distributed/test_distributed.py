@@ -18,6 +18,7 @@ from fst._distributed.dtensors import mesh_shards
 from fst._distributed.layout import MeshPosition, local_layout
 from fst._distributed.meshes import mesh_group
 from fst._distributed.shards import Replicated, Sharded, region_of
+from ranks import on_ranks
 from rawfile import DTYPES, assert_same, random_raw, write
 
 SHAPES = {
@@ -159,7 +160,8 @@ def test_meshes(ranks, path, shape, layouts):
     ranks(torch.Size(shape).numel()).run(check_mesh, path, shape, layouts)
 
 
-def check_arguments(path):
+@on_ranks(4)
+def test_arguments(path):
     """Checks valid arguments and their results, and the errors for invalid ones."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
     line = mesh["model"]
@@ -212,11 +214,8 @@ def check_arguments(path):
         fst.load_distributed(there, mesh, [Replicate(), Replicate()])
 
 
-def test_arguments(ranks, path):
-    ranks(4).run(check_arguments, path)
-
-
-def check_meshes_of_some_ranks(path):
+@on_ranks(8)
+def test_meshes_with_some_ranks(path):
     """Loads onto meshes of some ranks in any order. Other ranks get empty DTensors, as from `distribute_tensor`."""
     rank = dist.get_rank()
     full = fst.load_file(path)
@@ -246,11 +245,8 @@ def check_meshes_of_some_ranks(path):
     dist.barrier()
 
 
-def test_meshes_with_some_ranks(ranks, path):
-    ranks(8).run(check_meshes_of_some_ranks, path)
-
-
-def check_groups():
+@on_ranks(8)
+def test_groups_of_meshes():
     """Checks that the process group of a mesh is an existing group of PyTorch."""
     cube = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
     assert mesh_group(cube) is dist.group.WORLD
@@ -261,10 +257,6 @@ def check_groups():
             mesh_group(cube[names])
         flat = cube[names]._flatten()
         assert mesh_group(cube[names]) is flat.get_group()
-
-
-def test_groups_of_meshes(ranks):
-    ranks(8).run(check_groups)
 
 
 def check_dtypes(path):

@@ -11,6 +11,7 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.group import Group
 from fst._distributed.load import fill_on_device, load_shards, open_for_group
 from fst._distributed.shards import Replicated, Sharded, ShardRequest, region_of
+from ranks import on_ranks
 from rawfile import assert_same
 
 CPU = torch.device("cpu")
@@ -88,12 +89,13 @@ def test_load_into_tensors(ranks, checkpoint, output, strategy):
     ranks(2).run(fill, checkpoint, output, strategy, 1 << 20)
 
 
-def refuse(path):
+@on_ranks(2)
+def test_invalid_outputs(checkpoint):
     """Checks that an invalid output on any rank writes nothing."""
     group = Group.of(None, CPU)
-    stored = open_for_group(path, group)
+    stored = open_for_group(checkpoint, group)
     requests = REQUESTS[:2]
-    good = [torch.full_like(expected_of(path, request, group), 7) for request in requests]
+    good = [torch.full_like(expected_of(checkpoint, request, group), 7) for request in requests]
     bad = [
         ([good[0]], "2 requests, but 1 tensors"),
         ([good[0], good[1][:, :1]], 'tensor "columns": the shard of this rank has the shape'),
@@ -107,11 +109,7 @@ def refuse(path):
     assert all(tensor.eq(7).all() for tensor in good)
     fill_on_device(stored, requests, good, group)
     for request, tensor in zip(requests, good, strict=True):
-        assert_same(tensor, expected_of(path, request, group))
-
-
-def test_invalid_outputs(ranks, checkpoint):
-    ranks(2).run(refuse, checkpoint)
+        assert_same(tensor, expected_of(checkpoint, request, group))
 
 
 def mapped_bytes(path):

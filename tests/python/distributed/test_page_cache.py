@@ -15,6 +15,7 @@ from fst._core.group import Group
 from fst._distributed.load import fill_on_device, load_shards, open_for_group
 from fst._distributed.shards import Replicated, Sharded, ShardRequest
 from placements import shard_of
+from ranks import on_ranks
 from rawfile import assert_same
 
 CPU = torch.device("cpu")
@@ -103,7 +104,8 @@ def test_collectives(ranks, path):
         assert calls == ["broadcast", "all_to_all_single", "all_to_all_single"]
 
 
-def load_on_two_machines(path):
+@on_ranks(SIZE)
+def test_two_page_caches(path):
     """Loads in a group whose ranks have two page caches, so that some tensors are exchanged."""
     rank = dist.get_rank()
     requests, expected = [], []
@@ -134,7 +136,3 @@ def load_on_two_machines(path):
     for tensors in (loaded, out):
         for tensor, value in zip(tensors, expected, strict=True):
             assert_same(tensor, value)
-
-
-def test_two_page_caches(ranks, path):
-    ranks(SIZE).run(load_on_two_machines, str(path))

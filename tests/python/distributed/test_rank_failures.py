@@ -19,6 +19,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 import fst
 from fst._distributed.exchange import Exchange, WindowBuffers
+from ranks import on_ranks
 from rawfile import assert_same
 
 SIZE = 3
@@ -195,11 +196,8 @@ def test_failure_of_several_ranks(ranks, directories):
     ]
 
 
-def test_failure_releases_memory(ranks, directories):
-    ranks(SIZE).run(fail_and_count_memory, directories)
-
-
-def fail_and_count_memory(directory):
+@on_ranks(SIZE)
+def test_failure_releases_memory(directories):
     held = []
 
     class Watched(WindowBuffers):
@@ -218,9 +216,9 @@ def fail_and_count_memory(directory):
             patch.setattr("fst._distributed.exchange.WindowBuffers", Watched)
             patch.setattr("fst._distributed.load.torch.empty_like", empty_like)
             if dist.get_rank() == 1:
-                failing_window("_read", 4, KeyboardInterrupt(), patch, directory)
+                failing_window("_read", 4, KeyboardInterrupt(), patch, directories)
             try:
-                load(directory)
+                load(directories)
             except (KeyboardInterrupt, fst.RankError):
                 failed = True
         assert failed

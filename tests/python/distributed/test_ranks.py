@@ -18,6 +18,7 @@ from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.load import fill_on_device, open_for_group
 from fst._distributed.shards import Sharded, ShardRequest
+from ranks import on_ranks
 
 CPU = torch.device("cpu")
 
@@ -45,7 +46,8 @@ def test_rank_that_fails_is_reported(ranks, monkeypatch):
         ranks(2).run(os._exit, 3)
 
 
-def share():
+@on_ranks(3)
+def test_collectives():
     group = Group.of(None, CPU)
     for length in (100, 507, 508, 1015, 1016, 1017):  # around the size up to which one collective is enough
         own = bytes([group.rank]) * (group.rank * length)
@@ -59,10 +61,6 @@ def share():
         group.rank,
         [b"-%d" % i for i in range(group.size)],
     )
-
-
-def test_collectives(ranks):
-    ranks(3).run(share)
 
 
 class UnprintableError(Exception):
@@ -120,7 +118,10 @@ def count_bytes(work):
 SENT_MAX = 256 << 10
 
 
-def raise_long(text):
+@pytest.mark.parametrize("shift", range(3))
+@on_ranks(3)
+def test_long_error_is_cut(shift):
+    text = "x" * shift + "€" * 300_000
     message, sent = count_bytes(lambda: raise_on(1, ValueError(text)))
     assert sent <= SENT_MAX
     if dist.get_rank() != 1:
@@ -130,11 +131,6 @@ def raise_long(text):
         assert whole.startswith(head)
         assert note == f"[{len(whole.encode()) - len(head.encode())} more bytes]"
         assert 4000 < len(f"{head} ... {note}".encode()) <= 4096
-
-
-@pytest.mark.parametrize("shift", range(3))
-def test_long_error_is_cut(ranks, shift):
-    ranks(3).run(raise_long, "x" * shift + "€" * 300_000)
 
 
 NAMES = [f"{index}.{'n' * 1000}" for index in range(500)]
@@ -148,32 +144,35 @@ def long_names(tmp_path):
     return str(path)
 
 
-def load_different_placements(path):
+@on_ranks(3)
+def test_different_placements_of_long_names(long_names):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     mine = Shard(1) if dist.get_rank() == 2 else Shard(0)
 
     def load():
         with pytest.raises(ValueError, match=r"the placements are .* on rank 0 of the mesh and .* on rank 2"):
-            fst.load_distributed(path, mesh, lambda name, shape: mine if name.startswith("7.") else Shard(0))
+            fst.load_distributed(long_names, mesh, lambda name, shape: mine if name.startswith("7.") else Shard(0))
 
     # Rank 0 alone sends the headers and its placements, each about as long as the names.
     assert count_bytes(load)[1] <= SENT_MAX + 2 * 1.1 * NAMES_BYTES
 
 
-def load_different_dtypes(path):
+@on_ranks(3)
+def test_different_dtypes_of_long_names(long_names):
     rules = dict.fromkeys(NAMES if dist.get_rank() else NAMES[:-1], torch.float16)
 
     def load():
         with pytest.raises(ValueError, match=r"do not agree on dtype: .* on rank 0; .* on ranks 1, 2") as caught:
-            fst.load_sharded(path, Shard(0), dtype=rules)
+            fst.load_sharded(long_names, Shard(0), dtype=rules)
         assert len(str(caught.value)) < 2000
 
     assert count_bytes(load)[1] <= SENT_MAX + 1.1 * NAMES_BYTES
 
 
-def fill_indirect_tensors(path):
+@on_ranks(3)
+def test_indirect_tensors_with_long_names(long_names):
     group = Group.of(None, CPU)
-    checkpoint = open_for_group(path, group)
+    checkpoint = open_for_group(long_names, group)
     requests = [ShardRequest(name, Sharded(0)) for name in checkpoint.tensors]
     # Transposed tensors are loaded in another way.
     out = [torch.zeros(4, 2).T for _ in requests]
@@ -185,12 +184,9 @@ def fill_indirect_tensors(path):
     assert all(tensor.eq(1).all() for tensor in out)
 
 
-@pytest.mark.parametrize("work", [load_different_placements, load_different_dtypes, fill_indirect_tensors])
-def test_long_names_are_not_sent_by_all(ranks, long_names, work):
-    ranks(3).run(work, long_names)
-
-
-def interrupted(where):
+@pytest.mark.parametrize("where", ["inside", "after"])
+@on_ranks(2)
+def test_interrupts_are_deferred(where):
     """Sends SIGINT during a collective. The handler of the program is called afterwards."""
     group = Group.of(None, CPU)
     seen = []
@@ -207,11 +203,6 @@ def interrupted(where):
         assert signal.getsignal(signal.SIGINT) is not held
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_interrupts_are_deferred(ranks):
-    ranks(2).run(interrupted, "inside")
-    ranks(2).run(interrupted, "after")
 
 
 def handler_while_deferred():

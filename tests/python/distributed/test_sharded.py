@@ -15,6 +15,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 import fst
 import fst._distributed.load
 from placements import columns, rows, shard_of
+from ranks import on_ranks
 from rawfile import DTYPES, assert_same, random_raw, write
 from suite import CHECKOUT
 
@@ -68,11 +69,6 @@ def test_every_dtype_shape_and_strategy(ranks, tmp_path, size, place):
     ranks(size).run(check_against_raw, path, place, {"strategy": "exchange"})
 
 
-def layers():
-    parts = {"attention": (8, 4), "norm": (4,), "experts.0.up": (3, 4), "experts.1.up": (3, 4)}
-    return {f"layers.{layer}.{name}": torch.randn(shape) for layer in range(3) for name, shape in parts.items()}
-
-
 def two_groups(paths, strategy):
     """Loads two checkpoints in two groups at the same time."""
     rank = dist.get_rank()
@@ -105,7 +101,7 @@ def two_groups(paths, strategy):
 def test_concurrent_groups(ranks, tmp_path):
     paths = [tmp_path / name for name in ("a.safetensors", "b.safetensors")]
     for path in paths:
-        save_file({name: tensor for name, tensor in layers().items() if tensor.dim()}, path)
+        save_file({"a": torch.randn(8, 40), "b": torch.randn(4), "c": torch.randn(3, 4)}, path)
     for strategy in STRATEGIES:
         messages = ranks(4).run(two_groups, paths, strategy)
         assert messages[0] == messages[2] == ""
@@ -128,20 +124,11 @@ def test_example(tmp_path, start_python):
     assert "2 ranks compute what one does" in "".join(outputs)
 
 
-def test_single_process(tmp_path):
-    """A load works without a process group."""
-    tensors = layers()
-    save_file(tensors, tmp_path / "a.safetensors")
-    for strategy in STRATEGIES:
-        loaded = fst.load_sharded(
-            tmp_path / "a.safetensors", {"*norm": (slice(1, -1),), "*": Shard(-1)}, strategy=strategy
-        )
-        for name, tensor in tensors.items():
-            assert_same(loaded[name], tensor[1:-1] if name.endswith("norm") else tensor)
-
-
-def load_inside(path):
-    """Loads under a default device, to meta, and under inference mode."""
+@on_ranks(2)
+def test_devices_and_inference_mode(tmp_path):
+    path = tmp_path / f"{dist.get_rank()}" / "a.safetensors"
+    path.parent.mkdir()
+    save_file({"a": torch.arange(280.0).view(40, 7), "b": torch.ones(())}, path)
     for device in ("meta", "cpu"):
         with torch.device(device):
             loaded = fst.load_sharded(path, rows, strategy="exchange", window_bytes=SMALL_WINDOW)
@@ -149,11 +136,6 @@ def load_inside(path):
     assert all(tensor.is_meta for tensor in fst.load_sharded(path, rows, device="meta").values())
     with torch.inference_mode():
         assert_same(fst.load_sharded(path, rows, strategy="exchange")["a"], loaded["a"])
-
-
-def test_default_device_is_ignored(ranks, tmp_path):
-    save_file({"a": torch.randn(40, 7), "b": torch.ones(())}, tmp_path / "a.safetensors")
-    ranks(2).run(load_inside, tmp_path / "a.safetensors")
 
 
 def test_names_and_globs(tmp_path):
@@ -182,13 +164,15 @@ def test_names_and_globs(tmp_path):
     ],
 )
 def test_index_placements(tmp_path, index, expected):
+    """A process without a group is a group of its own."""
     tensor = torch.randn(5, 6)
     save_file({"a": tensor}, tmp_path / "a.safetensors")
-    loaded = fst.load_sharded(tmp_path / "a.safetensors", index)["a"]
-    assert loaded.shape == expected
     items = index if isinstance(index, tuple) else (index,)
     kept = tuple(slice(item, item + 1 or None) if isinstance(item, int) else item for item in items)
-    assert_same(loaded, tensor[kept])
+    for strategy in STRATEGIES:
+        loaded = fst.load_sharded(tmp_path / "a.safetensors", index, strategy=strategy)["a"]
+        assert loaded.shape == expected
+        assert_same(loaded, tensor[kept])
 
 
 @pytest.mark.parametrize(

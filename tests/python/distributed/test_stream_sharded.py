@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import Replicate, Shard
 
 import fst
+from ranks import on_ranks
 
 TENSORS = {f"t{index}": torch.arange(24.0).reshape(6, 4) + index for index in range(4)}
 
@@ -25,7 +26,9 @@ def place(name, shape):
     return {"t0": Replicate(), "t1": Shard(1), "t2": slice(1, 5)}.get(name)
 
 
-def check_equals_load_sharded(path, options):
+@pytest.mark.parametrize("options", [{}, {"window_bytes": 1, "exchange_bytes": 64}, {"window_bytes": 200}], ids=str)
+@on_ranks(2, 3)
+def test_stream_equals_load_sharded(path, options):
     loaded = fst.load_sharded(path, place, dtype=torch.bfloat16)
     with fst.stream_sharded(path, place, dtype=torch.bfloat16, **options) as tensors:
         assert isinstance(tensors, fst.Stream)
@@ -37,13 +40,8 @@ def check_equals_load_sharded(path, options):
         assert torch.equal(tensor, loaded[name])
 
 
-@pytest.mark.parametrize("options", [{}, {"window_bytes": 1, "exchange_bytes": 64}, {"window_bytes": 200}], ids=str)
-@pytest.mark.parametrize("size", [2, 3])
-def test_stream_equals_load_sharded(ranks, path, size, options):
-    ranks(size).run(check_equals_load_sharded, path, options)
-
-
-def check_own_names(path):
+@on_ranks(2)
+def test_ranks_may_request_different_tensors(path):
     names = [f"t{dist.get_rank()}", "t3"]
     # The smallest window of all ranks applies.
     with fst.stream_sharded(path, Replicate(), names=names, window_bytes=100 + 1000 * dist.get_rank()) as tensors:
@@ -52,19 +50,12 @@ def check_own_names(path):
             assert torch.equal(tensor, TENSORS[name])
 
 
-def test_ranks_may_request_different_tensors(ranks, path):
-    ranks(2).run(check_own_names, path)
-
-
-def leave_early(path):
+@on_ranks(2)
+def test_ranks_leave_at_same_tensor(path):
     for _ in range(2):
         with fst.stream_sharded(path, Replicate(), window_bytes=1) as tensors:
             assert [name for name, _ in itertools.islice(tensors, 2)] == ["t0", "t1"]
         assert list(tensors) == []
-
-
-def test_ranks_leave_at_same_tensor(ranks, path):
-    ranks(2).run(leave_early, path)
 
 
 def open_stream(path):
@@ -110,7 +101,9 @@ DEPARTURES = {
 }
 
 
-def leave_on_one_rank(path, leave):
+@pytest.mark.parametrize("leave", DEPARTURES, ids=lambda leave: leave.__name__)
+@on_ranks(3)
+def test_rank_that_leaves_tells_the_others(path, leave):
     if dist.get_rank() == 1:
         try:
             leave(path)
@@ -124,12 +117,8 @@ def leave_on_one_rank(path, leave):
     assert stream_from(path).keys() == TENSORS.keys()
 
 
-@pytest.mark.parametrize("leave", DEPARTURES, ids=lambda leave: leave.__name__)
-def test_rank_that_leaves_tells_the_others(ranks, path, leave):
-    ranks(3).run(leave_on_one_rank, path, leave)
-
-
-def leave_in_same_batch(path):
+@on_ranks(2)
+def test_ranks_leave_in_same_batch(path):
     # Another batch follows the first one, and none the second one.
     for first in (0, 2):
         with fst.stream_sharded(path, Replicate(), window_bytes=200) as tensors:
@@ -139,19 +128,8 @@ def leave_in_same_batch(path):
     assert stream_from(path).keys() == TENSORS.keys()
 
 
-def test_ranks_leave_in_same_batch(ranks, path):
-    ranks(2).run(leave_in_same_batch, path)
-
-
 def stream_from(path, **arguments):
     return dict(fst.stream_sharded(arguments.pop("paths", path), arguments.pop("placements", Replicate()), **arguments))
-
-
-def check_failure_on_rank(path, arguments, error, message):
-    is_failing = dist.get_rank() == 1
-    with pytest.raises(error if is_failing else fst.RankError, match=message):
-        stream_from(path, **(arguments if is_failing else {}))
-    assert stream_from(path).keys() == TENSORS.keys()
 
 
 @pytest.mark.parametrize(
@@ -166,8 +144,12 @@ def check_failure_on_rank(path, arguments, error, message):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_failure_on_one_rank_raises_on_all(ranks, path, arguments, error, message):
-    ranks(2).run(check_failure_on_rank, path, arguments, error, message)
+@on_ranks(2)
+def test_failure_on_one_rank_raises_on_all(path, arguments, error, message):
+    is_failing = dist.get_rank() == 1
+    with pytest.raises(error if is_failing else fst.RankError, match=message):
+        stream_from(path, **(arguments if is_failing else {}))
+    assert stream_from(path).keys() == TENSORS.keys()
 
 
 def test_single_process_without_group(path):

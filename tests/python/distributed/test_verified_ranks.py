@@ -14,6 +14,7 @@ import tensorsfile
 from combinations import pairwise
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from placements import shard_of
+from ranks import on_ranks
 from rawfile import Raw, assert_same, bits_of
 
 SIZE = 3
@@ -186,7 +187,8 @@ def test_files_with_and_without_groups(ranks, tmp_path):
         damage(path, name, 1)
 
 
-def disagree(path):
+@on_ranks(SIZE)
+def test_other_arguments_and_changed_headers(path):
     with pytest.raises(ValueError, match="do not agree on verify: False on rank 0; True on ranks 1, 2"):
         fst.load_sharded(path, Shard(0), verify=dist.get_rank() > 0)
     dist.barrier()
@@ -195,10 +197,6 @@ def disagree(path):
     dist.barrier()
     with pytest.raises((fst.IntegrityError, fst.RankError)):
         fst.load_sharded(path, Shard(0), verify=True)
-
-
-def test_other_arguments_and_changed_headers(ranks, path):
-    ranks(SIZE).run(disagree, path)
 
 
 def load_copy(load, directories, reader, verify):
