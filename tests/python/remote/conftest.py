@@ -1,14 +1,15 @@
 """Servers for the tests of remote checkpoints. A real one is started when a test first uses it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
 
+import fst
 from fst_bench.http_server import Server
 from fst_bench.servers.nginx import Nginx
 from fst_bench.servers.s3 import S3
-from objects import REQUEST
+from objects import DATA, PATH, REQUEST
 from servers.authority import Authority
 from servers.azure import Azure
 from servers.gcs import Gcs
@@ -37,10 +38,31 @@ def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def configure() -> Iterator[Callable[..., None]]:
+    """Returns `fst.storage.configure`, and removes the options of all places after the test."""
+    places = set()
+
+    def set_options(place: str, **options: object) -> None:
+        places.add(place)
+        fst.storage.configure(place, **options)
+
+    yield set_options
+    for place in places:
+        fst.storage.configure(place)
+
+
+@pytest.fixture
 def http_server() -> Iterator[Server]:
     """Returns the server that misbehaves on demand, without objects."""
     with Server() as server:
         yield server
+
+
+@pytest.fixture
+def server(http_server: Server) -> Server:
+    """Returns the server that misbehaves on demand, with one file."""
+    http_server.put(PATH, DATA)
+    return http_server
 
 
 @pytest.fixture

@@ -1,13 +1,14 @@
-"""Checkpoints for the tests of remote sources."""
+"""Checkpoints for the tests of remote sources, and calls that load them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save
 
+import fst
 from fst_bench.http_server import Server
 from rawfile import assert_same
 
@@ -22,6 +23,28 @@ def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
     made = {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
     small = {f"small.{index}": torch.randn(17, generator=random) for index in range(50)}
     return made | small | {"half": made["half"].to(torch.bfloat16)}
+
+
+TENSORS = tensors()
+DATA = save(TENSORS)
+PATH = "m.safetensors"
+
+
+def _load_slices(url: str) -> dict[str, torch.Tensor]:
+    with fst.safe_open(url) as file:
+        parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        return {
+            name: part[...] if len(part.get_shape()) < 2 else torch.cat([part[:300], part[300:]])
+            for name, part in parts.items()
+        }
+
+
+# Entrances, each of which reads all bytes.
+ENTRANCES: dict[str, Callable[[str], Mapping[str, torch.Tensor]]] = {
+    "load_file": fst.load_file,
+    "stream": lambda url: dict(fst.stream(url)),
+    "slices": _load_slices,
+}
 
 
 def shards(count: int = 3) -> tuple[dict[str, bytes], dict[str, torch.Tensor]]:

@@ -15,38 +15,18 @@ from safetensors.torch import save
 import fst
 from combinations import pairwise
 from fst_bench.http_server import Fault, Server
-from objects import HEADER, REQUEST, assert_equal, request_counts, shards, tensors
+from objects import DATA, ENTRANCES, HEADER, PATH, REQUEST, TENSORS, assert_equal, request_counts, shards, tensors
 from processes import LOAD, run_in_fork
+from rawfile import assert_same
 
-TENSORS = tensors()
-DATA = save(TENSORS)
-PATH = "m.safetensors"
 # The first byte that the second request brings, one in the middle of another request, and the last one.
 POSITIONS = {"first": HEADER, "middle": len(DATA) // 2 + 1001, "last": len(DATA) - 1}
 
+# In the first answer, after the header of the file.
+INSIDE = HEADER // 2
+RATE = 4e6  # bytes a second, with which the first answer takes a quarter of a second
+
 pytestmark = pytest.mark.usefixtures("small_requests")
-
-# Entrances, each of which reads all bytes.
-ENTRANCES = {
-    "load_file": lambda url: fst.load_file(url),
-    "stream": lambda url: dict(fst.stream(url)),
-    "slices": lambda url: load_slices(url),
-}
-
-
-def load_slices(url):
-    with fst.safe_open(url) as file:
-        halves = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        return {
-            name: part[...] if len(part.get_shape()) < 2 else torch.cat([part[:300], part[300:]])
-            for name, part in halves.items()
-        }
-
-
-@pytest.fixture
-def server(http_server):
-    http_server.put(PATH, DATA)
-    return http_server
 
 
 def test_each_byte_is_requested_once(server):
@@ -57,13 +37,6 @@ def test_each_byte_is_requested_once(server):
     sizes = [request.range[1] - request.range[0] for request in server.requests(PATH)]
     assert max(sizes) <= HEADER
     assert len(sizes) < 2 * len(DATA) / REQUEST
-
-
-def test_small_file_takes_one_request(http_server):
-    small = {"a": torch.arange(1000)}
-    http_server.put(PATH, save(small))
-    assert_equal(fst.load_file(http_server.url(PATH)), small)
-    assert len(http_server.requests()) == 1
 
 
 def test_metadata_takes_one_request(server):
@@ -94,17 +67,22 @@ FAILURES = [*pairwise(ENTRANCES, POSITIONS, ["reset", "truncate", "status"]), ("
 
 
 @pytest.mark.parametrize(("load", "position", "kind"), FAILURES)
-def test_failed_request_is_resumed(server, load, position, kind):
+def test_failed_request_is_resumed(server, monkeypatch, load, position, kind):
+    if kind != "stall":
+        # On a busy machine, an answer may take longer than a second, and its request is then repeated, too.
+        monkeypatch.delenv("FST_STALL_SECONDS")
     at = POSITIONS[position]
     server.fault(PATH, Fault(kind, at=at, times=2, headers={"Retry-After": "0"}))
     with fst.profile() as profile:
         assert_equal(ENTRANCES[load](server.url(PATH)), TENSORS)
     assert server.struck(PATH) == 2
     summary = profile.summary()
-    # A stalled request may get a hedged one beside it, which then stalls in place of a retry.
-    assert summary.retries + summary.hedged_requests == 2
+    # A slow request may get a hedged one beside it, which may then fail in place of a retry.
+    requests = summary.retries + summary.hedged_requests
+    assert requests >= 2
+    assert kind == "stall" or summary.retries <= 2
     assert summary.rate_limits == (2 if kind == "status" else 0)
-    assert 0 < summary.repeated_bytes <= 2 * HEADER
+    assert 0 < summary.repeated_bytes <= requests * HEADER
     # Requests continue at the byte that was reached.
     assert kind == "status" or at in {request.range[0] for request in server.requests(PATH)}
 
@@ -213,15 +191,6 @@ def test_changed_object(http_server, position, honours):
         fst.load_file(http_server.url(PATH))
 
 
-def test_change_between_uses_of_an_open_file(server):
-    with fst.safe_open(server.url(PATH)) as file:
-        file.get_tensor("large")
-        server.put(PATH, save(tensors(1)))
-        with pytest.raises(fst.SourceChangedError):
-            file.get_tensor("large")
-    assert_equal(fst.load_file(server.url(PATH)), tensors(1))
-
-
 STATUSES = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError, 410: FileNotFoundError, 418: OSError}
 
 
@@ -261,37 +230,18 @@ def test_redirect_is_refused(server, target):
         fst.load_file(server.url(PATH))
 
 
-def test_redirect_to_another_host_gets_no_token(server):
+def test_redirect_to_another_host_gets_no_token(server, configure):
     other = server.url(PATH, host="localhost")
     server.put("link.safetensors", b"")
     server.fault("link.safetensors", Fault("status", status=302, headers={"Location": other}, times=None))
     url = server.url("link.safetensors")
-    fst.storage.configure(url, token="secret-token")
-    try:
-        assert_equal(fst.load_file(url), TENSORS)
-        # A child keeps the options.
-        run_in_fork(lambda: fst.tensor_names(url))
-    finally:
-        fst.storage.configure(url)
+    configure(url, token="secret-token")
+    assert_equal(fst.load_file(url), TENSORS)
+    # A child keeps the options.
+    run_in_fork(lambda: fst.tensor_names(url))
     assert {request.headers.get("authorization") for request in server.requests(PATH)} == {None}
     sent = {request.headers.get("authorization") for request in server.requests("link.safetensors")}
     assert sent == {"Bearer secret-token"}
-
-
-def test_user_and_password(server):
-    url = server.url(PATH).replace("http://", "http://me:p%40ss@")
-    assert_equal(fst.load_file(url), TENSORS)
-    expected = "Basic " + base64.b64encode(b"me:p@ss").decode()
-    assert {request.headers.get("authorization") for request in server.requests(PATH)} == {expected}
-
-
-def test_tls(https_server, authority, monkeypatch):
-    https_server.put(PATH, DATA)
-    url = https_server.url(PATH, host="localhost")
-    with pytest.raises(OSError, match=r"the TLS handshake failed: .*SSL_CERT_FILE"):
-        fst.load_file(url)
-    monkeypatch.setenv("AWS_CA_BUNDLE", str(authority.certificate))
-    assert_equal(fst.load_file(url), TENSORS)
 
 
 def test_redirect_from_https_to_http_is_refused(https_server, server, authority, monkeypatch):
@@ -329,20 +279,12 @@ def test_interrupt_ends_a_load_from_a_dead_server(server, start_python):
     assert "KeyboardInterrupt" in load.errors
 
 
-def test_forked_child_loads(server):
-    fst.load_file(server.url(PATH))
-    run_in_fork(lambda: assert_equal(fst.load_file(server.url(PATH)), TENSORS))
-    assert_equal(fst.load_file(server.url(PATH)), TENSORS)
-
-
-def test_loads_in_threads(server, run_threads):
-    run_threads(lambda: assert_equal(fst.load_file(server.url(PATH)), TENSORS), 4)
-
-
 def test_secrets_are_hidden(server, tmp_path, start_python):
     url = f"{server.url(PATH).replace('http://', 'http://user:password@')}?X-Amz-Signature=signature"
     with fst.profile() as profile:
         assert_equal(fst.load_file(url), TENSORS)
+    expected = "Basic " + base64.b64encode(b"user:password").decode()
+    assert {request.headers.get("authorization") for request in server.requests(PATH)} == {expected}
     profile.save_trace(tmp_path / "trace")
     shown = [(tmp_path / "trace").read_text(), str(profile.summary())]
     server.fault(PATH, Fault("status", at=POSITIONS["middle"], status=403, times=None))
@@ -355,6 +297,71 @@ def test_secrets_are_hidden(server, tmp_path, start_python):
     shown.append(load.errors)
     for text in shown:
         assert not re.search("password|signature", text, re.IGNORECASE)
+
+
+def test_header_needs_no_byte_after_it(server):
+    server.fault(PATH, Fault("stall", at=INSIDE, times=None))
+    with fst.profile() as profile:
+        assert set(fst.tensor_names(server.url(PATH))) == set(TENSORS)
+    assert profile.summary().retries == 0
+
+
+@pytest.mark.parametrize(
+    ("at", "kind"), [(3, "stall"), (3, "reset"), (500, "truncate"), (INSIDE, "stall"), (HEADER - 1, "reset")]
+)
+def test_rest_of_a_failed_answer_is_requested(server, at, kind):
+    server.fault(PATH, Fault(kind, at=at))
+    with fst.profile() as profile:
+        assert_equal(fst.load_file(server.url(PATH)), TENSORS)
+    assert profile.summary().retries == 1
+    assert profile.summary().repeated_bytes <= HEADER - at
+    assert at in {request.range[0] for request in server.requests(PATH)}
+
+
+def test_first_answer_with_too_many_bytes_is_an_error(server):
+    server.fault(PATH, Fault("long-body", at=0, times=None))
+    with pytest.raises(OSError, match=re.escape(server.url(PATH))):
+        fst.load_file(server.url(PATH))
+
+
+def test_byte_after_the_first_answer_is_not_used(server):
+    server.fault(PATH, Fault("overrun", at=0))
+    assert_equal(fst.load_file(server.url(PATH)), TENSORS)
+
+
+def test_threads_share_the_first_answer(http_server, run_threads):
+    many = {f"{number:02}": torch.full((1 << 14,), number) for number in range(12)}
+    data = save(many)
+    http_server.put(PATH, data)
+    http_server.rate = RATE
+    names, loaded = list(many), {}
+    with fst.safe_open(http_server.url(PATH)) as file:
+
+        def load():
+            for _ in range(3):
+                name = names.pop()
+                loaded[name] = file.get_tensor(name)
+
+        run_threads(load, 4)
+    assert_equal(loaded, many)
+    assert http_server.counts().sent_bytes == len(data)
+
+
+def test_rest_of_an_answer_that_waited_too_long_is_requested(server):
+    server.rate = RATE
+    with fst.profile() as profile, fst.safe_open(server.url(PATH)) as file:
+        time.sleep(1.1)
+        assert_equal({name: file.get_tensor(name) for name in TENSORS}, TENSORS)
+    assert profile.summary().repeated_bytes < HEADER
+
+
+def test_forked_child_requests_the_first_bytes_itself(server):
+    server.rate = RATE
+    name = next(name for name in TENSORS if name.startswith("small"))
+    with fst.safe_open(server.url(PATH)) as file:
+        run_in_fork(lambda: assert_same(file.get_tensor(name), TENSORS[name]))
+        assert_equal({name: file.get_tensor(name) for name in TENSORS}, TENSORS)
+    assert [request.range[0] for request in server.requests(PATH)].count(0) == 1
 
 
 @settings(max_examples=15)
