@@ -8,10 +8,8 @@ from safetensors.torch import save
 
 import fst
 from fst_bench.http_server import Fault
-from objects import assert_equal, shards, tensors
+from objects import DATA, TENSORS, assert_equal, shards, tensors
 
-TENSORS = tensors()
-DATA = save(TENSORS)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "model.safetensors"
 

@@ -8,12 +8,8 @@ from torch.distributed.tensor import Replicate, Shard
 import fst
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst_bench.http_server import Fault
-from objects import assert_equal, request_counts, shards, tensors
+from objects import DATA, PATH, TENSORS, assert_equal, request_counts, shards, tensors
 from rawfile import assert_same
-
-TENSORS = tensors()
-DATA = save(TENSORS)
-PATH = "m.safetensors"
 
 
 def replicated(name, shape):
@@ -28,8 +24,8 @@ def columns(name, shape):
     return Shard(1) if name in ("large", "half") else Replicate()
 
 
-def load(paths, place):
-    return fst.load_sharded(paths, place)
+def load(paths, place, verify=False):
+    return fst.load_sharded(paths, place, verify=verify)
 
 
 def expected_of(name, tensor, place, rank, size):
@@ -37,15 +33,21 @@ def expected_of(name, tensor, place, rank, size):
     return tensor if isinstance(placement, Replicate) else tensor.chunk(size, placement.dim)[rank]
 
 
-PLACES = pytest.mark.parametrize(("size", "place"), [(2, replicated), (4, replicated), (2, rows), (4, columns)])
+@pytest.fixture
+def with_digests(http_server, tmp_path):
+    """Returns a file with digests, which the server has, too."""
+    fst.save_file(TENSORS, tmp_path / PATH, digests="blake3")
+    data = (tmp_path / PATH).read_bytes()
+    http_server.put(PATH, data)
+    return data
 
 
-@PLACES
-def test_each_byte_is_requested_by_one_rank(ranks, http_server, size, place):
-    http_server.put(PATH, DATA)
-    for rank, loaded in enumerate(ranks(size).run(load, http_server.url(PATH), place)):
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize(("size", "place"), [(2, replicated), (4, replicated), (2, rows), (4, columns)])
+def test_each_byte_is_requested_by_one_rank(ranks, http_server, with_digests, size, place, verify):
+    for rank, loaded in enumerate(ranks(size).run(load, http_server.url(PATH), place, verify)):
         assert_equal(loaded, {name: expected_of(name, t, place, rank, size) for name, t in TENSORS.items()})
-    assert (request_counts(http_server, PATH, len(DATA)) == 1).all()
+    assert (request_counts(http_server, PATH, len(with_digests)) == 1).all()
 
 
 ROWS = {0: (0, 300), 1: (100, 400), 2: (2700, 3072), 3: (2600, 3000)}
@@ -56,12 +58,11 @@ def load_rows(url):
     return fst.load_sharded(url, lambda name, shape: (slice(begin, end),))["a"]
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_regions_that_overlap_and_leave_most_out_are_requested_once(ranks, http_server, size):
+def test_regions_that_overlap_and_leave_most_out_are_requested_once(ranks, http_server):
     tensor = torch.arange(3072 << 10).reshape(3072, 1024).float()
     data = save({"a": tensor})
     http_server.put(PATH, data)
-    for rank, loaded in enumerate(ranks(size).run(load_rows, http_server.url(PATH))):
+    for rank, loaded in enumerate(ranks(4).run(load_rows, http_server.url(PATH))):
         assert_same(loaded, tensor[slice(*ROWS[rank])])
     assert request_counts(http_server, PATH, len(data)).max() == 1
 
@@ -80,34 +81,18 @@ def test_gaps_with_tensors_of_other_ranks_are_requested_once(ranks, http_server)
     assert request_counts(http_server, PATH, len(data)).max() == 1
 
 
-def load_verified(url, place):
-    return fst.load_sharded(url, place, verify=True)
+def error_of_load(url, verify):
+    with pytest.raises((fst.IntegrityError, fst.SourceChangedError, fst.RankError)) as caught:
+        fst.load_sharded(url, Replicate(), verify=verify)
+    return caught.type.__name__
 
 
-@PLACES
-def test_each_byte_of_a_verified_load_is_requested_by_one_rank(ranks, http_server, tmp_path, size, place):
-    fst.save_file(TENSORS, tmp_path / PATH, digests="blake3")
-    data = (tmp_path / PATH).read_bytes()
-    http_server.put(PATH, data)
-    for rank, loaded in enumerate(ranks(size).run(load_verified, http_server.url(PATH), place)):
-        assert_equal(loaded, {name: expected_of(name, t, place, rank, size) for name, t in TENSORS.items()})
-    assert (request_counts(http_server, PATH, len(data)) == 1).all()
-
-
-def load_damaged(url, place):
-    try:
-        load_verified(url, place)
-    except (fst.IntegrityError, fst.RankError) as error:
-        return type(error).__name__
-    return "loaded"
-
-
-def test_damage_is_an_error_on_all_ranks(ranks, http_server, tmp_path):
-    fst.save_file(TENSORS, tmp_path / PATH, digests="blake3")
-    data = bytearray((tmp_path / PATH).read_bytes())
-    data[-1] ^= 1
-    http_server.put(PATH, bytes(data))
-    assert sorted(ranks(2).run(load_damaged, http_server.url(PATH), rows)) == ["IntegrityError", "RankError"]
+def test_errors_are_raised_on_all_ranks(ranks, http_server, with_digests):
+    http_server.put(PATH, with_digests[:-1] + bytes([with_digests[-1] ^ 1]))
+    assert sorted(ranks(2).run(error_of_load, http_server.url(PATH), True)) == ["IntegrityError", "RankError"]
+    http_server.put(PATH, DATA)
+    http_server.fault(PATH, Fault("replace", at=len(DATA) - 1, data=save(tensors(1))))
+    assert "SourceChangedError" in ranks(2).run(error_of_load, http_server.url(PATH), False)
 
 
 def load_given(given, error):
@@ -151,38 +136,35 @@ def load_signed(url):
     return fst.load_sharded(f"{url}?sv=2022-11-02&sig={rank}&id=1", Replicate())
 
 
-def test_ranks_may_have_different_signatures(ranks, http_server):
-    http_server.put(PATH, DATA)
-    for loaded in ranks(2).run(load_signed, http_server.url(PATH)):
+def test_ranks_may_have_different_signatures(ranks, server):
+    for loaded in ranks(2).run(load_signed, server.url(PATH)):
         assert_equal(loaded, TENSORS)
 
 
-def test_errors_show_no_signature(http_server):
-    http_server.put(PATH, DATA)
-    url = f"{http_server.url(PATH)}?sig=secret"
-    for load in [
+def test_errors_show_no_signature(server):
+    url = f"{server.url(PATH)}?sig=secret"
+    for load in (
         lambda: fst.load_sharded(url, {"nothing*": Replicate()}),
         lambda: fst.load_module(torch.nn.Linear(3, 4), url),
-    ]:
+    ):
         with pytest.raises((ValueError, fst.ModuleMismatchError), match=r"m.safetensors\?\.\.\.") as caught:
             load()
         assert "secret" not in str(caught.value)
 
 
-def test_copies_in_caches_have_names_of_their_own(http_server, tmp_path, monkeypatch):
+def test_copies_in_caches_have_names_of_their_own(server, tmp_path, monkeypatch):
     def copy_name(directory):
         with monkeypatch.context() as patch:
             if directory:
                 patch.setenv("FST_CACHE_DIR", str(tmp_path / directory))
-            return OpenCheckpoint(http_server.url(PATH)).copy_name()
+            return OpenCheckpoint(server.url(PATH)).copy_name()
 
-    http_server.put(PATH, DATA)
     # Ranks divide the work of verifying an object if these names are equal.
     assert copy_name(None) == copy_name(None)
     assert copy_name("one") == copy_name("one")
     assert len({copy_name(directory) for directory in (None, "one", "two")}) == 3
     before = copy_name(None)
-    http_server.put(PATH, save(tensors(1)))
+    server.put(PATH, save(tensors(1)))
     assert copy_name(None) != before
 
 
@@ -211,23 +193,6 @@ def load_of_rank(paths, owner):
 
 
 @pytest.mark.parametrize("owner", [0, 1])
-def test_rank_that_loads_alone_requests_no_byte_again(ranks, http_server, owner):
-    http_server.put(PATH, DATA)
-    assert_equal(ranks(2).run(load_of_rank, http_server.url(PATH), owner)[owner], TENSORS)
-    assert (request_counts(http_server, PATH, len(DATA)) == 1).all()
-
-
-def load_changed(url, place):
-    try:
-        fst.load_sharded(url, place)
-    except (fst.SourceChangedError, fst.RankError) as error:
-        return type(error).__name__
-    return "loaded"
-
-
-def test_change_is_an_error_on_all_ranks(ranks, http_server):
-    http_server.put(PATH, DATA)
-    http_server.fault(PATH, Fault("replace", at=len(DATA) - 1, data=save(tensors(1))))
-    found = ranks(2).run(load_changed, http_server.url(PATH), replicated)
-    assert "SourceChangedError" in found
-    assert "loaded" not in found
+def test_rank_that_loads_alone_requests_no_byte_again(ranks, server, owner):
+    assert_equal(ranks(2).run(load_of_rank, server.url(PATH), owner)[owner], TENSORS)
+    assert (request_counts(server, PATH, len(DATA)) == 1).all()

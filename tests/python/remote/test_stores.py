@@ -10,12 +10,10 @@ from safetensors.torch import save
 
 import fst
 from fst_bench.servers.request import request
-from objects import assert_equal, set_environ, shards, tensors
+from objects import DATA, TENSORS, assert_equal, set_environ, shards, tensors
 from proxy import Proxy, once
 from servers.identity import managed_identity
 
-TENSORS = tensors()
-DATA = save(TENSORS)
 SERVICES = ["s3", "gcs", "azure", "nginx"]
 
 
@@ -134,23 +132,19 @@ def test_public_bucket(s3, monkeypatch):
     assert_equal(fst.load_file(f"s3://{s3.public_bucket}/m.safetensors"), TENSORS)
 
 
-def test_configured_place(s3):
+def test_configured_place(s3, configure):
     s3.put("m.safetensors", DATA)
     place = f"s3://{s3.bucket}"
     options = {"access_key_id": s3.access_key_id, "secret_access_key": s3.secret_access_key, "region": s3.region}
-    fst.storage.configure(place, endpoint=s3.endpoint, **options)
-    try:
-        assert_equal(fst.load_file(s3.url("m.safetensors")), TENSORS)
-        fst.storage.configure(f"{place}/private", endpoint=s3.endpoint, skip_signature=True)
-        with pytest.raises((PermissionError, FileNotFoundError)):
-            fst.load_file(s3.url("private/m.safetensors"))
-        fst.storage.configure(f"{place}/unknown", no_such_option="secret")
-        with pytest.raises(ValueError, match='the option "no_such_option" is not known here') as caught:
-            fst.load_file(s3.url("unknown/m.safetensors"))
-        assert "secret" not in str(caught.value).replace("secret_access_key", "")
-    finally:
-        for url in (place, f"{place}/private", f"{place}/unknown"):
-            fst.storage.configure(url)
+    configure(place, endpoint=s3.endpoint, **options)
+    assert_equal(fst.load_file(s3.url("m.safetensors")), TENSORS)
+    configure(f"{place}/private", endpoint=s3.endpoint, skip_signature=True)
+    with pytest.raises((PermissionError, FileNotFoundError)):
+        fst.load_file(s3.url("private/m.safetensors"))
+    configure(f"{place}/unknown", no_such_option="secret")
+    with pytest.raises(ValueError, match='the option "no_such_option" is not known here') as caught:
+        fst.load_file(s3.url("unknown/m.safetensors"))
+    assert "secret" not in str(caught.value).replace("secret_access_key", "")
 
 
 def test_profile_of_aws(s3, monkeypatch, tmp_path):
@@ -200,12 +194,6 @@ def test_managed_identity_over_tls(azure_with_tokens, authority, monkeypatch, ca
         with pytest.raises(PermissionError, match="check the credentials") as caught:
             fst.load_file(azure.url("m.safetensors"))
         assert identity.token not in str(caught.value)
-
-
-def test_tls(nginx, authority, monkeypatch):
-    nginx.put("m.safetensors", DATA)
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
-    assert_equal(fst.load_file(nginx.tls_url("m.safetensors")), TENSORS)
 
 
 def test_no_credentials(http_server, monkeypatch, tmp_path):
