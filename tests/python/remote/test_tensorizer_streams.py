@@ -24,15 +24,9 @@ DATA = save(TENSORS)
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     """A home directory without a file of s3cmd, and an environment without keys."""
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "ENDPOINT_URL", "ENDPOINT_URL_S3", "PROFILE"):
+        monkeypatch.delenv(f"AWS_{name}", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in (
-        "AWS_ACCESS_KEY_ID",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_ENDPOINT_URL",
-        "AWS_ENDPOINT_URL_S3",
-        "AWS_PROFILE",
-    ):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     return tmp_path
 
@@ -108,50 +102,54 @@ def test_short_reads_share_requests(server):
         assert server.counts().requests - before == 1
 
 
-def test_deserializer_of_a_url(server, redis):
-    redis.put("m", DATA)
-    for url in (server.url("m"), redis.url("m")):
-        with TensorDeserializer(url, device="cpu", num_readers=8) as tensors:
-            check_same(tensors)
+def test_deserializer_loads_from_the_url_of_a_stream(server):
+    stream = stream_io.CURLStreamFile(server.url("m"), headers={"X-Name": "value"})
+    with TensorDeserializer(stream, device="cpu", num_readers=8) as tensors:
+        check_same(tensors)
+    assert (stream.closed, stream.bytes_read) == (True, 0)
+    assert {request.headers["x-name"] for request in server.requests()} == {"value"}
     with TensorDeserializer(server.url("m"), device="cpu", lazy_load=True) as tensors:
         assert [name for _, _, name, _ in tensors.read_tensors()] == list(TENSORS)
-
-
-def test_deserializer_of_a_stream_loads_from_its_url(server):
-    stream = stream_io.open_stream(server.url("m"))
-    with TensorDeserializer(stream, device="cpu") as tensors:
-        check_same(tensors)
-    assert stream.closed
-    assert stream.bytes_read == 0
-    shifted = b"begin" + DATA
-    server.put("shifted", shifted)
+    # The headers are for one file.
+    assert "x-name" not in server.requests()[-1].headers
+    server.put("shifted", b"begin" + DATA)
     with TensorDeserializer(stream_io.open_stream(server.url("shifted"), begin=5), device="cpu") as tensors:
         check_same(tensors)
 
 
-def test_redis_stream_file(redis):
-    redis.put("m", DATA)
-    with stream_io.open_stream(redis.url("m")) as file:
-        assert isinstance(file, stream_io.RedisStreamFile)
-        assert file.read(100) == DATA[:100]
-    redis.call("DEL", "m")
-    for begin in range(0, len(DATA), 3 << 20):
-        redis.put(f"m:name:{begin}", DATA[begin : begin + (3 << 20)])
-    with stream_io.RedisStreamFile(redis.url("m"), begin=(3 << 20) - 5) as file:
-        assert file.read(10) == DATA[(3 << 20) - 5 : (3 << 20) + 5]
-    with pytest.raises(ValueError, match="not the URL of a file in Redis"):
-        stream_io.RedisStreamFile("http://host/m")
+CERTIFICATE = {"certificate_handling": True}
 
 
-def test_headers_are_for_one_file(server):
-    with stream_io.CURLStreamFile(server.url("m"), headers={"X-Name": "value"}) as file:
-        assert file.read(1) == DATA[:1]
-    assert server.requests()[-1].headers["x-name"] == "value"
-    fst.load_file(server.url("m"))
-    assert "x-name" not in server.requests()[-1].headers
+@pytest.mark.parametrize(
+    ("open_file", "error", "match"),
+    [
+        (lambda: stream_io.open_stream("http://host/m", **CERTIFICATE), TypeError, "a CAInfo object"),
+        (lambda: stream_io.open_stream("s3://bucket/m", "wb", **CERTIFICATE), TypeError, "a CAInfo object"),
+        (lambda: stream_io.RedisStreamFile("rediss://host/m", **CERTIFICATE), TypeError, "a CAInfo object"),
+        (lambda: stream_io.RedisStreamFile("http://host/m"), ValueError, "not the URL of a file in Redis"),
+        *((lambda mode=mode: stream_io.open_stream("s3://b/m", mode), ValueError, "text") for mode in ("r", "w+")),
+        *(
+            (lambda mode=mode: stream_io.open_stream("s3://b/m", mode), ValueError, '"rb", "wb" or "wb\\+"')
+            for mode in ("ab", "xb", "rb+", "b")
+        ),
+        # Before anything is written.
+        *(
+            (lambda url=url: stream_io.open_stream(url, "wb"), ValueError, "URL names no object|cannot be saved")
+            for url in ("http://host/m", "hf://org/name/m", "s3://bucket")
+        ),
+        (lambda: stream_io.CAInfo(), ValueError, "Exactly one of cacert"),
+        (lambda: stream_io.CAInfo(cacert=__file__, allow_untrusted=True), ValueError, "Exactly one of cacert"),
+        (lambda: stream_io.CAInfo(cacert=__file__, capath="/"), ValueError, "Exactly one of cacert"),
+        (lambda: stream_io.CAInfo(cacert="/"), ValueError, "Invalid cacert file path"),
+        (lambda: stream_io.CAInfo(capath=__file__), ValueError, "Invalid capath directory path"),
+    ],
+)
+def test_invalid_arguments(open_file, error, match):
+    with pytest.raises(error, match=match):
+        open_file()
 
 
-def test_s3_keys_are_for_one_load(bucket):
+def test_s3_keys_are_for_one_load(bucket, configure):
     url = f"s3://{bucket.bucket}/dir/m"
     with stream_io.open_stream(url, **keys_of(bucket)) as file:
         assert file.read(10) == DATA[:10]
@@ -161,17 +159,19 @@ def test_s3_keys_are_for_one_load(bucket):
     with pytest.raises(PermissionError) as error:
         stream_io.open_stream(url, **wrong)
     assert "wrong-secret" not in str(error.value)
-    fst.storage.configure(url, endpoint=bucket.endpoint, access_key_id="other", secret_access_key="other")
+    configure(url, endpoint=bucket.endpoint, access_key_id="other", secret_access_key="other")
     # What the program has set for the URL stays.
     with stream_io.open_stream(url, **keys_of(bucket)), pytest.raises(PermissionError):
         fst.load_file(url)
-    fst.storage.configure(url)
-
-
-def test_public_bucket(s3):
-    s3.put("m", DATA, bucket=s3.public_bucket)
-    public = {"s3_access_key_id": "", "s3_secret_access_key": "", "s3_endpoint": s3.endpoint, "force_http": True}
-    with stream_io.open_stream(f"s3://{s3.public_bucket}/m", **public) as file:
+    for wrong, match in (
+        ({"s3_endpoint": bucket.endpoint, "force_http": None}, "force_http"),
+        ({"s3_signature_version": "s3"}, "s3_signature_version"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            stream_io.open_stream(url, **keys_of(bucket) | wrong)
+    bucket.put("m", DATA, bucket=bucket.public_bucket)
+    public = keys_of(bucket) | {"s3_access_key_id": "", "s3_secret_access_key": "", "s3_region_name": None}
+    with stream_io.open_stream(f"s3://{bucket.public_bucket}/m", **public) as file:
         assert file.read(10) == DATA[:10]
 
 
@@ -197,29 +197,6 @@ def test_file_of_s3cmd(bucket, home):
     assert "secret_key" not in str(error.value)
     with pytest.raises(FileNotFoundError, match="s3_config_path"):
         stream_io.open_stream(url, s3_config_path="missing")
-
-
-def test_endpoints_without_tls_are_explicit(bucket):
-    url = f"s3://{bucket.bucket}/dir/m"
-    with pytest.raises(ValueError, match="force_http"):
-        stream_io.open_stream(url, **(keys_of(bucket) | {"s3_endpoint": bucket.endpoint, "force_http": None}))
-    with pytest.raises(ValueError, match="s3_signature_version"):
-        stream_io.open_stream(url, **keys_of(bucket), s3_signature_version="s3")
-
-
-def test_unsupported_uses(server):
-    for use in (
-        lambda: stream_io.open_stream(server.url("m"), certificate_handling=object()),
-        lambda: stream_io.open_stream("s3://bucket/m", "wb", certificate_handling=True),
-        lambda: stream_io.RedisStreamFile("rediss://host/m", certificate_handling=False),
-    ):
-        with pytest.raises(TypeError, match="a CAInfo object"):
-            use()
-    server.put("m.tensors", b"|TZR|" + bytes(1000))
-    with pytest.raises(fst.SafetensorError, match=r"m\.tensors: byte 5: .*version 0"):
-        TensorDeserializer(server.url("m.tensors"), device="cpu")
-    with pytest.raises(ValueError, match="text"):
-        stream_io.open_stream(server.url("m"), "r")
 
 
 @pytest.mark.usefixtures("no_authorities")
@@ -248,35 +225,11 @@ def test_certificates(nginx, s3, authority, tmp_path):
             refused()
 
 
-def test_certificates_are_named_in_one_way(authority, tmp_path):
-    certificate = str(authority.certificate)
-    for arguments in ({}, {"cacert": certificate, "allow_untrusted": True}, {"cacert": certificate, "capath": "/"}):
-        with pytest.raises(ValueError, match="Exactly one of cacert"):
-            stream_io.CAInfo(**arguments)
-    with pytest.raises(ValueError, match="Invalid cacert file path"):
-        stream_io.CAInfo(cacert=str(tmp_path))
-    with pytest.raises(ValueError, match="Invalid capath directory path"):
-        stream_io.CAInfo(capath=certificate)
-
-
-def test_modes_of_urls(server):
-    for mode in ("ab", "xb", "rb+", "b"):
-        with pytest.raises(ValueError, match='"rb", "wb" or "wb\\+"'):
-            stream_io.open_stream("s3://bucket/m", mode)
-    for mode in ("r", "w", "w+"):
-        with pytest.raises(ValueError, match="text"):
-            stream_io.open_stream("s3://bucket/m", mode)
-    # Before anything is written.
-    for url in (server.url("m"), "hf://org/name/m", "s3://bucket"):
-        with pytest.raises(ValueError, match=r"URL names no object|cannot be saved"):
-            stream_io.open_stream(url, "wb")
-
-
 @pytest.mark.parametrize("mode", ["wb", "wb+"])
-def test_written_stream_is_stored_when_it_is_closed(bucket, mode):
+def test_written_stream_is_stored_when_it_is_closed(bucket, monkeypatch, mode):
     url = bucket.url("dir/written")
-    bucket.put("dir/written", b"old")
     for close in (lambda stream: stream.close(), lambda stream: stream.__exit__(None, None, None)):
+        bucket.put("dir/written", b"old")
         stream = stream_io.open_stream(url, mode, **keys_of(bucket))
         assert (stream.writable(), stream.seekable(), stream.write(DATA)) == (True, True, len(DATA))
         stream.seek(2)
@@ -285,12 +238,16 @@ def test_written_stream_is_stored_when_it_is_closed(bucket, mode):
         close(stream)
         assert bucket.get("dir/written").body == DATA[:2] + b"!" + DATA[3:]
         stream.close()
-        bucket.put("dir/written", b"old")
     with pytest.raises(PermissionError):
         stream_io.open_stream(url, mode, **keys_of(bucket) | {"s3_secret_access_key": "wrong"}).close()
     with stream_io.open_stream(url, mode, **keys_of(bucket)):
         pass
     assert bucket.get("dir/written").body == b""
+    monkeypatch.setattr("fst.compat.tensorizer._upload._OBJECT_BYTES_MAX", 10)
+    stream = stream_io.open_stream(url, mode, **keys_of(bucket))
+    stream.write(bytes(11))
+    with pytest.raises(ValueError, match="dir/written: the file has 11 bytes, but one request takes 10"):
+        stream.close()
 
 
 def test_incomplete_stream_is_not_stored(bucket):
@@ -337,21 +294,6 @@ def test_serializer_writes_to_the_url_of_a_stream(bucket, monkeypatch):
         check_same(tensors)
 
 
-def test_stream_that_is_larger_than_a_request(bucket, monkeypatch):
-    monkeypatch.setattr("fst.compat.tensorizer._upload._OBJECT_BYTES_MAX", 10)
-    stream = stream_io.open_stream(bucket.url("dir/large"), "wb", **keys_of(bucket))
-    stream.write(bytes(11))
-    with pytest.raises(ValueError, match="dir/large: the file has 11 bytes, but one request takes 10"):
-        stream.close()
-
-
-def test_stream_to_redis(redis):
-    redis.call("FLUSHALL")
-    with stream_io.open_stream(redis.url("m"), "wb") as stream:
-        stream.write(DATA)
-    assert redis.get("m") == DATA
-
-
 class RedisClient:
     """The methods of `redis.Redis` that `to_redis` needs. Counts values that were set."""
 
@@ -390,6 +332,7 @@ def test_copy_to_redis(redis, client, tmp_path, name, monkeypatch):
         for key, tensor in TENSORS.items():
             assert_same(tensors[key].detach(), tensor)
     with stream_io.open_stream(redis.url("p")) as file:
+        assert isinstance(file, stream_io.RedisStreamFile)
         assert file.read() == data
 
 
