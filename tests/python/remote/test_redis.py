@@ -1,6 +1,7 @@
-"""Checkpoints in Redis: one value for a file, or several, as tensorizer keeps them."""
+"""Checkpoints in Redis: one value for a file, or several, as tensorizer keeps them, and saves beyond test_saves.py."""
 
 import json
+import signal
 import time
 
 import pytest
@@ -73,14 +74,6 @@ def test_every_entrance(redis, url, tls):
         assert_same(file.get_slice("weight")[10:20, 3:900:7], TENSORS["weight"][10:20, 3:900:7])
 
 
-def test_value_of_many_requests(put):
-    tensors = {"large": torch.randint(256, (48 << 20,), dtype=torch.uint8), "small": torch.arange(3)}
-    url = put("large.safetensors", save(tensors))
-    assert_equal(fst.load_file(url), tensors)
-    [small] = fst.load_tensors(url, ["small"])
-    assert_same(small, tensors["small"])
-
-
 def test_prefix_lists_files(redis, url, put):
     put("dir/deeper/other.safetensors", b"")
     put("dir2/other.safetensors", b"")
@@ -130,7 +123,7 @@ def test_missing_key_and_other_types(redis, url):
         fst.load_file(redis.url("list.safetensors"))
 
 
-def test_credentials(redis, url, monkeypatch):
+def test_credentials(redis, url, configure, monkeypatch):
     bare = f"{redis.endpoint}/dir/model.safetensors"
     wrong = f"redis://:wrong-secret@127.0.0.1:{redis.port}/dir/model.safetensors"
     for refused in (bare, wrong, wrong.replace("redis://:", "redis://me:")):
@@ -138,16 +131,15 @@ def test_credentials(redis, url, monkeypatch):
             fst.load_file(refused)
         assert "wrong-secret" not in str(raised.value)
     for option in ({"password": redis.password}, {"username": "default", "password": redis.password, "database": 0}):
-        fst.storage.configure(redis.endpoint, **option)
+        configure(redis.endpoint, **option)
         check_same(fst.load_file(bare))
-        fst.storage.configure(redis.endpoint)
-    fst.storage.configure(redis.endpoint, database=1)
+    configure(redis.endpoint, database=1)
     with pytest.raises(FileNotFoundError, match="database"):
         fst.load_file(url)
-    fst.storage.configure(redis.endpoint, other=1)
+    configure(redis.endpoint, other=1)
     with pytest.raises(ValueError, match="username, password and database"):
         fst.load_file(url)
-    fst.storage.configure(redis.endpoint)
+    configure(redis.endpoint)
     monkeypatch.setenv("REDISCLI_AUTH", redis.password)
     check_same(fst.load_file(bare))
 
@@ -175,12 +167,9 @@ recorded.save_trace(os.environ['TRACE'])
     assert redis.password not in done.output + done.errors + (tmp_path / "trace").read_text()
 
 
-def test_wrong_servers(redis, nginx, monkeypatch):
+def test_wrong_servers(nginx):
     with pytest.raises(OSError, match=r"check that it is Redis.*rediss://"):
         fst.load_file(nginx.url("m.safetensors").replace("http://", "redis://"))
-    monkeypatch.setenv("SSL_CERT_FILE", "/etc/ssl/certs/ca-certificates.crt")
-    with pytest.raises(OSError, match="TLS handshake"):
-        fst.load_file(redis.tls_url("m.safetensors"))
     with pytest.raises(ValueError, match="port"):
         fst.load_file("redis://host:port/m.safetensors")
 
@@ -196,32 +185,24 @@ def large(put):
     return len(data)
 
 
-def through(proxy, redis):
-    return f"redis://:{redis.password}@127.0.0.1:{proxy.port}/large.safetensors"
-
-
 # A stall takes a second each.
-@pytest.mark.parametrize(("limit", "stalls"), [(0, True), (3, False), (100, False), (1 << 19, False), (1 << 19, True)])
-def test_lost_connections_are_opened_again(redis, large, limit, stalls, monkeypatch):
+@pytest.mark.parametrize(
+    ("limit", "how"),
+    [(0, "stalls"), (3, "ends"), (100, "ends"), (1 << 19, "ends"), (1 << 19, "stalls"), (1 << 19, "TLS")],
+)
+def test_lost_connections_are_opened_again(redis, large, limit, how, monkeypatch):
     """A request continues at the byte that was reached."""
     monkeypatch.setenv("FST_STALL_SECONDS", "1")
-    with Proxy(redis.port, [limit] * 2, stalls=stalls) as proxy, fst.profile() as recorded:
-        assert_equal(fst.load_file(through(proxy, redis)), LARGE)
+    port, url = (redis.tls_port, redis.tls_url) if how == "TLS" else (redis.port, redis.url)
+    with Proxy(port, [limit] * 2, stalls=how == "stalls") as proxy, fst.profile() as recorded:
+        assert_equal(fst.load_file(proxy.through(url("large.safetensors"))), LARGE)
     assert proxy.connections > 2
     assert recorded.summary().retries > 0
 
 
-def test_tls_connection_that_is_cut_is_opened_again(redis, large, authority, monkeypatch):
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
-    with Proxy(redis.tls_port, [1 << 19] * 2) as proxy:
-        url = through(proxy, redis).replace("redis://", "rediss://").replace("127.0.0.1", "localhost")
-        assert_equal(fst.load_file(url), LARGE)
-    assert proxy.connections > 2
-
-
 def test_interrupt_ends_a_stalled_load(redis, large, start_python):
     with Proxy(redis.port, [100], stalls=True) as proxy:
-        load = start_python(LOAD, through(proxy, redis), FST_STALL_SECONDS="600")
+        load = start_python(LOAD, proxy.through(redis.url("large.safetensors")), FST_STALL_SECONDS="600")
         while proxy.connections == 0:
             assert load.process.is_alive(), load.errors
             time.sleep(0.01)
@@ -248,3 +229,157 @@ def test_connections_are_kept_and_given_back(redis, url):
     fst.release_memory()
     fst.load_file(url)
     assert count() - first > 2
+
+
+PART = 5 << 20
+KEY = "dir/model.safetensors"
+OLD = save({"old": torch.ones(3)})
+
+
+def tensors(parts=3):
+    """Returns tensors of this number of parts, about."""
+    random = torch.Generator().manual_seed(0)
+    return {f"{index}": torch.randn(PART // 4, generator=random) for index in range(parts)}
+
+
+def write_all(tensors, url):
+    with fst.Writer(url) as writer:
+        for name, tensor in tensors.items():
+            writer.write(name, tensor)
+
+
+SAVES = pytest.mark.parametrize("save_to", [fst.save_file, write_all], ids=["save", "Writer"])
+
+
+@pytest.fixture
+def target(redis, put, monkeypatch):
+    """Returns the address of a key with an old value, which is the only one."""
+    monkeypatch.setenv("FST_REQUEST_BYTES", str(PART))
+    return put(KEY, OLD)
+
+
+def temporary(redis):
+    return redis.keys("*fst-tmp")
+
+
+@SAVES
+@pytest.mark.parametrize("parts", [0, 3])
+def test_new_value_replaces_the_old_one_and_stays(redis, target, save_to, parts):
+    redis.call("EXPIRE", KEY, "100")
+    save_to(tensors(parts), target)
+    assert redis.keys("*") == [KEY]
+    assert redis.call("TTL", KEY) == -1
+    assert_equal(fst.load_file(target), tensors(parts))
+
+
+def test_keys_with_special_characters(redis, target):
+    for key in ("a{b}c.safetensors", "a}b.safetensors", "*[a]?.safetensors"):
+        fst.save_file(tensors(), redis.url(key))
+        assert redis.get(key) == save(tensors())
+        assert temporary(redis) == []
+
+
+LIMITS = [("proto-max-bulk-len", 2 * PART, "512mb", 3), ("maxmemory", 1, "0", 0), ("maxmemory", 1, "0", 3)]
+
+
+@SAVES
+@pytest.mark.parametrize(("option", "limit", "usual", "parts"), LIMITS)
+def test_save_beyond_a_limit_of_the_server(redis, target, save_to, option, limit, usual, parts):
+    redis.call("CONFIG", "SET", option, str(limit))
+    try:
+        with pytest.raises(OSError, match=option) as caught:
+            save_to(tensors(parts), target)
+    finally:
+        redis.call("CONFIG", "SET", option, usual)
+    assert option == "maxmemory" or "max_shard_bytes" in str(caught.value)
+    assert redis.password not in str(caught.value)
+    assert redis.keys("*") == [KEY]
+    assert redis.get(KEY) == OLD
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_parts_that_the_server_removes_are_an_error(redis, target, at):
+    """The server evicts keys with an expiry, or is restarted: neither old nor new bytes are mixed."""
+
+    def write():
+        with fst.Writer(target) as writer:
+            for index, (name, tensor) in enumerate(tensors(5).items()):
+                writer.write(name, tensor)
+                if index == at:
+                    for key in temporary(redis):
+                        redis.call("DEL", key)
+
+    with pytest.raises(OSError, match="has removed the parts"):
+        write()
+    assert redis.keys("*") == [KEY]
+    assert redis.get(KEY) == OLD
+
+
+def test_part_that_is_sent_again_after_the_server_removed_the_others(redis, target, monkeypatch):
+    """The answer to a part may be lost, which then must not pass for a part of the value that it has created."""
+    monkeypatch.setenv("FST_THREADS", "1")
+
+    def write(proxy):
+        with fst.Writer(proxy.through(target)) as writer:
+            for index, (name, tensor) in enumerate(tensors(5).items()):
+                writer.write(name, tensor)
+                if index == 2:
+                    [key] = temporary(redis)
+                    while redis.call("STRLEN", key) < 2 * PART:
+                        time.sleep(0.01)
+                    redis.call("DEL", key)
+                    proxy.lose_answer()
+
+    with Proxy(redis.port, []) as proxy, pytest.raises(OSError, match="has removed the parts"):
+        write(proxy)
+    assert redis.keys("*") == [KEY]
+    assert redis.get(KEY) == OLD
+
+
+def test_killed_process_leaves_a_value_that_expires(redis, target, start_python):
+    program = """
+import os, signal, sys, fst, torch
+writer = fst.Writer(os.environ["URL"])
+for index in range(3):
+    writer.write(str(index), torch.zeros(6 << 20, dtype=torch.uint8))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert start_python(program, URL=target).wait() == -signal.SIGKILL
+    [key] = temporary(redis)
+    assert 0 < redis.call("TTL", key) <= 3600
+    assert redis.get(KEY) == OLD
+
+
+@pytest.mark.parametrize("limit", [0, 60, 100])
+def test_saves_over_lost_connections(redis, target, limit):
+    with Proxy(redis.port, [limit] * 3) as proxy, fst.profile() as profile:
+        fst.save_file(tensors(), proxy.through(target))
+    assert profile.summary().retries > 0
+    assert redis.get(KEY) == save(tensors())
+    # A request to begin whose answer was lost leaves an empty value.
+    assert all(redis.call("TTL", key) > 0 for key in temporary(redis))
+
+
+def test_save_over_a_slow_link_takes_longer_than_a_stall(redis, target, monkeypatch):
+    monkeypatch.setenv("FST_STALL_SECONDS", "1")
+    with Proxy(redis.port, [], rate=PART / 2) as proxy, fst.profile() as profile:
+        fst.save_file(tensors(1), proxy.through(target))
+    assert profile.summary().retries == 0
+    assert redis.get(KEY) == save(tensors(1))
+
+
+def test_server_that_stops_taking_bytes_is_given_up(redis, target, monkeypatch):
+    monkeypatch.setenv("FST_STALL_SECONDS", "1")
+    with Proxy(redis.port, [], takes=PART // 4) as proxy, fst.profile() as profile:
+        fst.save_file(tensors(), proxy.through(target))
+    assert profile.summary().retries == 1
+    assert redis.get(KEY) == save(tensors())
+
+
+def test_shards_replace_a_file_of_several_values(redis, put, target):
+    redis.call("DEL", KEY)
+    put_tensors(put, KEY, OLD)
+    assert_equal(fst.load_file(redis.url("dir/")), {"old": torch.ones(3)})
+    fst.save_file(tensors(), target, max_shard_bytes=2 * PART)
+    assert all("-of-" in key or key.endswith("index.json") for key in redis.keys("*"))
+    assert_equal(fst.load_file(redis.url("dir/")), tensors())

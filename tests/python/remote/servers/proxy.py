@@ -49,6 +49,10 @@ class Proxy:
         for opened in self._open:
             _end(opened)
 
+    def through(self, url: str) -> str:
+        """Returns the URL of a server behind this proxy."""
+        return url.replace(f":{self._target}/", f":{self.port}/")
+
     def lose_answer(self) -> None:
         """Closes the next connection on which the server answers, without the answer."""
         self._is_losing = True
