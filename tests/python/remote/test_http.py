@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save
+from safetensors.torch import save, save_file
 
 import fst
 from combinations import pairwise
@@ -109,7 +109,7 @@ def test_answer_that_trickles_is_given_up(server):
 HEDGED = """
 import sys
 from pathlib import Path
-from safetensors.torch import save
+from safetensors.torch import save, save_file
 import fst
 with fst.profile() as profile:
     loaded = fst.load_file(sys.argv[1])
@@ -362,6 +362,30 @@ def test_forked_child_requests_the_first_bytes_itself(server):
         run_in_fork(lambda: assert_same(file.get_tensor(name), TENSORS[name]))
         assert_equal({name: file.get_tensor(name) for name in TENSORS}, TENSORS)
     assert [request.range[0] for request in server.requests(PATH)].count(0) == 1
+
+
+MEMORY = """
+import sys, fst
+
+def memory(name):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith(name + ":"))
+
+before = memory("VmRSS")
+size = sum(tensor.nbytes for tensor in fst.load_file(sys.argv[1]).values())
+print(memory("VmHWM") - before - size)
+"""
+
+
+def test_load_to_the_cpu_takes_little_more_than_its_tensors(nginx, fork_python):
+    """Staging for all of the small tensors, two thirds of 600 MiB, would take more."""
+    path = nginx.files / "memory.safetensors"
+    large = {f"large.{index}": torch.full((5 << 20,), index, dtype=torch.float32) for index in range(10)}
+    small = {f"small.{index}": torch.full((1 << 17,), index, dtype=torch.float32) for index in range(800)}
+    save_file(large | small, path)
+    beyond = fork_python(MEMORY, nginx.url(path.name), FST_REQUEST_BYTES="", FST_STALL_SECONDS="60")
+    path.unlink()
+    assert int(beyond) <= 256 << 20
 
 
 @settings(max_examples=15)

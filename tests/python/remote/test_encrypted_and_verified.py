@@ -1,4 +1,7 @@
-"""Encrypted files on an HTTP server."""
+"""Encrypted files on an HTTP server, and verified ones: parts of tensors, and the index of several files."""
+
+import hashlib
+import json
 
 import pytest
 import torch
@@ -6,11 +9,10 @@ import torch
 import fst
 from fst.compat.tensorizer import EncryptionParams, TensorSerializer
 from fst_bench.http_server import Server
-from objects import assert_equal, request_counts, tensors
+from objects import PATH, TENSORS, assert_equal, request_counts, shards
 
-TENSORS = tensors()
 KEY = fst.EncryptionKey.from_bytes(bytes(range(32)))
-PATH = "m.safetensors"
+GROUP_BYTES = 1 << 20
 
 
 @pytest.fixture
@@ -35,20 +37,11 @@ def test_slices_request_whole_chunks(http_server: Server, data):
         part = file.get_slice("large")[700:710, 3:]
     assert torch.equal(part, TENSORS["large"][700:710, 3:])
     assert sum(stop - start for start, stop in (request.range for request in http_server.requests(PATH))) <= 1 << 20
-
-
-def test_changed_data_are_an_integrity_error(http_server: Server, data):
     changed = bytearray(data)
     changed[-2_000_000] ^= 1
     http_server.put(PATH, bytes(changed))
     with pytest.raises(fst.IntegrityError, match=r"m\.safetensors: tensor"):
         fst.load_file(http_server.url(PATH), encryption_key=KEY)
-
-
-def test_without_the_key_no_encrypted_bytes_are_returned(http_server: Server, data):
-    http_server.put(PATH, data)
-    with pytest.raises(ValueError, match="encrypted"):
-        fst.load_file(http_server.url(PATH))
 
 
 def test_headers_of_near_tensors_share_requests(http_server: Server, tmp_path):
@@ -70,3 +63,38 @@ def test_headers_of_near_tensors_share_requests(http_server: Server, tmp_path):
         assert len(requests) <= 1 + len(large) / 2 + 2
         assert sum(stop - start for start, stop in requests) < 0.3 * len(data)
         assert_equal(file.get_tensors(), large | small)
+
+
+def test_parts_request_whole_groups(http_server: Server, tmp_path):
+    large = torch.arange(1200 * 1024, dtype=torch.float32).reshape(1200, 1024)
+    fst.save_file({"large": large}, tmp_path / PATH, digests="blake3")
+    data = bytearray((tmp_path / PATH).read_bytes())
+    http_server.put(PATH, bytes(data))
+    with fst.safe_open(http_server.url(PATH), verify=True) as file:
+        http_server.reset()
+        part = file.get_slice("large")[700:900]
+    assert part.equal(large[700:900])
+    requested = [request.range for request in http_server.requests(PATH)]
+    assert sum(stop - start for start, stop in requested) == 2 * GROUP_BYTES
+    # In the second of the two groups.
+    data[len(data) - large.nbytes + 4 * GROUP_BYTES - 1] ^= 1
+    http_server.put(PATH, bytes(data))
+    with pytest.raises(fst.IntegrityError, match=r'm\.safetensors.*"large"'):
+        fst.load_slices(http_server.url(PATH), ["large"], [0], [700], [200], verify=True)
+
+
+def test_the_index_is_compared(http_server: Server):
+    files, tensors = shards()
+    for name, data in files.items():
+        http_server.put(name, data)
+    manifest = {name: "sha256:" + hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    index = "model.safetensors.index.json"
+    assert fst.load_file(http_server.url(index), verify=manifest).keys() == tensors.keys()
+    content = json.loads(files[index])
+    content["weight_map"] = {name: file for name, file in content["weight_map"].items() if "-00003-" not in file}
+    http_server.put(index, json.dumps(content).encode())
+    with pytest.raises(fst.IntegrityError, match=f"{index}: .*the manifest states sha256:"):
+        fst.load_file(http_server.url(index), verify=manifest)
+    del manifest[index]
+    with pytest.raises(fst.IntegrityError, match=f'{index}: "model-00003-of-00003.safetensors" is not among its files'):
+        fst.load_file(http_server.url(index), verify=manifest)
