@@ -52,29 +52,39 @@ def test_json(report, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_table(command, tmp_path):
+def test_table(command, monkeypatch, tmp_path):
     done = command("doctor", tmp_path)
     assert done.returncode == 0
     assert re.search(rf"^PyTorch +{re.escape(torch.__version__)}", done.stdout, re.MULTILINE)
     assert re.search(r"^memory lock limit +", done.stdout, re.MULTILINE)
     assert f"\n{tmp_path}\n  " in done.stdout
     assert re.search(r"^(What to change:|Nothing to change\.)$", done.stdout, re.MULTILINE)
+    monkeypatch.setenv("FST_READER", "fast")
+    done = command("doctor", tmp_path)
+    assert done.returncode == 1
+    assert "options: every load fails: FST_READER is" in done.stdout
+    assert os.environ["FST_READER"] == "fast"
 
 
-def test_file_is_read_and_not_changed(report, tmp_path):
-    save_file({"a": torch.ones(4)}, tmp_path / "a.safetensors")
+def test_paths(report, monkeypatch, tmp_path):
+    """Files are read and not changed."""
+    save_file({"a": torch.ones(400)}, tmp_path / "a.safetensors")
     before = (tmp_path / "a.safetensors").stat()
     for path in (tmp_path, tmp_path / "a.safetensors"):
         assert report(path)["paths"][str(path)]["bytes"] == before.st_size
     assert (tmp_path / "a.safetensors").stat().st_mtime_ns == before.st_mtime_ns
-
-
-def test_paths_that_cannot_be_tested(report, tmp_path):
     (tmp_path / "damaged.safetensors").write_bytes(b"nothing")
     shown = report(tmp_path / "damaged.safetensors", tmp_path / "absent")
     assert "error" in shown["paths"][str(tmp_path / "damaged.safetensors")]
     assert shown["paths"][str(tmp_path / "absent")] == {"exists": False}
     assert f"{tmp_path / 'absent'}: check the path" in shown["advice"]
+    memory = machine.memory_bytes()
+    monkeypatch.setattr(machine, "memory_bytes", lambda: memory | {"available_bytes": 1000})
+    monkeypatch.setattr(machine, "direct_read_refusal", lambda path: "open: EINVAL, Invalid argument")
+    shown = report(tmp_path / "a.safetensors")
+    assert any("the page cache cannot hold" in line for line in shown["advice"])
+    path = shown["paths"][str(tmp_path / "a.safetensors")]
+    assert (path["direct"], path["direct_error"]) == (False, "open: EINVAL, Invalid argument")
 
 
 def test_no_secret_is_printed(command, tmp_path, monkeypatch):
@@ -106,14 +116,6 @@ def test_options_are_shown(report, monkeypatch, tmp_path):
     assert report(tmp_path)["machine"]["options"] == {"options": {"FST_THREADS": "3"}, "unknown": []}
 
 
-def test_option_with_which_every_load_fails(command, monkeypatch, tmp_path):
-    monkeypatch.setenv("FST_READER", "fast")
-    done = command("doctor", tmp_path)
-    assert done.returncode == 1
-    assert "options: every load fails: FST_READER is" in done.stdout
-    assert os.environ["FST_READER"] == "fast"
-
-
 @pytest.mark.parametrize(
     ("refusal", "disabled", "advice"),
     [
@@ -130,19 +132,6 @@ def test_refused_io_uring(report, monkeypatch, tmp_path, refusal, disabled, advi
     assert shown["machine"]["io_uring"]["error"].startswith(errno.errorcode[refusal])
     [found] = [line for line in shown["advice"] if line.startswith("io_uring: ")]
     assert advice in found
-
-
-def test_file_system_without_direct_reads(report, monkeypatch, tmp_path):
-    monkeypatch.setattr(machine, "direct_read_refusal", lambda path: "open: EINVAL, Invalid argument")
-    path = report(tmp_path)["paths"][str(tmp_path)]
-    assert (path["direct"], path["direct_error"]) == (False, "open: EINVAL, Invalid argument")
-
-
-def test_checkpoint_larger_than_memory(report, monkeypatch, tmp_path):
-    save_file({"a": torch.ones(400)}, tmp_path / "a.safetensors")
-    memory = machine.memory_bytes()
-    monkeypatch.setattr(machine, "memory_bytes", lambda: memory | {"available_bytes": 1000})
-    assert any("the page cache cannot hold" in line for line in report(tmp_path)["advice"])
 
 
 @pytest.mark.parametrize("module", ["raise ImportError('no PyTorch')", "raise OSError('libcudart.so.13: missing')"])

@@ -16,7 +16,7 @@ from fst.cli.load import DTYPES
 from fst_bench.http_server import Server
 from suite import CHECKOUT
 
-# The script that pip installs.
+# The script that pip installs for the entry of pyproject.toml.
 SCRIPT = "import sys\nfrom fst.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
 # Prints, so that an attempt to import PyTorch is found although it fails.
 BLOCKED = "import sys\nprint('PyTorch was tried', file=sys.stderr)\nraise ImportError('no PyTorch here')\n"
@@ -57,18 +57,12 @@ def test_version_needs_no_pytorch(without_torch):
     assert (done.returncode, done.stdout) == (0, f"fst {fst.__version__}, built for PyTorch {release}\n")
 
 
-def test_installed_script_needs_no_pytorch(without_torch, tmp_path):
-    (tmp_path / "fst").write_text(SCRIPT)
-    assert without_torch("fst", "--help").stdout.startswith("usage: fst")
-    assert without_torch("fst").stdout.startswith("usage: fst")
-
-
-def test_script_is_that_of_the_package():
+def test_which_programs_are_the_command(without_torch, tmp_path):
+    """The script that pip installs is the command. Other programs of its name or arguments get the package."""
     assert '\nfst = "fst.cli:main"\n' in (CHECKOUT / "pyproject.toml").read_text()
-
-
-def test_other_programs_are_not_the_command(without_torch, tmp_path):
-    """A program with the name or the arguments of the command gets the package, here its error without PyTorch."""
+    (tmp_path / "fst").write_text(SCRIPT)
+    for arguments in ([], ["--help"]):
+        assert without_torch("fst", *arguments).stdout.startswith("usage: fst")
     (tmp_path / "fst").write_text("import fst\n")
     (tmp_path / "program.py").write_text("from fst.cli import main\n")
     for arguments in (["fst", "--help"], ["program.py", "--help"], ["-m", "program", "--help"], ["-c", "import fst"]):
