@@ -1,10 +1,9 @@
 // Runs launches of translated kernels, and stops at the first access to memory that a GPU would refuse.
 //
 // Reads launches from a file and writes the targets of all launches to another one.
-// The third argument is the variant. The fields of a launch are those
-// of `Launch`, then follow its tasks and its source, see tests/python/kernels/launches.py. Tasks have addresses
-// relative to the source and the target. Source, target, tasks and parameters each have pages of their own between
-// pages that cannot be accessed.
+// The fields of a launch are those of `Launch`, then follow its tasks and its source, see
+// tests/python/kernels/launches.py. Tasks have addresses relative to the source and the target. Source, target, tasks
+// and parameters each have pages of their own between pages that cannot be accessed.
 #define _DEFAULT_SOURCE
 #include <signal.h>
 #include <stdio.h>
@@ -35,7 +34,6 @@ typedef struct {
 } Region;
 
 static Region source, target, tasks, batch;
-int variant;
 static uint32_t current_line;
 static int current_mode = FE_TONEAREST;
 
@@ -133,8 +131,7 @@ static void read_all(void* to, uint64_t bytes, FILE* file) {
 }
 
 int main(int count, char** arguments) {
-  if (count != 4) return 2;
-  variant = atoi(arguments[3]);
+  if (count != 3) return 2;
   FILE* in = fopen(arguments[1], "rb");
   FILE* out = fopen(arguments[2], "wb");
   if (!in || !out) return 2;

@@ -20,9 +20,6 @@ typedef struct {
 // The kernels of the PTX. An entry without a name ends the table.
 extern const Kernel kernels[];
 
-// The variant of the kernels that runs.
-extern int variant;
-
 // Checks an access to memory: a GPU refuses one that is not aligned to its size. Returns the address.
 uint64_t checked(uint64_t address, uint32_t bytes, uint32_t line);
 

@@ -1,17 +1,12 @@
-"""Images of the device kernels: that of the library, and others by the same nvcc."""
+"""The device kernels in the library: the image, and the PTX beside it."""
 
 import ctypes
 import importlib.util
-import os
-import shutil
 import struct
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-
-from suite import CHECKOUT
 
 _MAGIC = struct.pack("<IHH", 0xBA55ED50, 1, 16)
 _ZSTD = 0x8000  # the flag of entries that are compressed with Zstandard, which nvcc 13 uses
@@ -56,30 +51,6 @@ def ptx_for_old_drivers(library: Path) -> str | None:
     version = data.find(b"\n.version ")
     begin = data.rfind(b"\0", 0, version) + 1
     return None if version < 0 else data[data.index(b"//", begin, version) : data.index(b"\0", version)].decode()
-
-
-def compile_ptx(architectures: list[int], folder: Path) -> dict[int, str]:
-    """Compiles the kernels with the options of csrc/kernels/build.rs. Returns the PTX of each architecture."""
-    image = folder / "kernels.fatbin"
-    targets = [f"-gencode=arch=compute_{number},code=compute_{number}" for number in architectures]
-    source = CHECKOUT / "csrc" / "kernels" / "scatter.cu"
-    command = [_nvcc(), "-fatbin", "-std=c++17", "-O3", "--threads=0", *targets, source, "-o", image]
-    subprocess.run(command, check=True)
-    return {entry.architecture: entry.ptx() for entry in entries(image)}
-
-
-def _nvcc() -> Path:
-    """Finds nvcc as csrc/kernels/build.rs does, or skips the test."""
-    spec = importlib.util.find_spec("nvidia")
-    packages = [Path(folder, "cu13", "bin") for folder in (spec.submodule_search_locations if spec else None) or []]
-    toolkits = [Path(os.environ[name], "bin") for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
-    for folder in [*packages, *toolkits]:
-        if (folder / "nvcc").is_file():
-            return folder / "nvcc"
-    found = shutil.which("nvcc")
-    if found is None:
-        pytest.skip("there is no nvcc")
-    return Path(found)
 
 
 def ptxas_of_cuda_12() -> Path:

@@ -116,15 +116,11 @@ class Launch:
 
 
 class Program:
-    """Kernels of PTX, compiled for this CPU.
+    """Kernels of PTX, compiled for this CPU."""
 
-    Variants are other PTX in which some instructions of the same lines differ. All of them take one compilation.
-    """
-
-    def __init__(self, ptx: str, folder: Path, variants: Sequence[str] = ()) -> None:
-        folder.mkdir()
+    def __init__(self, ptx: str, folder: Path) -> None:
         self._folder = folder
-        (folder / "kernels.c").write_text(_merge([translate(text) for text in (ptx, *variants)]))
+        (folder / "kernels.c").write_text(translate(ptx))
         # Optimizing thousands of statements would take longer than it saves.
         compiler = [*shlex.split(os.environ.get("CC", "cc")), "-std=gnu11", "-O0", "-w"]
         # Integers wrap around, and no operation on floats is merged or moved.
@@ -133,8 +129,8 @@ class Program:
         command = [*compiler, "-I", kernels, folder / "kernels.c", kernels / "launch.c", "-lm", "-o", folder / "launch"]
         subprocess.run(command, check=True)
 
-    def check(self, launches: Sequence[Launch], variant: int = 0) -> None:
-        """Runs launches, and compares their targets with PyTorch's casts. Variant 0 is the PTX itself.
+    def check(self, launches: Sequence[Launch]) -> None:
+        """Runs launches, and compares their targets with PyTorch's casts.
 
         Raises:
             LaunchError: An access is not aligned or is outside the memory of its launch, or a launch does not end.
@@ -143,7 +139,7 @@ class Program:
         given, results = self._folder / "launches", self._folder / "targets"
         given.write_bytes(b"".join(launch.to_bytes() for launch in launches))
         try:
-            command = [self._folder / "launch", given, results, str(variant)]
+            command = [self._folder / "launch", given, results]
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         except subprocess.TimeoutExpired as error:
             raise LaunchError("the launches do not end") from error
@@ -154,17 +150,6 @@ class Program:
         lengths = [launch.target_bytes for launch in launches]
         for launch, target in zip(launches, targets.split(lengths), strict=True):
             launch.check(target)
-
-
-def _merge(variants: list[str]) -> str:
-    """Returns C that runs the statement of the current variant wherever variants differ."""
-    lines = []
-    for original, *others in zip(*(text.splitlines() for text in variants), strict=True):
-        changed = [
-            f"if (variant == {number}) {{ {other} }}" for number, other in enumerate(others, 1) if other != original
-        ]
-        lines.append(" else ".join([*changed, f"{{ {original} }}"]) if changed else original)
-    return "\n".join(lines) + "\n"
 
 
 def arrange(shapes: Sequence[tuple[torch.dtype, torch.dtype, int, int]], seed: int, **options: object) -> Launch:
