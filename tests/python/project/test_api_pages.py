@@ -10,47 +10,6 @@ from suite import CHECKOUT
 API = runpy.run_path(str(CHECKOUT / "docs" / "api.py"), run_name="api")
 PAGES = API["pages"]()
 
-DOCSTRING = """Loads a file.
-
-See docs/casts.md and `load`.
-
-Args:
-    path: A file,
-        or two.
-    *names: Others.
-
-Raises:
-    OSError, KeyError: Wrong.
-    And the errors of
-    `load`.
-
-Example:
-    >>> 1
-    1"""
-MARKDOWN = """Loads a file.
-
-See [docs/casts.md](../casts.md) and [`load`](#load).
-
-**Args**
-
-- `path`: A file,
-  or two.
-- `*names`: Others.
-
-**Raises**
-
-- `OSError`, `KeyError`: Wrong.
-- And the errors of
-  [`load`](#load).
-
-**Example**
-
-```python
->>> 1
-1
-```
-"""
-
 
 def test_pages_are_up_to_date():
     written = {path.name: path.read_text() for path in (CHECKOUT / "docs" / "api").iterdir()}
@@ -69,18 +28,7 @@ def test_every_function_and_class_has_a_docstring():
     assert [name for module in API["MODULES"] for name in re.findall(without, PAGES[f"{module}.md"], re.M)] == []
 
 
-def test_docstring():
-    assert API["_page"](API["_link"](API["_text"](DOCSTRING), {"load": "#load"})) == MARKDOWN
-
-
 def test_operators_are_those_of_the_library():
     names = {schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("fst::")}
     listed = re.findall(r"^(fst::\w+)\(", PAGES["operators.md"], re.MULTILINE)
     assert set(listed) == {name for name in names if not name.startswith("fst::_")}
-
-
-def test_types_of_the_header_have_no_bodies():
-    page = PAGES["cpp.md"]
-    assert "  std::optional<Item> next();\n" in page
-    assert "private:" not in page
-    assert "detail::" not in page
