@@ -10,7 +10,7 @@ from fst_bench.checkpoint import make_checkpoint
 from fst_bench.goal import goals
 from fst_bench.ranks.bench import Host, RanksBench
 from fst_bench.ranks.expected import with_groups
-from fst_bench.ranks.layout import LAYOUTS, dense, dims
+from fst_bench.ranks.layout import dense
 from fst_bench.report import write_report
 from fst_bench.result import Run
 
@@ -64,11 +64,3 @@ def test_goals_of_ranks(tmp_path):
     assert verdicts["Ranks that exchange, rows, cold: bytes read over those of the checkpoint"] == "met"
     assert verdicts["Ranks that exchange, rows, cold: bytes sent over those needed"] == "**missed**"
     assert verdicts["Ranks that exchange, columns, cold: bytes read over those of the checkpoint"].startswith("not")
-
-
-def test_vectors_are_whole_in_every_layout():
-    workload = dense(1 << 20)
-    for layout in LAYOUTS:
-        cut = dims(workload, layout)
-        assert all(cut[tensor.name] is None for tensor in workload.tensors if len(tensor.shape) == 1)
-        assert all(cut[tensor.name] is None or tensor.shape[cut[tensor.name]] % 4 == 0 for tensor in workload.tensors)

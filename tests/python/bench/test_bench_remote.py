@@ -8,10 +8,8 @@ import pytest
 from fst_bench.bench import Choice
 from fst_bench.cell import RANKED, Cell, GroupCell
 from fst_bench.checkpoint import make_checkpoint
-from fst_bench.digest import digest
 from fst_bench.goal import goals
-from fst_bench.http_server import Fault, Server
-from fst_bench.loaders.views import tensor_views
+from fst_bench.http_server import Server
 from fst_bench.ranks.expected import with_groups
 from fst_bench.ranks.layout import dense
 from fst_bench.remote.bench import RemoteBench
@@ -81,16 +79,3 @@ def test_drain_receives_every_byte():
         assert drain(server.url("m"), 1_000_003, 3) > 0
         assert server.counts().sent_bytes == 1_000_003
         assert server.counts().connections == 3
-
-
-def test_drain_refuses_a_server_without_ranges():
-    with Server({"m": bytes(100)}) as server:
-        server.fault("m", Fault("ignore-range", times=9))
-        with pytest.raises(RuntimeError, match="200"):
-            drain(server.url("m"), 100, 2)
-
-
-def test_views_match_the_file(tmp_path):
-    checkpoint = make_checkpoint(WORKLOADS["adapter"](0), tmp_path)
-    [path] = checkpoint.paths
-    assert digest(tensor_views(bytearray(path.read_bytes()))) == checkpoint.digests["load"]
