@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -72,37 +73,18 @@ def https_server(authority: Authority) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(scope="session")
-def nginx(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Nginx]:
-    with closing(start(Nginx, tmp_path_factory.mktemp("nginx"), authority)) as server:
-        yield server
+def _session_server(kind: Callable[..., Any], *, has_tls: bool = True) -> Any:
+    """Returns the fixture of a server that runs to the end of the session, also with the certificate."""
+
+    @pytest.fixture(scope="session")
+    def server(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Any]:
+        directory = tmp_path_factory.mktemp(kind.__name__)
+        with closing(start(kind, directory, authority) if has_tls else start(kind, directory)) as started:
+            yield started
+
+    return server
 
 
-@pytest.fixture(scope="session")
-def redis(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Redis]:
-    with closing(start(Redis, tmp_path_factory.mktemp("redis"), authority)) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[S3]:
-    with closing(start(S3, tmp_path_factory.mktemp("s3"), authority)) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gcs]:
-    with closing(start(Gcs, tmp_path_factory.mktemp("gcs"))) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azure]:
-    with closing(start(Azure, tmp_path_factory.mktemp("azure"))) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def azure_with_tokens(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Azure]:
-    with closing(start(Azure, tmp_path_factory.mktemp("azure_with_tokens"), authority)) as server:
-        yield server
+nginx, redis, s3 = _session_server(Nginx), _session_server(Redis), _session_server(S3)
+gcs, azure = _session_server(Gcs, has_tls=False), _session_server(Azure, has_tls=False)
+azure_with_tokens = _session_server(Azure)

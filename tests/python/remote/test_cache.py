@@ -14,7 +14,7 @@ from torch.distributed.tensor import Replicate
 import fst
 from fst_bench.http_server import Fault, Server
 from objects import DATA, ENTRANCES, HEADER, PATH, TENSORS, assert_equal, tensors
-from processes import LOAD, run_in_fork
+from processes import LOAD, run_in_fork, wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -189,9 +189,7 @@ def test_killed_process_leaves_what_it_has_written(server, cache, start_python):
     with Server(rate=4e6) as slow:
         slow.put(PATH, DATA)
         killed = start_python(LOAD, slow.url(PATH), FST_CACHE_DIR=str(cache))
-        while not any(path.stat().st_size for path in cache.glob("*.ranges")):
-            assert killed.process.is_alive(), killed.errors
-            time.sleep(0.01)
+        wait_for(killed, lambda: any(path.stat().st_size for path in cache.glob("*.ranges")))
         killed.wait(0)
         slow.rate = None
         slow.reset()

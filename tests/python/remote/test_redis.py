@@ -10,7 +10,7 @@ from safetensors.torch import save
 
 import fst
 from objects import assert_equal
-from processes import LOAD, run_in_fork
+from processes import LOAD, run_in_fork, wait_for
 from rawfile import assert_same
 from servers.proxy import Proxy
 
@@ -203,9 +203,7 @@ def test_lost_connections_are_opened_again(redis, large, limit, how, monkeypatch
 def test_interrupt_ends_a_stalled_load(redis, large, start_python):
     with Proxy(redis.port, [100], stalls=True) as proxy:
         load = start_python(LOAD, proxy.through(redis.url("large.safetensors")), FST_STALL_SECONDS="600")
-        while proxy.connections == 0:
-            assert load.process.is_alive(), load.errors
-            time.sleep(0.01)
+        wait_for(load, lambda: proxy.connections)
         load.interrupt()
         load.wait(60)
     assert "KeyboardInterrupt" in load.errors
