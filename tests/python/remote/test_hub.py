@@ -48,23 +48,17 @@ def environ(http_server, monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize(
-    "url", ["hf://org/model", "hf://org/model@v1", f"hf://org/model/{NAME}", f"hf://org/model@{COMMIT}"]
-)
-def test_load(http_server, url):
-    Hub(http_server, {NAME: DATA, "README.md": b""})
-    assert_equal(fst.load_file(url), TENSORS)
+@pytest.mark.parametrize("suffix", ["", "@v1", f"/{NAME}", f"@{COMMIT}", "/vae"])
+def test_load(http_server, suffix):
+    other = tensors(1)
+    Hub(http_server, {NAME: DATA, f"vae/{NAME}": save(other), "README.md": b""})
+    assert_equal(fst.load_file(f"hf://org/model{suffix}"), other if suffix == "/vae" else TENSORS)
 
 
 def test_sharded(http_server):
     files, expected = shards()
     Hub(http_server, files)
     assert_equal(fst.load_file("hf://org/model"), expected)
-
-
-def test_folder(http_server):
-    Hub(http_server, {NAME: save(tensors(1)), f"vae/{NAME}": DATA})
-    assert_equal(fst.load_file("hf://org/model/vae"), TENSORS)
 
 
 def test_token_is_for_the_hub_only(http_server, monkeypatch):

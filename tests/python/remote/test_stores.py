@@ -1,8 +1,10 @@
 """Checkpoints in S3, Google Cloud Storage, Azure and on nginx: real servers, and the credentials of each."""
 
 import configparser
+import json
 import os
 import re
+import time
 import urllib.parse
 
 import pytest
@@ -12,7 +14,6 @@ import fst
 from fst_bench.servers.request import request
 from objects import DATA, TENSORS, assert_equal, set_environ, shards, tensors
 from proxy import Proxy, once
-from servers.identity import managed_identity
 
 SERVICES = ["s3", "gcs", "azure", "nginx"]
 
@@ -174,26 +175,40 @@ def test_shared_access_signature(azure, monkeypatch):
     assert_equal(fst.load_file(azure.url("m.safetensors")), TENSORS)
 
 
-def test_managed_identity_over_tls(azure_with_tokens, authority, monkeypatch, capfd):
+def test_managed_identity_over_tls(azure_with_tokens, authority, http_server, monkeypatch, capfd):
     azure = azure_with_tokens
     azure.put("m.safetensors", DATA)
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", azure.account)
-    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", azure.endpoint)
-    monkeypatch.setenv("FST_LOG", "debug")
-    with managed_identity(azure.token()) as identity:
-        monkeypatch.setenv("IDENTITY_ENDPOINT", identity.endpoint)
-        monkeypatch.setenv("IDENTITY_HEADER", identity.header)
-        assert_equal(fst.load_file(azure.url("m.safetensors")), TENSORS)
-        assert identity.resources == ["https://storage.azure.com"]
-        fst.save_file(TENSORS, azure.url("saved.safetensors"))
-        assert azure.get("saved.safetensors").successful().body == DATA
-        assert identity.token not in capfd.readouterr().err
-    with managed_identity(azure.token(audience="https://other.example")) as identity:
-        monkeypatch.setenv("IDENTITY_ENDPOINT", identity.endpoint)
-        with pytest.raises(PermissionError, match="check the credentials") as caught:
-            fst.load_file(azure.url("m.safetensors"))
-        assert identity.token not in str(caught.value)
+    environ = {
+        "SSL_CERT_FILE": str(authority.certificate),
+        "AZURE_STORAGE_ACCOUNT_NAME": azure.account,
+        "AZURE_STORAGE_ENDPOINT": azure.endpoint,
+        "FST_LOG": "debug",
+        "IDENTITY_ENDPOINT": http_server.url("token"),
+        "IDENTITY_HEADER": "secret-of-the-host",
+    }
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+
+    def give(token):
+        """Lets the endpoint of identities give a token, and returns that."""
+        answer = {"access_token": token, "expires_on": str(int(time.time()) + 3600), "token_type": "Bearer"}
+        http_server.put("token", json.dumps(answer | {"resource": "https://storage.azure.com"}).encode())
+        return token
+
+    token = give(azure.token())
+    assert_equal(fst.load_file(azure.url("m.safetensors")), TENSORS)
+    [asked] = http_server.requests("token")
+    assert (asked.headers["metadata"], asked.headers["x-identity-header"]) == ("true", "secret-of-the-host")
+    assert urllib.parse.parse_qs(asked.query)["resource"] == ["https://storage.azure.com"]
+    fst.save_file(TENSORS, azure.url("saved.safetensors"))
+    assert azure.get("saved.safetensors").successful().body == DATA
+    assert token not in capfd.readouterr().err
+    # A store keeps its token.
+    monkeypatch.setenv("IDENTITY_ENDPOINT", http_server.url("token", host="localhost"))
+    token = give(azure.token(audience="https://other.example"))
+    with pytest.raises(PermissionError, match="check the credentials") as caught:
+        fst.load_file(azure.url("m.safetensors"))
+    assert token not in str(caught.value)
 
 
 def test_no_credentials(http_server, monkeypatch, tmp_path):

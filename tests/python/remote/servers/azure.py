@@ -8,9 +8,8 @@ import re
 import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
-from email.utils import formatdate
 from pathlib import Path
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from fst_bench.servers.program import Program, find_program
 from fst_bench.servers.request import Answer, request
@@ -127,26 +126,9 @@ class Azure:
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """Sends a signed request for `path`, which is a container or a container and a blob."""
-        url = f"{endpoint}/{quote(path)}?{urlencode(query or {}, quote_via=quote)}".rstrip("?")
-        sent = {**(headers or {}), "x-ms-date": formatdate(usegmt=True), "x-ms-version": VERSION}
-        if method == "PUT":
-            sent["content-length"] = str(len(body))
-        signed = sent | {"authorization": f"SharedKey {ACCOUNT}:{_shared_key(method, url, sent)}"}
-        return request(method, url, signed, body, self._context)
-
-
-def _shared_key(method: str, url: str, headers: Mapping[str, str]) -> str:
-    """Returns the signature of a request with the account's key."""
-    lower = {name.lower(): value for name, value in headers.items()}
-    names = ("content-encoding", "content-language", "content-length", "content-md5", "content-type", "date")
-    conditions = ("if-modified-since", "if-match", "if-none-match", "if-unmodified-since", "range")
-    standard = [lower.get(name, "") for name in (*names, *conditions)]
-    standard[2] = standard[2].replace("0", "", 1) if standard[2] == "0" else standard[2]
-    parts = urlsplit(url)
-    resource = [f"/{ACCOUNT}{parts.path}"]
-    resource += [f"{name.lower()}:{value}" for name, value in sorted(parse_qsl(parts.query, keep_blank_values=True))]
-    own = [f"{name}:{value}" for name, value in sorted(lower.items()) if name.startswith("x-ms-")]
-    return _sign("\n".join([method, *standard, *own, *resource]))
+        signed = self.shared_access_signature("rwlac")
+        url = f"{endpoint}/{quote(path)}?{urlencode(query or {}, quote_via=quote)}&{signed}"
+        return request(method, url, {**(headers or {}), "x-ms-version": VERSION}, body, self._context)
 
 
 def _sign(text: str) -> str:
