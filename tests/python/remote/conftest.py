@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fst
+from forked import ForkedProgram
 from fst_bench.http_server import Server
 from fst_bench.servers.nginx import Nginx
 from fst_bench.servers.s3 import S3
 from objects import DATA, PATH, REQUEST
+from processes import SHOW
 from servers.authority import Authority
 from servers.azure import Azure
 from servers.gcs import Gcs
@@ -36,6 +39,19 @@ def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Divides small files among requests, and makes stalls short."""
     monkeypatch.setenv("FST_REQUEST_BYTES", str(REQUEST))
     monkeypatch.setenv("FST_STALL_SECONDS", "1")
+
+
+@pytest.fixture
+def shown_by_loads(start_python: Callable[..., ForkedProgram], tmp_path: Path) -> Callable[..., str]:
+    """Returns a function that loads URLs, the last of which fails, and returns what users see, with the log."""
+
+    def run(*urls: str, **environ: str) -> str:
+        program = start_python(SHOW, str(tmp_path / "trace"), *urls, FST_LOG="trace", **environ)
+        assert program.wait() == 0, program.errors
+        assert "Error" in program.output
+        return program.output + program.errors
+
+    return run
 
 
 @pytest.fixture

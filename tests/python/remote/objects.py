@@ -1,7 +1,7 @@
 """Checkpoints for the tests of remote sources, and calls that load them."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -78,3 +78,10 @@ def set_environ(monkeypatch: pytest.MonkeyPatch, server: Any) -> None:
     """Sets the environment variables with which clients use a server, if it has any."""
     for name, value in getattr(server, "environ", {}).items():
         monkeypatch.setenv(name, value)
+
+
+def write_all(tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]], url: str) -> None:
+    """Saves tensors one by one."""
+    with fst.Writer(url) as writer:
+        for name, tensor in tensors.items() if isinstance(tensors, Mapping) else tensors:
+            writer.write(name, tensor)

@@ -1,6 +1,5 @@
 """The HTTP server of the tests and benchmarks: answers that loads of fst do not show."""
 
-import gzip
 import http.client
 import os
 import socket
@@ -12,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fst_bench.http_server import CUTS, KINDS, Fault, Server, ServerProcess
+from fst_bench.http_server import Fault, Server, ServerProcess
 from suite import CHECKOUT
 
 DATA = bytes(range(256)) * 16
@@ -77,43 +76,14 @@ def test_only_answers_with_the_byte_are_struck(server):
     assert get(server, method="HEAD").status == 200
 
 
-# For each kind of fault, the answer to a request for the bytes from 4 to 11: its status, body and Content-Range.
-HONEST = f"bytes 4-11/{SIZE}"
-ANSWERS = {
-    "status": (503, b"", None),
-    "slow": (206, DATA[4:12], HONEST),
-    "replace": (206, DATA[4:12], HONEST),
-    "ignore-range": (200, DATA, None),
-    "chunked": (200, DATA, None),
-    "wrong-range": (206, DATA[5:13], f"bytes 5-12/{SIZE}"),
-    "short-range": (206, DATA[4:8], f"bytes 4-7/{SIZE}"),
-    "wrong-total": (206, DATA[4:12], f"bytes 4-11/{SIZE + 1}"),
-    "short-body": (206, DATA[4:11], HONEST),
-    "long-body": (206, DATA[4:12] + b"\0", HONEST),
-    "overrun": (206, DATA[4:12], HONEST),
-    "gzip": (206, DATA[4:12], HONEST),
-    "weak-etag": (206, DATA[4:12], HONEST),
-    "no-etag": (206, DATA[4:12], HONEST),
-    "no-version": (206, DATA[4:12], HONEST),
-}
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in CUTS])
-def test_each_kind_of_answer(server, kind):
+def test_versions_that_are_missing_or_weak(server):
     version = get(server, method="HEAD").headers
-    server.fault("m", Fault(kind, rate=1e6))
-    answer = get(server, Range="bytes=4-11")
-    body = gzip.decompress(answer.body) if kind == "gzip" else answer.body
-    assert (answer.status, body if answer.status < 300 else b"", answer.headers["Content-Range"]) == ANSWERS[kind]
-    etag = {"status": None, "no-etag": None, "no-version": None, "weak-etag": f"W/{version['ETag']}"}
-    if kind == "replace":
-        assert answer.headers["ETag"] != version["ETag"]
-    else:
-        assert answer.headers["ETag"] == etag.get(kind, version["ETag"])
-    assert ("Last-Modified" in answer.headers) == (kind not in ("status", "no-version"))
-    assert answer.headers["Content-Encoding"] == ("gzip" if kind == "gzip" else None)
-    assert (answer.headers["Content-Length"] is None) == (kind == "chunked")
-    assert server.struck("m") == 1
+    for kind, etag in {"weak-etag": f"W/{version['ETag']}", "no-etag": None, "no-version": None}.items():
+        server.fault("m", Fault(kind))
+        answer = get(server, Range="bytes=4-11")
+        assert (answer.status, answer.body) == (206, DATA[4:12])
+        assert answer.headers["ETag"] == etag
+        assert ("Last-Modified" in answer.headers) == (kind != "no-version")
 
 
 def test_faults_on_top_of_each_other(server):

@@ -16,7 +16,7 @@ import torch
 
 import fst
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer
-from objects import assert_equal, set_environ
+from objects import assert_equal, set_environ, write_all
 from proxy import Proxy, once
 from rawfile import DTYPES, random_raw
 
@@ -91,12 +91,6 @@ def large(seed=0):
     return {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
 
 
-def write(tensors, url):
-    with fst.Writer(url) as writer:
-        for name, tensor in tensors:
-            writer.write(name, tensor)
-
-
 def test_small_file(place):
     tensors = {name: random_raw(name, (4, 6)).tensor() for name in DTYPES} | {"empty": torch.empty(0, 3)}
     fst.save_file(tensors, f"{place.url}/x.safetensors", {"format": "pt"})
@@ -143,7 +137,7 @@ def test_writer(place, count):
 
 def test_writer_that_fails_leaves_nothing(place):
     with pytest.raises(ValueError, match="given twice"):
-        write([*large().items(), ("a", torch.ones(2))], f"{place.url}/x.safetensors")
+        write_all([*large().items(), ("a", torch.ones(2))], f"{place.url}/x.safetensors")
     assert (place.names(), place.uploads()) == ([], [])
 
 
@@ -210,9 +204,7 @@ def test_requests_are_repeated(proxy, s3):
 
 
 @pytest.mark.parametrize("request_text", ["partNumber=3&", "POST /bucket/kept?uploadId"])
-@pytest.mark.parametrize(
-    "save", [fst.save_file, lambda tensors, url: write(tensors.items(), url)], ids=["save", "Writer"]
-)
+@pytest.mark.parametrize("save", [fst.save_file, write_all], ids=["save", "Writer"])
 def test_failure_keeps_the_old_object(proxy, s3, request_text, save):
     s3.put("kept", b"old")
     proxy.rule = lambda method, path: 400 if request_text in f"{method} {path}" else None
@@ -238,7 +230,7 @@ def test_abort_waits_for_parts_in_progress(proxy, s3):
 
     proxy.rule = rule
     with pytest.raises(ValueError, match="given twice"):
-        write([*large().items(), ("a", torch.ones(2))], s3.url("abandoned"))
+        write_all([*large().items(), ("a", torch.ones(2))], s3.url("abandoned"))
     assert (set(ended), ended.index("DELETE")) == ({"PUT", "DELETE"}, len(ended) - 1)
 
 
