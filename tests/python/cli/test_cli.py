@@ -46,18 +46,9 @@ def model(tmp_path):
 @pytest.fixture
 def sharded(tmp_path):
     """The same tensors in two files with an index."""
-    directory = tmp_path / "sharded"
-    directory.mkdir()
-    names = {
-        "model-00001-of-00002.safetensors": ["layers.0.weight"],
-        "model-00002-of-00002.safetensors": ["layers.1.weight", "step"],
-    }
-    for file, held in names.items():
-        save_file({name: WEIGHTS[name] for name in held}, directory / file)
-    places = {name: file for file, held in names.items() for name in held}
-    index = directory / "model.safetensors.index.json"
-    index.write_text(json.dumps({"metadata": {"total_size": 68}, "weight_map": places}))
-    return index
+    (tmp_path / "sharded").mkdir()
+    fst.save_file(WEIGHTS, tmp_path / "sharded" / "model.safetensors", max_shard_bytes=56)
+    return tmp_path / "sharded" / "model.safetensors.index.json"
 
 
 def test_inspect_text(command, model):

@@ -9,7 +9,6 @@ import fst
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst_bench.http_server import Fault
 from objects import DATA, PATH, TENSORS, assert_equal, request_counts, shards, tensors
-from rawfile import assert_same
 
 
 def replicated(name, shape):
@@ -48,23 +47,6 @@ def test_each_byte_is_requested_by_one_rank(ranks, http_server, with_digests, si
     for rank, loaded in enumerate(ranks(size).run(load, http_server.url(PATH), place, verify)):
         assert_equal(loaded, {name: expected_of(name, t, place, rank, size) for name, t in TENSORS.items()})
     assert (request_counts(http_server, PATH, len(with_digests)) == 1).all()
-
-
-ROWS = {0: (0, 300), 1: (100, 400), 2: (2700, 3072), 3: (2600, 3000)}
-
-
-def load_rows(url):
-    begin, end = ROWS[torch.distributed.get_rank()]
-    return fst.load_sharded(url, lambda name, shape: (slice(begin, end),))["a"]
-
-
-def test_regions_that_overlap_and_leave_most_out_are_requested_once(ranks, http_server):
-    tensor = torch.arange(3072 << 10).reshape(3072, 1024).float()
-    data = save({"a": tensor})
-    http_server.put(PATH, data)
-    for rank, loaded in enumerate(ranks(4).run(load_rows, http_server.url(PATH))):
-        assert_same(loaded, tensor[slice(*ROWS[rank])])
-    assert request_counts(http_server, PATH, len(data)).max() == 1
 
 
 def load_turns(url):

@@ -157,6 +157,7 @@ def test_shards(place):
 # The server for Google's interface checks no credentials, and those of Redis are in the URL.
 @pytest.mark.parametrize("place", ["s3", "azure"], indirect=True)
 def test_bad_credentials(place, monkeypatch):
+    fst.save_file({"w": torch.ones(2)}, f"{place.url}/private.safetensors")
     for name in ("AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"):
         monkeypatch.setenv(name, "d3Jvbmc=")
     monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING", raising=False)
@@ -164,7 +165,10 @@ def test_bad_credentials(place, monkeypatch):
         with pytest.raises(PermissionError, match="check the credentials") as caught:
             fst.save_file(tensors, f"{place.url}/x.safetensors")
         assert "d3Jvbmc" not in str(caught.value)
-    assert place.names() == []
+    with pytest.raises(PermissionError, match="check the credentials") as caught:
+        fst.load_file(f"{place.url}/private.safetensors")
+    assert "d3Jvbmc" not in str(caught.value)
+    assert place.names() == ["private.safetensors"]
 
 
 @pytest.mark.parametrize(
