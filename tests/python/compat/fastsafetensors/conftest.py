@@ -8,14 +8,13 @@ from fastsafetensors_helpers import rows
 
 
 @pytest.fixture
-def directory(tmp_path, monkeypatch):
-    """A directory with the files of the examples, in which the test runs."""
-    monkeypatch.chdir(tmp_path)
+def files():
+    """The files of the examples, in the working directory."""
     save_file({"a0": rows()}, "a.safetensors", metadata={"format": "pt"})
     save_file({"b0": rows(), "b1": torch.arange(6).reshape(2, 3)}, "b.safetensors")
     names = [f"layers.0.experts.{expert}.weight" for expert in range(4)]
     save_file({name: torch.ones(2) for name in ["router", *names]}, "experts.safetensors")
-    return tmp_path
+    return ["a.safetensors", "b.safetensors"]
 
 
 @pytest.fixture

@@ -1,51 +1,23 @@
-"""Settings from files and environment variables."""
+"""Settings from files and environment variables, and filters for expert parallelism."""
 
 import json
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fst.compat import fastsafetensors as compat
 from fst.compat.fastsafetensors.config import CONFIG_ENV_VAR, DEFAULT_CONFIG_PATH
 
-pytestmark = pytest.mark.usefixtures("directory")
-
-FILES = ["a.safetensors", "b.safetensors"]
-SETTINGS = {
-    "loader": "base",
-    "unknown": 1,
-    "base": {"copier_type": "nogds", "bbuf_size_kb": 1024, "max_threads": 4, "framework": "paddle"},
-    "3fs": {"mount_point": "/mnt/3fs"},
-    "parallel": {"use_pipeline": True, "queue_size": 2, "use_tqdm_on_load": False, "max_batch_bytes": 300, "other": 1},
-    "debug": {"set_numa": False},
-}
+pytestmark = pytest.mark.usefixtures("files")
 
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch):
     for name in (CONFIG_ENV_VAR, *EXPERTS, "FASTSAFETENSORS_EP_RANK", "WORLD_SIZE", "RANK"):
         monkeypatch.delenv(name, raising=False)
-
-
-def test_settings_file():
-    Path("settings.json").write_text(json.dumps(SETTINGS))
-    config = compat.LoaderConfig.from_file("settings.json")
-    assert (config.loader, config.framework, config.set_numa) == ("base", "pytorch", False)
-    assert (config.use_pipeline, config.queue_size, config.max_batch_bytes) == (True, 2, 300)
-    assert not hasattr(config, "unknown")
-    assert config.create_parallel_kwargs()["queue_size"] == 2
-    assert compat.LoaderConfig(max_batch_bytes=5).create_parallel_kwargs() == {
-        "queue_size": -1,
-        "max_batch_bytes": 5,
-        "use_chunk_budget_as_allocation_size": False,
-        "device_memory_budget": None,
-    }
-    base = config.get_extension_config("base")
-    assert base == {"copier_type": "nogds", "bbuf_size_kb": 1024, "max_threads": 4}
-    base.clear()
-    assert config.get_extension_config("base") != {}
-    assert config.get_extension_config("none") == {}
 
 
 @pytest.mark.parametrize(("content", "error"), [("{", "are not JSON: "), ("[]", "must be a JSON object, not list")])
@@ -67,15 +39,16 @@ def test_places_of_settings(monkeypatch):
         compat.load_config()
 
 
-def test_auto_loader_settings(capsys):
-    Path(DEFAULT_CONFIG_PATH).write_text(json.dumps(SETTINGS))
-    loader = compat.AutoLoader(None, FILES)
-    assert loader.config == compat.LoaderConfig.from_dict(SETTINGS)
+def test_auto_loader_settings(files, capsys):
+    settings = {"base": {"copier_type": "nogds"}, "parallel": {"use_pipeline": True, "use_tqdm_on_load": False}}
+    Path(DEFAULT_CONFIG_PATH).write_text(json.dumps(settings))
+    loader = compat.AutoLoader(None, files)
+    assert loader.config == compat.LoaderConfig.from_dict(settings)
     assert sorted(name for name, _ in loader.iterate_weights()) == ["a0", "b0", "b1"]
     assert capsys.readouterr().err == ""
     Path(DEFAULT_CONFIG_PATH).write_text('{"device_memory_budget": 100}')
     with pytest.raises(compat.BudgetInfeasibleError, match="device_memory_budget is 100 bytes"):
-        compat.AutoLoader(None, FILES)
+        compat.AutoLoader(None, files)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +61,25 @@ def test_auto_loader_settings(capsys):
         ({"parallel": {"max_concurrent_producers": 0}}, ValueError, "max_concurrent_producers must be 1"),
     ],
 )
-def test_settings_without_support(settings, error, message):
+def test_settings_without_support(files, settings, error, message):
     Path(DEFAULT_CONFIG_PATH).write_text(json.dumps(settings))
     with pytest.raises(error, match=message):
-        compat.AutoLoader(None, FILES)
+        compat.AutoLoader(None, files)
+
+
+@given(st.integers(0, 300), st.integers(1, 40))
+def test_owned_expert_ranges(experts, ranks):
+    owned = [range(*compat.owned_expert_range(experts, ranks, rank)) for rank in range(ranks)]
+    assert [expert for run in owned for expert in run] == list(range(experts))
+    counts = [len(run) for run in owned]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] - counts[-1] <= 1
+
+
+@pytest.mark.parametrize(("size", "rank"), [(0, 0), (2, 2), (2, -1)])
+def test_invalid_expert_ranks(size, rank):
+    with pytest.raises(ValueError, match=r"ep_(size|rank) must be"):
+        compat.owned_expert_range(4, size, rank)
 
 
 EXPERTS = {

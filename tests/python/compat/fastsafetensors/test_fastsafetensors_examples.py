@@ -1,30 +1,115 @@
 """Examples of fastsafetensors' documentation, with the import changed."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
-import fst
-from fastsafetensors_helpers import (
-    AUTO,
-    EXPERTS,
-    FASTSAFE_OPEN,
-    LOADER_DOCSTRING,
-    PARALLEL_LOADER_DOCSTRING,
-    PARALLEL_RUN,
-    SINGLE_RUN,
-    over_fst,
-    rows,
-    run,
-)
+from compat_helpers import over_fst, run, run_on_rank
+from fastsafetensors_helpers import rows
 
-pytestmark = pytest.mark.usefixtures("directory")
+pytestmark = pytest.mark.usefixtures("files")
+
+PARALLEL_RUN = """
+import torch
+import torch.distributed as dist
+from fastsafetensors import SafeTensorsFileLoader
+dist.init_process_group(backend="gloo")
+dist.barrier()
+pg = dist.group.WORLD
+device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+loader = SafeTensorsFileLoader(pg, device, nogds=True, debug_log=True)
+loader.add_filenames({0: ["a.safetensors"], 1:["b.safetensors"]}) # {rank: files}
+fb = loader.copy_files_to_device()
+tensor_a0 = fb.get_tensor(tensor_name="a0") # broadcast
+tensor_b0_sharded = fb.get_sharded(tensor_name="b0", dim=1) # partition and scatter
+print(f"RANK {pg.rank()}: tensor_a0={tensor_a0}")
+print(f"RANK {pg.rank()}: tensor_b0_sharded={tensor_b0_sharded}")
+loader.close()
+"""
+
+# Example programs, and their outputs.
+EXAMPLES = {
+    "single run": (
+        """
+import torch
+from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+loader = SafeTensorsFileLoader(SingleGroup(), device, nogds=True, debug_log=True)
+loader.add_filenames({0: ["a.safetensors", "b.safetensors"]}) # {rank: files}
+fb = loader.copy_files_to_device()
+tensor_a0 = fb.get_tensor(tensor_name="a0")
+print(f"a0: {tensor_a0}")
+loader.close()
+""",
+        f"a0: {rows().cuda() if torch.cuda.is_available() else rows()}\n",
+    ),
+    "docstring of the loader": (
+        """
+from fastsafetensors import SafeTensorsFileLoader
+src_files = ["a.safetensors", "b.safetensors"]
+loader = SafeTensorsFileLoader(None, "cpu", nogds=True, debug_log=True)
+loader.add_filenames({0: src_files})
+bufs = loader.copy_files_to_device()
+print(bufs.get_tensor(loader.get_keys()[0]))
+loader.close()
+""",
+        f"{rows()}\n",
+    ),
+    "docstring of ParallelLoader": (
+        """
+from fastsafetensors import ParallelLoader
+src_files = ["a.safetensors", "b.safetensors"]
+iterator = ParallelLoader(None, src_files, max_concurrent_producers=1, queue_size=0)
+for key, tensor in iterator.iterate_weights():
+    print(f"Loaded tensor: {key}, shape: {tensor.shape}")
+""",
+        "Loaded tensor: a0, shape: torch.Size([16, 8])\nLoaded tensor: b1, shape: torch.Size([2, 3])\n"
+        "Loaded tensor: b0, shape: torch.Size([16, 8])\n",
+    ),
+    "fastsafe_open": (
+        """
+from fastsafetensors import fastsafe_open
+with fastsafe_open(filenames=["a.safetensors"], nogds=True, device="cpu", debug_log=True) as f:
+    for k in f.keys():
+        t = f.get_tensor(k).clone().detach()
+        print(f" k={k}, shape = {t.shape}")
+""",
+        " k=a0, shape = torch.Size([16, 8])\n",
+    ),
+    "experts": (
+        """
+from fastsafetensors import SafeTensorsFileLoader
+from fastsafetensors.ep_slice import expert_parallel_filter
+loader = SafeTensorsFileLoader(None, "cpu", nogds=True)
+loader.set_tensor_filter(expert_parallel_filter(num_experts=4, ep_size=2, ep_rank=1))
+loader.add_filenames({0: ["experts.safetensors"]})
+bufs = loader.copy_files_to_device()
+print(loader.get_keys())
+""",
+        "['layers.0.experts.2.weight', 'layers.0.experts.3.weight', 'router']\n",
+    ),
+    "AutoLoader": (
+        """
+import contextlib
+from fastsafetensors import AutoLoader
+loader = AutoLoader(None, ["a.safetensors", "b.safetensors"], device="cpu")
+with contextlib.closing(loader.iterate_weights()) as weights:
+    for key, tensor in weights:
+        print(key)
+loader.close()
+""",
+        "a0\nb1\nb0\n",
+    ),
+}
 
 
-def test_single_run(capsys):
-    tensor = run(SINGLE_RUN)["tensor_a0"]
-    assert tensor.device == torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    assert torch.equal(tensor.cpu(), rows())
-    assert capsys.readouterr().out == f"a0: {tensor}\n"
+@pytest.mark.parametrize(("program", "output"), EXAMPLES.values(), ids=EXAMPLES)
+def test_examples(capsys, program, output):
+    run(program)
+    assert capsys.readouterr().out == output
 
 
 def test_parallel_run_with_one_rank(fork_python, one_rank):
@@ -32,38 +117,23 @@ def test_parallel_run_with_one_rank(fork_python, one_rank):
     assert printed == f"RANK 0: tensor_a0={rows()}\nRANK 0: tensor_b0_sharded={rows()}\n"
 
 
-def test_loader_docstring(capsys):
-    run(LOADER_DOCSTRING)
-    assert capsys.readouterr().out == f"{rows()}\n"
-
-
-def test_parallel_loader_docstring(capsys):
-    run(PARALLEL_LOADER_DOCSTRING)
-    assert capsys.readouterr().out.splitlines() == [
-        f"Loaded tensor: {name}, shape: {shape}"
-        for name, shape in [
-            ("a0", torch.Size([16, 8])),
-            *(
-                (name, torch.Size(fst.load_file("b.safetensors")[name].shape))
-                for name in fst.tensor_names("b.safetensors")
-            ),
-        ]
+def test_parallel_run(ranks, tmp_path):
+    assert [printed for printed, _ in ranks(2).run(run_on_rank, PARALLEL_RUN, str(tmp_path))] == [
+        f"RANK {rank}: tensor_a0={rows()}\nRANK {rank}: tensor_b0_sharded={rows(4)}\n" for rank in range(2)
     ]
 
 
-def test_fastsafe_open_example(capsys):
-    run(FASTSAFE_OPEN)
-    assert capsys.readouterr().out == " k=a0, shape = torch.Size([16, 8])\n"
-
-
-def test_experts_example():
-    assert run(EXPERTS)["loader"].get_keys() == [
-        "layers.0.experts.2.weight",
-        "layers.0.experts.3.weight",
-        "router",
-    ]
-
-
-def test_auto_loader_example(capsys):
-    run(AUTO)
-    assert sorted(capsys.readouterr().out.split()) == ["a0", "b0", "b1"]
+@pytest.mark.gpu
+def test_parallel_run_gpu(python_environ):
+    """Both ranks use the first GPU and a gloo group."""
+    # The program skips Python's finalization. `pg` keeps the group alive, and a thread of gloo that releases a tensor
+    # during finalization can abort the process.
+    ending = "import os, sys; sys.stdout.flush(); os._exit(0)"
+    Path("run_parallel.py").write_text(f"{over_fst(PARALLEL_RUN)}\n{ending}\n")
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "run_parallel.py"]
+    command = [sys.executable, "-m", *launcher]
+    done = subprocess.run(command, env=python_environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        assert f"RANK {rank}: tensor_a0={rows().cuda()}" in done.stdout
+        assert f"RANK {rank}: tensor_b0_sharded={rows(4).cuda()}" in done.stdout

@@ -1,4 +1,4 @@
-"""`SafeTensorsFileLoader` with several ranks: tensors, shards, groups, reads and failures."""
+"""`SafeTensorsFileLoader` and `ParallelLoader` with several ranks: tensors, shards, groups, reads and failures."""
 
 import contextlib
 import os
@@ -9,14 +9,22 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from torch.distributed.tensor import Replicate
 
 import fst
-from fastsafetensors_ranks import SHAPES, count_reads, load, own_files, raw, shard, write_files
+from compat_helpers import SHAPES, all_files, count_reads, own_files, raw, write_files
+from fastsafetensors_helpers import load_on_ranks as load
 from fst import RankError
 from fst.compat import fastsafetensors as compat
 from fst.compat.fastsafetensors.frameworks import TensorBase
 from fst.compat.fastsafetensors.st_types import DType
 from rawfile import DTYPES, assert_same
+
+
+def shard(tensor, dim, group=None):
+    chunks = tensor.chunk(dist.get_world_size(group), dim)
+    rank = dist.get_rank(group)
+    return chunks[rank] if rank < len(chunks) else tensor.narrow(dim, 0, 0)
 
 
 def check(tensor, expected):
@@ -63,7 +71,7 @@ def convert(directory, dtype):
             assert_same(source.get_sharded(name, 0, **options), shard(tensor, 0))
 
 
-@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.F64, DType.I8])
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, torch.float64, DType.I8])
 def test_conversions(ranks, tmp_path, dtype):
     """Conversions to smaller and larger elements, on ranks that read the tensor and on others."""
     ranks(2).run(convert, write_files(tmp_path, 2, ["F32", "I64", "BOOL"], ["uneven"]), dtype)
@@ -82,10 +90,6 @@ def push(directory):
             buffer.push_tensor(name, 3)
 
 
-def test_push(ranks, tmp_path):
-    ranks(3).run(push, write_files(tmp_path, 3))
-
-
 def join(directory):
     buffer = load(own_files(directory, 3))
     for dtype in ("BF16", "F4"):
@@ -99,11 +103,10 @@ def join(directory):
     assert_same(sharded["F4/uneven/2"].get_raw(), raw("F4/uneven/2").tensor())
 
 
-def test_get_multi_cols(ranks, tmp_path):
-    ranks(3).run(join, write_files(tmp_path, 3, ["BF16", "F4"], ["uneven"]))
-
-
 def describe(directory):
+    if dist.get_rank() == 0:
+        save_file({"x": torch.tensor(7)}, f"{directory}/scalar.safetensors")
+    dist.barrier()
     buffer = load({1: [f"{directory}/scalar.safetensors"]})
     assert buffer.get_tensor("x") == 7
     with pytest.raises(IndexError, match='"x" has 0 dimensions and cannot be split along dimension 0'):
@@ -124,11 +127,6 @@ def describe(directory):
     assert_same(kept, raw(name).tensor())
 
 
-def test_local_information(ranks, tmp_path):
-    save_file({"x": torch.tensor(7)}, tmp_path / "scalar.safetensors")
-    ranks(2).run(describe, write_files(tmp_path, 2))
-
-
 def open_files(directory):
     with compat.fastsafe_open(own_files(directory, 2), pg=dist.group.WORLD) as file:
         assert len(file.keys()) == 2 * len(SHAPES)
@@ -137,10 +135,6 @@ def open_files(directory):
             assert_same(file.get_tensor(name), raw(name).tensor())
     with compat.fastsafe_open(f"{directory}/0.safetensors", pg=dist.group.WORLD) as file:
         assert_same(file.get_tensor("F32/cube/0"), raw("F32/cube/0").tensor())
-
-
-def test_fastsafe_open(ranks, tmp_path):
-    ranks(2).run(open_files, write_files(tmp_path, 2))
 
 
 def load_in_two_groups(directory):
@@ -167,8 +161,106 @@ def load_in_two_groups(directory):
         dist.destroy_process_group(groups[own])
 
 
-def test_concurrent_groups(ranks, tmp_path):
-    ranks(4).run(load_in_two_groups, write_files(tmp_path, 4))
+def run_out_of_memory(directory):
+    buffer = load(own_files(directory, 2))
+    error = torch.OutOfMemoryError("no room")
+    failing = mock.patch.object(compat.FilesBufferOnDevice, "_empty", side_effect=error)
+    for get in (buffer.get_tensor, lambda name: buffer.get_sharded(name, 0)):
+        with (
+            failing if dist.get_rank() == 1 else contextlib.nullcontext(),
+            pytest.raises(torch.OutOfMemoryError if dist.get_rank() == 1 else RankError, match="no room"),
+        ):
+            get("F32/cube/0")
+        assert_same(buffer.get_tensor("F32/cube/0"), raw("F32/cube/0").tensor())
+
+
+def replace_file(directory):
+    files = own_files(directory, 2)
+    loader = compat.SafeTensorsFileLoader(dist.group.WORLD)
+    loader.add_filenames(files)
+    if dist.get_rank() == 1:
+        save_file({f"F32/{shape}/1": torch.zeros(3) for shape in SHAPES}, files[1][0])
+    with pytest.raises(fst.SafetensorError if dist.get_rank() == 1 else RankError, match="replaced"):
+        loader.copy_files_to_device()
+
+
+def disagree(directory):
+    files = own_files(directory, 2)
+    loader = compat.SafeTensorsFileLoader(dist.group.WORLD)
+    with pytest.raises(ValueError, match="rank 1 of the group was given other files than rank 0"):
+        loader.add_filenames({0: files[dist.get_rank()]})
+    with pytest.raises(ValueError, match="rank 2, but the group has 2 ranks"):
+        loader.add_filenames({2: files[0]})
+    with pytest.raises(TypeError if dist.get_rank() == 0 else RankError, match="paths must be"):
+        loader.add_filenames({0: 5} if dist.get_rank() == 0 else files)
+    loader.add_filenames(files)
+    with pytest.raises(ValueError, match="other filters or dtypes"):
+        loader.copy_files_to_device(dtype=DType.F16 if dist.get_rank() == 0 else DType.AUTO)
+    loader.set_tensor_filter(lambda name: name.endswith(str(dist.get_rank())))
+    with pytest.raises(ValueError, match="other filters or dtypes"):
+        loader.copy_files_to_device()
+    loader.set_tensor_filter(lambda name: "cube" in name)
+    assert sorted(loader.copy_files_to_device().key_to_rank_lidx) == ["F32/cube/0", "F32/cube/1"]
+
+
+def iterate_own(directory):
+    """Iterates with a different filter on each rank."""
+    rank = dist.get_rank()
+    loader = compat.ParallelLoader(
+        dist.group.WORLD,
+        all_files(directory, 3),
+        tensor_filter=lambda name: "cube" in name or name.endswith(f"matrix/{rank}"),
+        use_tqdm_on_load=False,
+        max_batch_bytes=100,
+    )
+    weights = dict(loader.iterate_weights())
+    assert sorted(weights) == sorted([*(f"F32/cube/{rank}" for rank in range(3)), f"F32/matrix/{rank}"])
+    for name, tensor in weights.items():
+        assert_same(tensor, raw(name).tensor())
+
+
+def leave(directory):
+    for _ in range(2):
+        loader = compat.ParallelLoader(
+            dist.group.WORLD, all_files(directory, 2), max_batch_bytes=1, use_tqdm_on_load=False
+        )
+        with contextlib.closing(loader.iterate_weights()) as weights:
+            for count, _ in enumerate(weights):
+                if count == 3:
+                    break
+        loader.close()
+
+
+def iterate_broken(directory):
+    files = [*all_files(directory, 2), f"{directory}/none.safetensors"]
+    loader = compat.ParallelLoader(dist.group.WORLD, files, use_tqdm_on_load=False)
+    with pytest.raises((FileNotFoundError, RankError), match=r"none\.safetensors"):
+        next(loader.iterate_weights())
+    with pytest.raises(compat.BudgetInfeasibleError, match="between the ranks"):
+        compat.ParallelLoader(dist.group.WORLD, files[:2], device_memory_budget=10_000)
+    window = {"max_batch_bytes": 0} if dist.get_rank() == 1 else {}
+    with pytest.raises(ValueError if window else RankError, match="window_bytes must be at least 1"):
+        next(compat.ParallelLoader(dist.group.WORLD, files[:2], **window).iterate_weights())
+
+
+@pytest.mark.parametrize(
+    ("size", "work", "dtypes", "shapes"),
+    [
+        (3, push, ["F32"], SHAPES),
+        (3, join, ["BF16", "F4"], ["uneven"]),
+        (2, describe, ["F32"], SHAPES),
+        (2, open_files, ["F32"], SHAPES),
+        (4, load_in_two_groups, ["F32"], SHAPES),
+        (2, run_out_of_memory, ["F32"], SHAPES),
+        (2, replace_file, ["F32"], SHAPES),
+        (2, disagree, ["F32"], SHAPES),
+        (3, iterate_own, ["F32"], SHAPES),
+        (2, leave, ["F32"], SHAPES),
+        (2, iterate_broken, ["F32"], SHAPES),
+    ],
+)
+def test_ranks(ranks, tmp_path, size, work, dtypes, shapes):
+    ranks(size).run(work, write_files(tmp_path, size, dtypes, shapes))
 
 
 def read_own(directory):
@@ -216,60 +308,6 @@ def test_unreadable_file_on_one_rank(ranks, tmp_path, break_file, error):
     ranks(2).run(fail, write_files(tmp_path, 2), break_file, error)
 
 
-def run_out_of_memory(directory):
-    buffer = load(own_files(directory, 2))
-    error = torch.OutOfMemoryError("no room")
-    failing = mock.patch.object(compat.FilesBufferOnDevice, "_empty", side_effect=error)
-    for get in (buffer.get_tensor, lambda name: buffer.get_sharded(name, 0)):
-        with (
-            failing if dist.get_rank() == 1 else contextlib.nullcontext(),
-            pytest.raises(torch.OutOfMemoryError if dist.get_rank() == 1 else RankError, match="no room"),
-        ):
-            get("F32/cube/0")
-        assert_same(buffer.get_tensor("F32/cube/0"), raw("F32/cube/0").tensor())
-
-
-def test_out_of_memory_on_one_rank(ranks, tmp_path):
-    ranks(2).run(run_out_of_memory, write_files(tmp_path, 2))
-
-
-def replace_file(directory):
-    files = own_files(directory, 2)
-    loader = compat.SafeTensorsFileLoader(dist.group.WORLD)
-    loader.add_filenames(files)
-    if dist.get_rank() == 1:
-        save_file({f"F32/{shape}/1": torch.zeros(3) for shape in SHAPES}, files[1][0])
-    with pytest.raises(fst.SafetensorError if dist.get_rank() == 1 else RankError, match="replaced"):
-        loader.copy_files_to_device()
-
-
-def test_replaced_file(ranks, tmp_path):
-    ranks(2).run(replace_file, write_files(tmp_path, 2))
-
-
-def disagree(directory):
-    files = own_files(directory, 2)
-    loader = compat.SafeTensorsFileLoader(dist.group.WORLD)
-    with pytest.raises(ValueError, match="rank 1 of the group was given other files than rank 0"):
-        loader.add_filenames({0: files[dist.get_rank()]})
-    with pytest.raises(ValueError, match="rank 2, but the group has 2 ranks"):
-        loader.add_filenames({2: files[0]})
-    with pytest.raises(TypeError if dist.get_rank() == 0 else RankError, match="paths must be"):
-        loader.add_filenames({0: 5} if dist.get_rank() == 0 else files)
-    loader.add_filenames(files)
-    with pytest.raises(ValueError, match="other filters or dtypes"):
-        loader.copy_files_to_device(dtype=DType.F16 if dist.get_rank() == 0 else DType.AUTO)
-    loader.set_tensor_filter(lambda name: name.endswith(str(dist.get_rank())))
-    with pytest.raises(ValueError, match="other filters or dtypes"):
-        loader.copy_files_to_device()
-    loader.set_tensor_filter(lambda name: "cube" in name)
-    assert sorted(loader.copy_files_to_device().key_to_rank_lidx) == ["F32/cube/0", "F32/cube/1"]
-
-
-def test_different_arguments(ranks, tmp_path):
-    ranks(2).run(disagree, write_files(tmp_path, 2))
-
-
 def load_name_twice(directory):
     with count_reads() as count, pytest.raises(fst.SafetensorError, match=r"\"x\" is in .*0\.saf.* and in .*1\.saf"):
         load(own_files(directory, 2))
@@ -280,3 +318,44 @@ def test_name_in_two_files_is_refused_before_reading(ranks, tmp_path):
     for [file] in own_files(tmp_path, 2).values():
         save_file({"x": torch.zeros(1000)}, file)
     ranks(2).run(load_name_twice, str(tmp_path))
+
+
+def iterate(directory, size, options, reader):
+    """Iterates with a reader. Mapped files need no exchange between ranks of one machine, read files do."""
+    loader = compat.ParallelLoader(dist.group.WORLD, all_files(directory, size), use_tqdm_on_load=False, **options)
+    names = []
+    for _ in range(2):
+        names.append([])
+        with mock.patch.dict(os.environ, FST_READER=reader):
+            for name, tensor in loader.iterate_weights():
+                assert_same(tensor, raw(name).tensor())
+                names[-1].append(name)
+                tensor.view(-1).view(torch.uint8).zero_()
+    assert names[0] == names[1]
+    return names[0]
+
+
+@pytest.mark.parametrize(
+    ("size", "reader", "options"),
+    [(2, "pread", {}), (3, "auto", {"device_memory_budget": 1 << 30}), (4, "pread", {"max_batch_bytes": 200})],
+)
+def test_iteration_order_on_all_ranks(ranks, tmp_path, size, reader, options):
+    write_files(tmp_path, size, ["F32", "F8_E4M3", "BOOL"])
+    expected = [name for file in all_files(tmp_path, size) for name in fst.tensor_names(file)]
+    assert ranks(size).run(iterate, str(tmp_path), size, options, reader) == [expected] * size
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.usefixtures("nccl")
+def test_nccl(tmp_path, device):
+    """Host tensors are sent through the GPU."""
+    write_files(tmp_path, 1)
+    loader = compat.SafeTensorsFileLoader(dist.group.WORLD, device)
+    loader.add_filenames(own_files(tmp_path, 1))
+    buffer = loader.copy_files_to_device()
+    assert_same(buffer.get_sharded("F32/cube/0", 0).cpu(), raw("F32/cube/0").tensor())
+    with fst.stream_sharded(f"{tmp_path}/0.safetensors", Replicate(), device=device, window_bytes=100) as tensors:
+        for name, tensor in tensors:
+            assert tensor.device.type == device
+            assert_same(tensor.cpu(), raw(name).tensor())

@@ -1,45 +1,97 @@
-"""`SafeTensorsFileLoader`, its buffer, and `fastsafe_open`, without a process group."""
+"""Loaders of a single process: headers, tensors, filters, arguments, windows and budgets."""
 
 import gc
+import json
 import logging
+import os
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import fst
 from fastsafetensors_helpers import load, rows
 from fst.compat import fastsafetensors as compat
-from fst.compat.fastsafetensors.frameworks import TensorBase
+from fst.compat.fastsafetensors.frameworks import TensorBase, get_framework_op
 from fst.compat.fastsafetensors.st_types import Device, DeviceType, DType
 from groups import FakeGroup
-from rawfile import DTYPES, assert_same, random_raw, write
+from rawfile import assert_same
 
-pytestmark = pytest.mark.usefixtures("directory")
-
-
-def test_every_dtype(tmp_path):
-    raws = {dtype: random_raw(dtype, (3, 4)) for dtype in DTYPES}
-    write(tmp_path / "all.safetensors", raws)
-    buffer = load(["all.safetensors"])
-    for dtype, raw in raws.items():
-        assert_same(buffer.get_tensor(dtype), raw.tensor())
-        wrapped = buffer.get_tensor_wrapped(dtype)
-        assert wrapped.dtype is DType(dtype)
-        assert wrapped.get_shape() == buffer.get_shape(dtype) == [3, 4]
-        assert wrapped.get_nbytes() == len(raw.data)
+pytestmark = pytest.mark.usefixtures("files")
 
 
-def test_tensors_outlive_loader_and_files(directory):
+def test_metadata():
+    metadata = compat.SafeTensorsMetadata.from_file("b.safetensors", get_framework_op("pytorch"))
+    content = Path("b.safetensors").read_bytes()
+    assert metadata.ser == json.loads(content[8 : metadata.header_length])
+    assert metadata.aligned is (metadata.header_length % 16 == 0)
+    assert metadata.framework.get_name() == "pytorch"
+    assert metadata.size_bytes == len(content)
+    assert metadata.header_length == 8 + int.from_bytes(content[:8], "little")
+    assert metadata.metadata == {}
+    frame = metadata.tensors["b1"]
+    assert (frame.dtype, frame.shape, frame.strides) == (DType.I64, [2, 3], [3, 1])
+    begin, end = (metadata.header_length + offset for offset in frame.data_offsets)
+    assert content[begin:end] == torch.arange(6).numpy().tobytes()
+    with pytest.raises(IsADirectoryError, match="name the files one by one"):
+        compat.SafeTensorsMetadata.from_file(".")
+
+
+def from_fd(path):
+    with open(path, "rb") as file:
+        os.unlink(path)
+        file.seek(5)
+        metadata = compat.SafeTensorsMetadata.from_fd(file.fileno(), "name", get_framework_op("pytorch"), True)
+        assert file.tell() == 5
+        return metadata
+
+
+def test_headers_of_open_files():
+    expected = compat.SafeTensorsMetadata.from_file("b.safetensors")
+    Path("damaged.safetensors").write_bytes(Path("a.safetensors").read_bytes().replace(b"F16", b"F99"))
+    metadata = from_fd("b.safetensors")
+    assert metadata.src == "name"
+    metadata.src = expected.src
+    assert metadata == expected
+    with pytest.raises(fst.SafetensorError, match=r"^name: .*F99"):
+        from_fd("damaged.safetensors")
+
+
+def test_frames_from_json():
+    entry = {"dtype": "BF16", "shape": [2, 3, 4], "data_offsets": [8, 56]}
+    frame = compat.TensorFrame.from_buffer(entry)
+    assert frame == compat.TensorFrame(DType.BF16, [2, 3, 4], [8, 56])
+    assert frame.strides == [12, 4, 1]
+    for shape in ([-1], [2.0], [True], "22"):
+        with pytest.raises(ValueError, match="nonnegative integers"):
+            compat.TensorFrame.from_buffer(entry | {"shape": shape})
+
+
+def test_wrapped_tensors():
+    wrapped = TensorBase(torch.arange(6.0).reshape(2, 3))
+    assert wrapped.to().get_raw() is wrapped.get_raw()
+    assert wrapped.view(DType.AUTO) is wrapped
+    assert wrapped.view(DType.I32).get_raw().dtype == torch.int32
+    assert wrapped.reshape([3, 2]).get_shape() == [3, 2]
+    assert wrapped[1].get_raw().tolist() == [3.0, 4.0, 5.0]
+    assert wrapped.clone().data_ptr() != wrapped.data_ptr() == wrapped.detach().data_ptr()
+    assert TensorBase(wrapped.get_raw().T).contiguous().get_raw().is_contiguous()
+    assert wrapped.device == Device()
+    with pytest.raises(NotImplementedError, match="F6_E2M3"):
+        wrapped.to(dtype=DType.F6_E2M3)
+    with pytest.raises(TypeError, match="dtype must be"):
+        wrapped.to(dtype="F16")
+
+
+def test_tensors_outlive_loader_and_files(files):
     with compat.SafeTensorsFileLoader(None, "cpu") as loader:
-        loader.add_filenames({0: ["a.safetensors", "b.safetensors"]})
+        loader.add_filenames({0: files})
         buffer = loader.copy_files_to_device(borrowed_tensors=True)
         tensors = {name: buffer.get_tensor(name) for name in loader.get_keys()}
         buffer.close()
         buffer.close()
-    for name in ("a.safetensors", "b.safetensors"):
-        (directory / name).unlink()
+    for name in files:
+        os.unlink(name)
     del buffer, loader
     gc.collect()
     assert torch.equal(tensors["a0"], rows())
@@ -47,43 +99,20 @@ def test_tensors_outlive_loader_and_files(directory):
     assert torch.equal(tensors["b1"], torch.arange(6).reshape(2, 3))
 
 
-def test_tensors_are_independent():
-    buffer = load()
-    buffer.get_tensor("b0").zero_()
-    assert torch.equal(buffer.get_tensor("b1"), torch.arange(6).reshape(2, 3))
-    assert torch.equal(load().get_tensor("b0"), rows())
-
-
-def test_closed_buffer():
-    buffer = load()
-    buffer.close()
-    with pytest.raises(RuntimeError, match=r'"a0" was requested after close\(\)'):
-        buffer.get_tensor("a0")
-    assert buffer.get_shape("a0") == [16, 8]
-
-
-def test_locations_of_tensors():
+def test_files_of_several_ranks(files, caplog):
     loader = compat.SafeTensorsFileLoader(None)
-    loader.add_filenames({0: ["a.safetensors", "b.safetensors"], 1: [Path("experts.safetensors")]})
+    with caplog.at_level(logging.DEBUG, logger="fst.compat.fastsafetensors"):
+        loader.add_filenames({0: files, 1: [Path("experts.safetensors")]})
+    assert "rank 0 reads a.safetensors, which has 1 tensors" in caplog.text
     buffer = loader.copy_files_to_device()
     assert buffer.get_filename("b1") == "b.safetensors"
     assert loader.get_shape("b1") == buffer.get_shape("b1") == [2, 3]
-    assert buffer.key_to_rank_lidx["a0"] == (0, 0)
-    assert buffer.key_to_rank_lidx["b0"] == (0, 1)
-    assert buffer.key_to_rank_lidx["router"] == (1, 0)
+    assert [buffer.key_to_rank_lidx[name] for name in ("a0", "b0", "router")] == [(0, 0), (0, 1), (1, 0)]
     # The first file of each rank precedes the second files.
     assert list(loader.meta) == ["a.safetensors", "experts.safetensors", "b.safetensors"]
 
 
-@pytest.mark.parametrize("error", [KeyError, ValueError])
-def test_unknown_names(error):
-    buffer = load()
-    for get in (buffer.get_tensor, buffer.get_shape, buffer.get_filename):
-        with pytest.raises(error, match='no file that was loaded holds "c0"'):
-            get("c0")
-
-
-def test_sharded_tensors_of_one_rank():
+def test_tensors_of_one_rank():
     buffer = load()
     for dim in (-1, 0, 1, -2):
         assert torch.equal(buffer.get_sharded("a0", dim), rows())
@@ -91,10 +120,6 @@ def test_sharded_tensors_of_one_rank():
         with pytest.raises(IndexError, match=f'"a0" has 2 dimensions and cannot be split along dimension {dim}'):
             buffer.get_sharded("a0", dim)
     assert torch.equal(buffer.push_tensor("a0", 0), rows())
-
-
-def test_several_tensors():
-    buffer = load()
     assert [(name, tuple(tensor.shape)) for name, tensor in buffer.iter_local_tensors(["b1", "a0"])] == [
         ("b1", (2, 3)),
         ("a0", (16, 8)),
@@ -107,20 +132,6 @@ def test_several_tensors():
     assert torch.equal(joined.get_raw(), torch.cat([rows(), rows()], 1).float())
     with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
         buffer.get_multi_cols(["a0", "b1"], dim=1)
-
-
-@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.F64, DType.I8, torch.float32])
-def test_dtype_of_all_tensors(dtype):
-    expected_dtype = (
-        dtype if isinstance(dtype, torch.dtype) else TensorBase(torch.empty(0)).to(dtype=dtype).get_raw().dtype
-    )
-    buffer = load(dtype=dtype)
-    for name, tensor in {**load_file("a.safetensors"), **load_file("b.safetensors")}.items():
-        assert_same(buffer.get_tensor(name), tensor.to(expected_dtype))
-
-
-def test_device_and_dtype_of_one_tensor():
-    buffer = load()
     tensor = buffer.get_tensor("b1", device=Device.from_str("cpu"), dtype=DType.F32)
     assert_same(tensor, torch.arange(6, dtype=torch.float32).reshape(2, 3))
     assert buffer.get_tensor("a0") is buffer.get_tensor("a0", device="cpu", dtype=DType.F16)
@@ -139,18 +150,20 @@ def test_devices():
     assert compat.get_device_numa_node(0) is None or compat.get_device_numa_node(0) >= 0
 
 
-def test_tensor_filter():
+def test_tensor_filter(files):
     loader = compat.SafeTensorsFileLoader(None)
     loader.set_tensor_filter(lambda name: name != "b0")
-    loader.add_filenames({0: ["a.safetensors", "b.safetensors"]})
+    loader.add_filenames({0: files})
     with fst.profile() as profile:
         buffer = loader.copy_files_to_device()
     assert profile.summary().tensors == 2
     assert loader.get_keys() == list(buffer.key_to_rank_lidx) == ["a0", "b1"]
     with pytest.raises(ValueError, match='leaves out "b0"'):
         loader.get_shape("b0")
-    with pytest.raises(ValueError, match="b0"):
-        buffer.get_tensor("b0")
+    for get in (buffer.get_tensor, buffer.get_shape, buffer.get_filename):
+        for error in (KeyError, ValueError):
+            with pytest.raises(error, match='no file that was loaded holds "b0"'):
+                get("b0")
     loader.set_tensor_filter(None)
     assert "b0" in loader.get_keys()
     loader.reset()
@@ -161,12 +174,8 @@ def test_tensor_filter():
 def test_no_files():
     assert list(load([]).key_to_rank_lidx) == []
     assert list(compat.ParallelLoader(None, []).iterate_weights()) == []
-
-
-def test_logs(caplog):
-    with caplog.at_level(logging.DEBUG, logger="fst.compat.fastsafetensors"):
-        load(["a.safetensors"])
-    assert "rank 0 reads a.safetensors, which has 1 tensors" in caplog.text
+    assert compat.live_allocation_count() == compat.live_allocation_bytes() == 0
+    assert compat.get_device_numa_node(None) is None
 
 
 @pytest.mark.parametrize(
@@ -183,12 +192,12 @@ def test_invalid_process_groups(open_with):
     open_with(FakeGroup(1))
 
 
-def test_all_local():
-    loader = compat.ParallelLoader(FakeGroup(8), ["a.safetensors"], all_local=True, use_tqdm_on_load=False)
-    assert [name for name, _ in loader.iterate_weights()] == ["a0"]
-
-
-def test_unknown_frameworks_and_devices():
+def test_frameworks_and_devices():
+    assert Device.from_str("cuda:1") == Device(DeviceType.CUDA, 1)
+    assert Device(DeviceType.CUDA, 1).as_str() == "cuda:1"
+    assert Device.from_str("CPU") == Device()
+    assert compat.SafeTensorsFileLoader(None, torch.device("cuda")).device == Device(DeviceType.CUDA)
+    assert compat.SafeTensorsFileLoader(None, 3).device == Device(DeviceType.CUDA, 3)
     with pytest.raises(NotImplementedError, match='Unknown framework name: "paddle"'):
         compat.SafeTensorsFileLoader(None, framework="paddle")
     for device, message in [
@@ -199,23 +208,6 @@ def test_unknown_frameworks_and_devices():
     ]:
         with pytest.raises(ValueError, match=message):
             compat.SafeTensorsFileLoader(None, device)
-
-
-def test_name_in_two_files():
-    save_file({"a0": torch.ones(1)}, "again.safetensors")
-    with pytest.raises(fst.SafetensorError, match="a0"):
-        load(["a.safetensors", "again.safetensors"])
-
-
-def test_invalid_files_are_refused_when_added():
-    Path("cut.safetensors").write_bytes(Path("a.safetensors").read_bytes()[:-1])
-    loader = compat.SafeTensorsFileLoader(None)
-    with pytest.raises(fst.SafetensorError, match=r"cut\.safetensors"):
-        loader.add_filenames({0: ["cut.safetensors"]})
-    with pytest.raises(FileNotFoundError):
-        loader.add_filenames({0: ["none.safetensors"]})
-    with pytest.raises(IsADirectoryError, match="name the files one by one"):
-        loader.add_filenames({0: ["."]})
 
 
 @pytest.mark.parametrize(
@@ -229,3 +221,64 @@ def test_fastsafe_open_paths(filenames):
         tensor = file.get_tensor("a0")
         assert file.get_tensor_wrapped("a0").get_raw() is tensor
     assert torch.equal(tensor, rows())
+
+
+def test_repeated_iteration(files, streams):
+    loader = compat.ParallelLoader(None, files, use_tqdm_on_load=False, tensor_filter=lambda name: name > "b")
+    for _ in range(2):
+        weights = dict(loader.iterate_weights())
+        assert weights.keys() == {"b0", "b1"}
+        assert torch.equal(weights["b0"], rows())
+    loader.close()
+    weights = compat.ParallelLoader(FakeGroup(8), files, all_local=True).iterate_weights()
+    assert next(weights)[0] == "a0"
+    weights.close()
+    # The closed iterator has ended its stream.
+    assert list(streams[-1][0]) == []
+
+
+A0, B0, B1 = 256, 256, 48
+
+
+@pytest.mark.parametrize(
+    ("options", "window_bytes"),
+    [
+        ({}, 512 << 20),
+        ({"max_batch_bytes": 1000}, 1000),
+        ({"device_memory_budget": A0 + B0 + B1}, 512 << 20),
+        ({"device_memory_budget": 1000, "accumulate_resident": False}, 1000 - A0),
+        ({"device_memory_budget": 1000, "resident_tensor": lambda name: name != "b1"}, 1000 - A0 - B0 - B1),
+        ({"device_memory_budget": 1000, "accumulate_resident": False, "max_batch_bytes": 500}, 500),
+    ],
+)
+def test_window_bytes(files, streams, options, window_bytes):
+    loader = compat.ParallelLoader(None, files, use_tqdm_on_load=False, **options)
+    assert len(list(loader.iterate_weights())) == 3
+    assert streams[0][1] == window_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ({}, A0 + B0 + B1),
+        ({"accumulate_resident": False}, 2 * A0),
+        ({"resident_tensor": lambda name: name != "b1"}, A0 + B0 + 2 * B1),
+    ],
+)
+def test_insufficient_budgets(files, options, needed):
+    compat.ParallelLoader(None, files, device_memory_budget=needed, **options)
+    with pytest.raises(compat.BudgetInfeasibleError, match=f"is {needed - 1} bytes, but {needed} are needed"):
+        compat.ParallelLoader(None, files, device_memory_budget=needed - 1, **options)
+
+
+def test_residents_require_accumulation():
+    with pytest.raises(ValueError, match="resident_tensor"):
+        compat.ParallelLoader(None, [], accumulate_resident=False, resident_tensor=lambda _: True)
+
+
+def test_progress_bar(capsys):
+    pytest.importorskip("tqdm")
+    for shown in (True, False):
+        loader = compat.ParallelLoader(None, ["a.safetensors"], use_tqdm_on_load=shown)
+        list(loader.iterate_weights())
+        assert ("100%" in capsys.readouterr().err) is shown

@@ -1,6 +1,7 @@
 """`fst.compat.instanttensor.safe_open` without a process group, and comparison with InstantTensor."""
 
 import fnmatch
+import os
 import re
 from pathlib import Path
 
@@ -15,32 +16,38 @@ from fst.compat import instanttensor as compat
 from fst.compat.instanttensor._impl import file_in_memory, read_safetensors_metadata
 from fst.compat.instanttensor._names import matcher
 from groups import FakeGroup
-from instanttensor_examples import FILES, WEIGHTS, assert_weights
-from rawfile import DTYPES, UNSUPPORTED_DTYPES, assert_same, random_raw, write
+from instanttensor_helpers import WEIGHTS, assert_weights
+from rawfile import UNSUPPORTED_DTYPES, assert_same, random_raw, write
 
-pytestmark = pytest.mark.usefixtures("directory")
+pytestmark = pytest.mark.usefixtures("files")
 
 
-@pytest.mark.parametrize("options", [{}, {"copy": False}, {"buffer_size": 1}, {"load_now": False}])
-def test_tensors_need_no_clone(directory, options):
-    with compat.safe_open(FILES, "pt", "cpu", **options) as file:
+def open_model(**options):
+    return compat.safe_open("model.safetensors", "pt", "cpu", **options)
+
+
+@pytest.mark.parametrize(
+    ("filename", "options"),
+    [
+        ("model.safetensors", {}),
+        (Path("model.safetensors"), {"copy": False}),
+        (("model.safetensors",), {"buffer_size": 1}),
+        (["model-00002-of-00002.safetensors", "model-00001-of-00002.safetensors"], {"load_now": False}),
+    ],
+)
+def test_tensors_need_no_clone(filename, options):
+    with compat.safe_open(filename, "pt", torch.device("cpu"), **options) as file:
         tensors = dict(file.tensors())
-    for name in FILES:
-        (directory / name).unlink()
+        named = {name: file.get_tensor(name) for name in reversed(file.keys())}
+        for get in (file.get_tensor, file.get_tensor_metadata):
+            with pytest.raises(KeyError, match="nothing"):
+                get("nothing")
+    for path in Path().glob("*.safetensors"):
+        os.unlink(path)
     assert_weights(tensors)
+    assert_weights(named)
     tensors["position"].zero_()
     assert_same(tensors["model.norm.bias"], WEIGHTS["model.norm.bias"])
-
-
-def test_every_dtype(tmp_path):
-    raws = {dtype: random_raw(dtype, (3, 4)) for dtype in DTYPES}
-    write(tmp_path / "all.safetensors", raws)
-    with compat.safe_open("all.safetensors", "pt", "cpu") as file:
-        tensors = dict(file.tensors())
-        for dtype, raw in raws.items():
-            assert_same(tensors[dtype], raw.tensor())
-            assert_same(file.get_tensor(dtype), raw.tensor())
-            assert file.get_tensor_metadata(dtype) == (raw.torch_dtype, torch.Size(raw.torch_shape))
 
 
 def test_unsupported_dtypes(tmp_path):
@@ -52,58 +59,32 @@ def test_unsupported_dtypes(tmp_path):
         file.get_tensor_metadata("x")
 
 
-def test_order_of_tensors():
-    files = FILES[::-1]
-    with compat.safe_open(files, "pt", "cpu") as file:
-        assert files == FILES[::-1]
+def test_order_of_tensors(files):
+    given = files[::-1]
+    with compat.safe_open(given, "pt", "cpu") as file:
+        assert given == files[::-1]
         names = [name for name, _ in file.tensors()]
-        assert names == file.keys() == file.offset_keys() == [name for part in FILES for name in fst.tensor_names(part)]
+        assert names == file.keys() == file.offset_keys() == [name for part in files for name in fst.tensor_names(part)]
         assert [name for name, _ in file.tensors()] == names
 
 
-@pytest.mark.parametrize("filename", ["model.safetensors", Path("model.safetensors"), ("model.safetensors",)])
-def test_paths(filename):
-    with compat.safe_open(filename, "pt", torch.device("cpu")) as file:
-        assert_weights(dict(file.tensors()))
-
-
-def test_tensors_in_any_order():
-    with compat.safe_open("model.safetensors", "pt", "cpu") as file:
-        assert_weights({name: file.get_tensor(name) for name in reversed(file.keys())})
-        for get in (file.get_tensor, file.get_tensor_metadata):
-            with pytest.raises(KeyError, match="nothing"):
-                get("nothing")
-
-
-def test_closed_iterator_ends_stream(monkeypatch):
-    streams = []
-    real = fst.stream
-
-    def stream(*arguments, **options):
-        streams.append((real(*arguments, **options), options["window_bytes"]))
-        return streams[-1][0]
-
-    monkeypatch.setattr(fst, "stream", stream)
-    with compat.safe_open("model.safetensors", "pt", "cpu", buffer_size=100) as file:
+def test_closed_iterator_ends_stream(streams):
+    with open_model(buffer_size=100) as file:
         for _ in file.tensors():
             break
     [(left, window_bytes)] = streams
     assert list(left) == []
     assert window_bytes == 100
-
-
-def test_closed_file():
-    with compat.safe_open("model.safetensors", "pt", "cpu") as file:
-        pass
     with pytest.raises(RuntimeError, match=r"model\.safetensors'\] had ended"):
         file.tensors()
     assert len(file.keys()) == 3
 
 
-def test_metadata_of_several_files():
-    assert compat.safe_open(FILES, "pt", "cpu").metadata() == {"shard": "1"}
+def test_metadata_of_several_files(files):
+    assert compat.safe_open(files, "pt", "cpu").metadata() == {"shard": "1"}
     save_file({"x": torch.ones(1)}, "n.safetensors", metadata={"shard": "2"})
-    assert compat.safe_open([*FILES, "n.safetensors"], "pt", "cpu").metadata() == {"shard": "2"}
+    assert compat.safe_open([*files, "n.safetensors"], "pt", "cpu").metadata() == {"shard": "2"}
+    assert compat.safe_open(files[1], "pt", "cpu").metadata() is None
 
 
 @pytest.mark.parametrize(
@@ -119,8 +100,7 @@ def test_metadata_of_several_files():
     ],
 )
 def test_filters(patterns, mode, kept):
-    options = {"tensor_filter": patterns, "tensor_name_match_mode": mode}
-    with compat.safe_open("model.safetensors", "pt", "cpu", **options) as file, fst.profile() as profile:
+    with open_model(tensor_filter=patterns, tensor_name_match_mode=mode) as file, fst.profile() as profile:
         assert {name for name, _ in file.tensors()} == set(file.keys()) == kept
     assert profile.summary().tensors == len(kept)
 
@@ -130,85 +110,63 @@ def test_globs_match_fnmatch(patterns, name):
     assert matcher(patterns, "glob")(name) == any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def test_invalid_filters():
-    with pytest.raises(ValueError, match="tensor_name_match_mode"):
-        matcher(["a"], "fuzzy")
-    with pytest.raises(ValueError, match=re.escape("'(' is not a valid regular expression")):
-        matcher(["("], "regex")
-    for patterns in ("a", [1]):
-        with pytest.raises(TypeError, match="list of str"):
-            matcher(patterns, "glob")
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"framework": "np"}, ValueError, "'np'"),
+        ({"process_group": -100}, TypeError, r"a process group of torch\.distributed"),
+        ({"process_group": FakeGroup(4)}, TypeError, r"a process group of torch\.distributed"),
+        ({"tensor_filter": ["a"], "tensor_name_match_mode": "fuzzy"}, ValueError, "tensor_name_match_mode"),
+        (
+            {"tensor_filter": ["("], "tensor_name_match_mode": "regex"},
+            ValueError,
+            re.escape("'(' is not a valid regular expression"),
+        ),
+        ({"tensor_filter": "a"}, TypeError, "list of str"),
+        ({"tensor_filter": [1]}, TypeError, "list of str"),
+        ({"backend": "URING"}, TypeError, "backend"),
+        ({"backend": [0]}, TypeError, "backend"),
+        ({"backend": []}, ValueError, "backend"),
+    ],
+)
+def test_invalid_arguments(options, error, message):
+    with pytest.raises(error, match=message):
+        compat.safe_open("model.safetensors", **({"framework": "pt", "device": "cpu"} | options))
 
 
-def test_invalid_arguments():
-    with pytest.raises(ValueError, match="'np'"):
-        compat.safe_open("model.safetensors", "np", "cpu")
-    for group in (-100, FakeGroup(4)):
-        with pytest.raises(TypeError, match=r"a process group of torch\.distributed"):
-            compat.safe_open("model.safetensors", "pt", "cpu", process_group=group)
-    with compat.safe_open("model.safetensors", "pt", "cpu", process_group=FakeGroup(1)) as file:
-        assert len(file.keys()) == 3
-
-
-def test_name_in_two_files():
-    with pytest.raises(fst.SafetensorError, match="position"):
-        compat.safe_open(["model.safetensors", FILES[1]], "pt", "cpu")
-
-
-def test_invalid_files():
-    Path("cut.safetensors").write_bytes(Path("model.safetensors").read_bytes()[:-1])
-    for opens in (lambda path: compat.safe_open(path, "pt", "cpu"), read_safetensors_metadata):
-        with pytest.raises(fst.SafetensorError, match=r"cut\.safetensors"):
-            opens("cut.safetensors")
-        with pytest.raises(FileNotFoundError):
-            opens("none.safetensors")
-
-
-def test_backends():
+def test_backends(monkeypatch):
     backends = [*compat.Backend, *compat.BackendPolicy]
     assert len(backends) == 7
     for backend in [*backends, backends]:
-        with compat.safe_open("model.safetensors", "pt", "cpu", backend=backend) as file:
+        with open_model(backend=backend, process_group=FakeGroup(1)) as file:
             assert_weights(dict(file.tensors()))
-
-
-def test_backend_values():
     assert [backend.value for backend in compat.Backend] == list(range(6))
     assert compat.Backend(5) is compat.Backend.MMAP
     assert compat.BackendPolicy("BUFFERED") is compat.BackendPolicy.BUFFERED
-
-
-def test_invalid_backends(monkeypatch):
-    for backend, error in (("URING", TypeError), ([0], TypeError), ([], ValueError)):
-        with pytest.raises(error, match="backend"):
-            compat.safe_open("model.safetensors", "pt", "cpu", backend=backend)
     monkeypatch.setenv("INSTANTTENSOR_BACKEND", "URING, BUFFERED,")
-    compat.safe_open("model.safetensors", "pt", "cpu")
+    open_model()
     for names, message in (("uring", "'uring'; the names are AIO"), (" ,", "cannot be empty")):
         monkeypatch.setenv("INSTANTTENSOR_BACKEND", names)
         with pytest.raises(ValueError, match=f"INSTANTTENSOR_BACKEND.*{message}"):
-            compat.safe_open("model.safetensors", "pt", "cpu")
+            open_model()
         # The argument stands before the variable.
-        compat.safe_open("model.safetensors", "pt", "cpu", backend=compat.Backend.AIO)
+        open_model(backend=compat.Backend.AIO)
 
 
-def test_buffer_size_in_the_environment(monkeypatch):
-    windows = []
-    real = fst.stream
-    monkeypatch.setattr(fst, "stream", lambda *args, **options: windows.append(options) or real(*args, **options))
+def test_buffer_size_in_the_environment(monkeypatch, streams):
     monkeypatch.setenv("INSTANTTENSOR_BUFFER_SIZE", "100")
     for options, buffer_size in (({}, 100), ({"buffer_size": 200}, 200)):
-        with compat.safe_open("model.safetensors", "pt", "cpu", **options) as file:
+        with open_model(**options) as file:
             assert_weights(dict(file.tensors()))
             assert file.buffer_size == buffer_size
-    assert windows == [{"window_bytes": 100}, {"window_bytes": 200}]
+    assert [window_bytes for _, window_bytes in streams] == [100, 200]
     monkeypatch.setenv("INSTANTTENSOR_BUFFER_SIZE", "1 GiB")
     with pytest.raises(ValueError, match=r"INSTANTTENSOR_BUFFER_SIZE.*'1 GiB'"):
-        compat.safe_open("model.safetensors", "pt", "cpu")
+        open_model()
 
 
-def test_attributes():
-    with compat.safe_open(FILES, "pt", "cpu", tensor_filter=["model.*"]) as file:
+def test_attributes(files):
+    with compat.safe_open(files, "pt", "cpu", tensor_filter=["model.*"]) as file:
         assert (file.framework, file.device, file.process_group) == ("pt", torch.device("cpu"), None)
         assert (file.rank, file.world_size) == (0, 1)
         assert file.buffer_size == 512 << 20
@@ -222,13 +180,9 @@ def test_file_in_memory():
         file_in_memory("none.safetensors")
 
 
-@pytest.mark.parametrize("path", ["model.safetensors", *FILES])
-def test_headers_match_instanttensor(real, path):
-    ours, theirs = read_safetensors_metadata(path), real.read_safetensors_metadata(path)
-    assert ours == theirs
-
-
-def test_file_systems_match_instanttensor(real):
+def test_helpers_match_instanttensor(real, files):
+    for path in ("model.safetensors", *files):
+        assert read_safetensors_metadata(path) == real.read_safetensors_metadata(path)
     for path in ("model.safetensors", "/proc/self/status", *map(str, Path("/dev/shm").iterdir())):
         assert file_in_memory(path) == real.file_in_memory(path)
 
@@ -243,8 +197,8 @@ def test_names_match_instanttensor(real):
 
 
 @pytest.mark.gpu
-def test_tensors_match_instanttensor(real):
-    with real.safe_open(FILES, "pt", 0) as theirs, compat.safe_open(FILES, "pt", 0) as ours:
+def test_tensors_match_instanttensor(real, files):
+    with real.safe_open(files, "pt", 0) as theirs, compat.safe_open(files, "pt", 0) as ours:
         for (name, tensor), (other_name, other) in zip(ours.tensors(), theirs.tensors(), strict=True):
             assert name == other_name
             assert_same(tensor.cpu(), other.cpu())

@@ -1,0 +1,76 @@
+"""Files of ranks, and example programs, for the tests of the packages of `fst.compat`."""
+
+import contextlib
+import functools
+import io
+import os
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+import fst
+from rawfile import random_raw, write
+
+SHAPES = {"matrix": (6, 4), "uneven": (5, 6), "few rows": (1, 2), "cube": (2, 3, 4), "no rows": (0, 2)}
+
+
+def own_files(directory, size):
+    """Returns a file per rank."""
+    return {rank: [f"{directory}/{rank}.safetensors"] for rank in range(size)}
+
+
+def all_files(directory, size):
+    return [file for [file] in own_files(directory, size).values()]
+
+
+def write_files(directory, size, dtypes=("F32",), shapes=SHAPES):
+    """Writes a file per rank. The names of the tensors contain dtype, shape and rank."""
+    for rank, file in enumerate(all_files(directory, size)):
+        names = [f"{dtype}/{shape}/{rank}" for dtype in dtypes for shape in shapes]
+        write(Path(file), {name: raw(name) for name in names})
+    return str(directory)
+
+
+def raw(name):
+    dtype, shape, rank = name.split("/")
+    return random_raw(dtype, SHAPES[shape], int(rank))
+
+
+@contextlib.contextmanager
+def count_reads():
+    """Counts bytes read. Files are read instead of mapped."""
+    with mock.patch.dict(os.environ, FST_READER="pread"), fst.profile() as profile:
+        yield lambda: profile.summary().read_bytes
+
+
+def over_fst(program):
+    """Returns the program with its imports changed to fst."""
+    for package in ("fastsafetensors", "instanttensor"):
+        program = program.replace(f"import {package}", f"from fst.compat import {package}")
+        program = program.replace(f"from {package}", f"from fst.compat.{package}")
+    return program
+
+
+def run(program):
+    """Runs a program over fst, and returns its variables."""
+    variables = {"__name__": "example"}
+    exec(compile(over_fst(program), "example", "exec"), variables)
+    return variables
+
+
+def run_on_rank(program, directory):
+    """Runs a program on a rank whose group exists, without GPU. Returns its output and its variable `tensors`."""
+    os.chdir(directory)
+    # Each rank creates only its own group, which PyTorch requires as an argument.
+    new_group = functools.partial(dist.new_group, use_local_synchronization=True)
+    printed = io.StringIO()
+    with (
+        contextlib.redirect_stdout(printed),
+        mock.patch.object(dist, "init_process_group"),
+        mock.patch.object(dist, "new_group", new_group),
+        mock.patch.object(torch.cuda, "is_available", return_value=False),
+    ):
+        variables = run(program)
+    return printed.getvalue(), variables.get("tensors")
