@@ -6,12 +6,6 @@ import torch
 from tensorizer_helpers import Model, save_module
 
 
-@pytest.fixture(autouse=True)
-def directory(tmp_path, monkeypatch):
-    """Runs each test in an empty directory, in which the examples name files."""
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def model():
     torch.manual_seed(1)

@@ -1,12 +1,7 @@
 """Encrypted files: written and read, and refused if anything in them was changed."""
 
 import contextlib
-import os
-import random
 import struct
-import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -50,19 +45,16 @@ def expected():
 
 
 def change(position, mask=1):
-    with open("m.tensors", "r+b") as file:
-        file.seek(position)
-        [byte] = file.read(1)
-        file.seek(position)
-        file.write(bytes([byte ^ mask]))
+    content = bytearray(Path("m.tensors").read_bytes())
+    content[position] ^= mask
+    Path("m.tensors").write_bytes(content)
 
 
 def places(name):
     """Returns the offsets of the header, the nonce, the codes and the data of a tensor, and the end of the data."""
     with Deserializer("m.tensors", device="cpu", encryption=PARAMS, lazy_load=True) as found:
         info = found._checkpoint.tensor_info(name)
-    with open("m.tensors", "rb") as file:
-        content = file.read()
+    content = Path("m.tensors").read_bytes()
     # The size of the pieces precedes the nonce.
     size = struct.pack("<Q", PIECE_BYTES)
     nonce = content.index(size, info.header_begin, info.begin) + len(size)
@@ -71,8 +63,7 @@ def places(name):
 
 @pytest.mark.parametrize(("lazy_load", "verify_hash"), [(False, True), (True, False)])
 def test_tensors_are_read_as_written(expected, lazy_load, verify_hash):
-    with open("m.tensors", "rb") as file:
-        content = file.read()
+    content = Path("m.tensors").read_bytes()
     assert not any(bytes(tensor.view(-1).view(torch.uint8).numpy()) in content for tensor in expected.values())
     assert KEY not in content
     # The serializer encrypts copies.
@@ -150,48 +141,28 @@ def test_keys_from_strings(expected):
         Deserializer("m.tensors", "cpu", encryption=DecryptionParams.from_string("Secret"))
     same = EncryptionParams.from_string(b"secret", **MIN, salt=params.salt)
     assert same.key == params.key
-    # From CosmJS's tests of libsodium: `argon2 ABCDEFGHIJKLMNOP -id -v 13 -k 1024 -t 5`.
-    known = EncryptionParams.from_string("123", 5, 1 << 20, "ABCDEFGHIJKLMNOP")
-    assert known.key.hex() == "3c5d010180ba0cf5b6b858cba23b318e42d33088983c404598599c3b029ecac6"
     with pytest.raises(ValueError, match="no salt"):
         _ = EncryptionParams.random().salt
 
 
-def test_keys_are_not_shown(expected):
-    """Looks for a key and a string in `repr`, errors, the log, profiles and files."""
-    secrets = ["top secret", *(bytes(key).hex() for key in (KEY, b"k" * 32, b"top secret")), "kkkk", repr(KEY)[2:20]]
-    script = """
-import sys, traceback
-from pathlib import Path
-import torch
-import fst
-from fst.compat.tensorizer import DecryptionParams, EncryptionParams, TensorDeserializer, TensorSerializer
-
-params = EncryptionParams.from_string("top secret", 1, 8192)
-print(params, [params], EncryptionParams(bytes(range(32))))
-with fst.profile() as profile:
-    with TensorSerializer("hidden.tensors", encryption=params) as serializer:
-        serializer.write_state_dict({"w": torch.ones(3)})
-    for decryption in (DecryptionParams.from_string("top secret"), DecryptionParams.from_key(params.key)):
-        print(decryption)
-        TensorDeserializer("hidden.tensors", "cpu", encryption=decryption)["w"]
-    for decryption in (DecryptionParams.from_key(b"k" * 32), DecryptionParams.from_string("top secret")):
-        try:
-            TensorDeserializer("m.tensors", "cpu", encryption=decryption)
-        except Exception:
-            traceback.print_exc()
-profile.save_trace("profile.json")
-Path("key").write_bytes(params.key)
-"""
-    environment = os.environ | {"FST_LOG": "trace"}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment, check=True)
-    key = Path("key").read_bytes()
-    assert done.stderr.count(b"CryptographyError: ") == 2
-    for shown in (done.stdout, done.stderr, Path("profile.json").read_bytes(), Path("hidden.tensors").read_bytes()):
-        assert shown
-        for secret in (key, key.hex().encode(), str(list(key)).encode(), *(secret.encode() for secret in secrets)):
-            # Tracebacks show the lines of this script if they are in a file, which they are not.
-            assert secret not in shown
+def test_keys_are_not_shown():
+    """Looks for keys and strings in `repr`, errors, profiles and files."""
+    params = EncryptionParams.from_string("top secret", **MIN)
+    keys = [DecryptionParams.from_string("top secret"), DecryptionParams.from_key(params.key)]
+    shown = repr([params, EncryptionParams(KEY), *keys])
+    with fst.profile() as profile:
+        write("m.tensors", {"w": torch.ones(3)}, params)
+        for decryption in keys:
+            Deserializer("m.tensors", "cpu", encryption=decryption)
+        for decryption in (PARAMS, DecryptionParams.from_string("other secret")):
+            with pytest.raises(CryptographyError) as refused:
+                Deserializer("m.tensors", "cpu", encryption=decryption)
+            shown += repr([refused.value, refused.value.__context__])
+    profile.save_trace("profile.json")
+    found = shown.encode() + Path("profile.json").read_bytes() + Path("m.tensors").read_bytes()
+    for key in (params.key, KEY, b"top secret", b"other secret"):
+        for secret in (key, key.hex().encode(), str(list(key)).encode(), repr(key)[2:20].encode()):
+            assert secret not in found
 
 
 def test_errors_of_keys(expected):
@@ -212,30 +183,19 @@ def test_errors_of_keys(expected):
         Deserializer("m.tensors", "cpu", encryption=DecryptionParams.from_string("secret"))
     with pytest.raises(ValueError, match="neither"):
         Deserializer("m.tensors", "cpu", encryption=DecryptionParams())
+    with pytest.raises(CryptographyError, match="Tensor is encrypted, but decryption was not requested"):
+        Deserializer("m.tensors", "cpu")
+    for path in ("plain.tensors", "plain.safetensors"):
+        save(path, expected)
+        with pytest.raises(CryptographyError, match="Tensor decryption was requested"):
+            Deserializer(path, "cpu", encryption=PARAMS)
+    with pytest.raises(ValueError, match="cannot be replaced"):
+        fst.rotate_key("m.tensors", fst.EncryptionKey.from_bytes(KEY), fst.EncryptionKey.random())
     for make in (Serializer, Deserializer):
         with pytest.raises(TypeError, match="encryption"):
             make("m.tensors", encryption=KEY)
     with pytest.raises(NotImplementedError, match=r"an fst\.EncryptionKey"):
         Serializer("m.safetensors", encryption=EncryptionParams(KEY))
-
-
-def test_key_and_file_must_agree(expected):
-    with pytest.raises(CryptographyError, match="Tensor is encrypted, but decryption was not requested"):
-        Deserializer("m.tensors", "cpu")
-    for load in (
-        fst.load_file,
-        fst.tensor_names,
-        fst.safe_open,
-        lambda path: list(fst.stream(path)),
-        lambda path: fst.load_slices(path, ["w"], [0], [0], [1]),
-        lambda path: fst.load_module(torch.nn.Linear(1, 1), path),
-    ):
-        with pytest.raises(ValueError, match="the file is encrypted; give its key as encryption_key"):
-            load("m.tensors")
-    for path in ("plain.tensors", "m.safetensors"):
-        save(path, expected)
-        with pytest.raises(CryptographyError, match="Tensor decryption was requested"):
-            Deserializer(path, "cpu", encryption=PARAMS)
 
 
 @pytest.mark.parametrize(
@@ -260,12 +220,11 @@ def test_changed_files_are_refused(expected, part, lazy_load):
 def test_swapped_pieces_are_refused():
     write("m.tensors", {"large": torch.zeros(2 * PIECE_BYTES, dtype=torch.uint8)})
     _, _, codes, begin, _ = places("large")
-    with open("m.tensors", "r+b") as file:
-        for first, size in ((begin, PIECE_BYTES), (codes, 16)):
-            file.seek(first)
-            one, other = file.read(size), file.read(size)
-            file.seek(first)
-            file.write(other + one)
+    content = bytearray(Path("m.tensors").read_bytes())
+    for first, size in ((begin, PIECE_BYTES), (codes, 16)):
+        one, other = content[first : first + size], content[first + size : first + 2 * size]
+        content[first : first + 2 * size] = other + one
+    Path("m.tensors").write_bytes(content)
     with pytest.raises(CryptographyError, match="Tensor decryption failed"):
         Deserializer("m.tensors", "cpu", encryption=PARAMS)
 
@@ -274,8 +233,6 @@ def test_changed_headers_are_refused():
     expected = {"n": torch.arange(9), "w": torch.randn(5, 7)}
     write("m.tensors", expected)
     header, nonce, codes, begin, _ = places("w")
-    with open("m.tensors", "rb") as file:
-        content = bytearray(file.read())
     # The tensor's header from its size to the nonce, then the number of codes, then the size of the data.
     hashes = range(nonce - 28 - 34, nonce - 28)
     for position in [*range(header, nonce), *range(codes - 8, codes), *range(begin - 8, begin)]:
@@ -286,67 +243,6 @@ def test_changed_headers_are_refused():
             assert_equal(found, expected)
             assert not is_bound or position in range(nonce - 8, nonce)
         change(position, 0x40)
-    with open("m.tensors", "rb") as file:
-        assert file.read() == content
-
-
-def test_cut_files_are_refused(expected):
-    with open("m.tensors", "rb") as file:
-        content = file.read()
-    for length in (10, 80, 1 << 10, len(content) - 9 - PIECE_BYTES, len(content) - 9):
-        with open("m.tensors", "wb") as file:
-            file.write(content[:length])
-        with pytest.raises(ValueError, match=r"cut off|bytes"):
-            Deserializer("m.tensors", "cpu", encryption=PARAMS)
-
-
-def test_hostile_limits_are_refused():
-    write("m.tensors", {"w": torch.ones(3)}, EncryptionParams.from_string("secret", **MIN))
-    with open("m.tensors", "rb") as file:
-        content = file.read()
-    limits = struct.pack("<QQ", MIN["opslimit"], MIN["memlimit"])
-    assert content.count(limits) == 1
-    for hostile in ((1, 1 << 62), (1 << 62, 8192), (0, 8192), (1, 0), (5, 4 << 30)):
-        with open("m.tensors", "wb") as file:
-            file.write(content.replace(limits, struct.pack("<QQ", *hostile)))
-        for params in (DecryptionParams.from_string("secret"), PARAMS):
-            with pytest.raises(ValueError, match=r"m\.tensors: tensor \"w\": byte \d+: .*memlimit"):
-                Deserializer("m.tensors", "cpu", encryption=params)
-
-
-def test_mutated_files_have_the_right_tensors_or_none():
-    state_dict = {"a": torch.arange(20, dtype=torch.uint8), "b": torch.ones(2, 3), "c": torch.tensor(7)}
-    write("m.tensors", state_dict)
-    content = Path("m.tensors").read_bytes()
-    random_ = random.Random(3)
-    loaded = 0
-    errors = []
-    for _ in range(500):
-        mutated = bytearray(content)
-        for _ in range(random_.randint(1, 3)):
-            mutated[random_.randrange(len(mutated))] ^= 1 << random_.randrange(8)
-        Path("m.tensors").write_bytes(mutated)
-        try:
-            found = Deserializer("m.tensors", "cpu", encryption=PARAMS)
-        except (CryptographyError, ValueError, NotImplementedError) as error:
-            errors.append(str(error))
-        else:
-            loaded += 1
-            for tensor in flat(found.tree()):
-                assert any(bytes_of(tensor) == bytes_of(expected) for expected in state_dict.values())
-    assert 0 < loaded < 250
-    assert all("m.tensors" in error for error in errors)
-
-
-def bytes_of(tensor):
-    return bytes(tensor.view(-1).view(torch.uint8).numpy())
-
-
-def flat(tree):
-    if isinstance(tree, torch.Tensor):
-        return [tensor for tensor in [tree.detach()] if tensor.any()]
-    children = tree.values() if isinstance(tree, Mapping) else tree
-    return [tensor for child in children for tensor in flat(child)]
 
 
 def test_batches_of_tensors(monkeypatch):
@@ -372,10 +268,13 @@ def test_all_loads_take_keys(expected, device):
         assert torch.equal(file.get_slice("w")[1:4, 2:5], expected["w"][1:4, 2:5])
     fst.verify("m.tensors", encryption_key=key)
     key.register()
+    passphrase.register()
     try:
         assert_same(torch.ops.fst.load_file("m.tensors")["w"], expected["w"])
+        assert_equal(Deserializer("m.tensors", "cpu"), expected)
     finally:
         key.unregister()
+        passphrase.unregister()
     with pytest.raises(fst.IntegrityError, match=r"m\.tensors.*authentication code does not match"):
         fst.load_file("m.tensors", encryption_key=fst.EncryptionKey.random())
     with pytest.raises(fst.IntegrityError, match="not derived from a string"):
@@ -383,28 +282,6 @@ def test_all_loads_take_keys(expected, device):
     save("plain.tensors", expected)
     with pytest.raises(fst.IntegrityError, match="the file is not encrypted"):
         fst.load_file("plain.tensors", encryption_key=passphrase)
-
-
-def test_key_is_found_among_registered_ones(expected):
-    keys = [fst.EncryptionKey.random(), fst.EncryptionKey.from_bytes(KEY), fst.EncryptionKey.from_passphrase("secret")]
-    for key in keys:
-        key.register()
-    try:
-        assert_same(fst.load_file("m.tensors")["w"], expected["w"])
-        assert_equal(Deserializer("m.tensors", "cpu"), expected)
-        keys[1].unregister()
-        keys[1] = fst.EncryptionKey.random()
-        keys[1].register()
-        with pytest.raises(fst.IntegrityError, match="none of the keys"):
-            fst.load_file("m.tensors")
-    finally:
-        for key in keys:
-            key.unregister()
-
-
-def test_keys_are_not_rotated(expected):
-    with pytest.raises(ValueError, match="cannot be replaced"):
-        fst.rotate_key("m.tensors", fst.EncryptionKey.from_bytes(KEY), fst.EncryptionKey.random())
 
 
 def test_what_is_not_bound_to_its_place():
@@ -442,13 +319,10 @@ def test_files_of_both_libraries(original):
                     for name, tensor in meta.items():
                         assert_same(found[name].detach(), torch.zeros_like(tensor, device="cpu"))
                     found.close()
-    with pytest.raises(original.CryptographyError):
-        original.TensorDeserializer("ours.tensors", device="cpu", encryption=original.DecryptionParams.from_key(KEY))
-
-
-def test_same_string_and_salt_give_the_key_of_tensorizer(original):
     arguments = ("secret", 2, 1 << 20, b"0123456789abcdef")
     assert EncryptionParams.from_string(*arguments).key == original.EncryptionParams.from_string(*arguments).key
     for name in ("OpsLimit", "MemLimit"):
         theirs, ours = getattr(original.EncryptionParams, name), getattr(EncryptionParams, name)
         assert {preset.name: int(preset) for preset in theirs} == {preset.name: int(preset) for preset in ours}
+    with pytest.raises(original.CryptographyError):
+        original.TensorDeserializer("ours.tensors", device="cpu", encryption=original.DecryptionParams.from_key(KEY))

@@ -62,20 +62,6 @@ def test_quantized_tensors_are_their_integers():
         protobuf.serialize_tensor(torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8))
 
 
-def test_models():
-    torch.manual_seed(1)
-    saved, loaded = parameter_and_buffer(), parameter_and_buffer()
-    file = io.BytesIO()
-    protobuf.serialize_model(saved, file)
-    file.seek(0)
-    protobuf.deserialize_model(loaded, file)
-    assert [name for name, _ in loaded.named_parameters()] == [name for name, _ in saved.named_parameters()]
-    for name, tensor in saved.state_dict().items():
-        assert_same(loaded.state_dict()[name], tensor)
-    assert [parameter.requires_grad for parameter in loaded.parameters()] == [False, True, True]
-    assert all(isinstance(parameter, torch.nn.Parameter) for parameter in loaded.parameters())
-
-
 def test_invalid_messages():
     with pytest.raises(TypeError, match="not list"):
         protobuf.serialize_tensor([1])
@@ -119,6 +105,9 @@ def test_original(original):
         writer.serialize_model(saved, file)
         file.seek(0)
         reader.deserialize_model(loaded, file)
+        assert [name for name, _ in loaded.named_parameters()] == [name for name, _ in saved.named_parameters()]
+        # tensorizer takes the gradients from the file, which does not have them.
+        assert reader is theirs or [one.requires_grad for one in loaded.parameters()] == [False, True, True]
         for name, tensor in saved.state_dict().items():
             assert_same(loaded.state_dict()[name], tensor)
     assert {str(key): value for key, value in protobuf.DtypePbs.items()} == {
