@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fst.compat import tensorizer
-from rawfile import assert_same
 
 ON_GPU = pytest.param("cuda:0", marks=pytest.mark.gpu)
 
@@ -32,12 +31,6 @@ class Model(torch.nn.Module):
 def tensors_of(module):
     """Returns all parameters and buffers of a module. Tied parameters appear under each name."""
     return dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
-
-
-def assert_equal(found, expected):
-    assert set(found) == set(expected)
-    for name, tensor in expected.items():
-        assert_same(found[name].detach().cpu(), tensor.detach().cpu())
 
 
 def assert_same_tree(found, expected):

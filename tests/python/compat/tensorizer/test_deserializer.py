@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 import fst
+from compat_helpers import assert_equal
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer, TensorType, stream_io
 from rawfile import CASTABLE_DTYPES, DTYPES, assert_same, random_raw, write
-from tensorizer_helpers import Model, assert_equal, tensors_of
+from tensorizer_helpers import Model, tensors_of
 
 
 @pytest.mark.parametrize("lazy_load", [False, True])

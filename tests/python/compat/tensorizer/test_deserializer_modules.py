@@ -6,9 +6,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from compat_helpers import assert_equal
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer, utils
 from rawfile import assert_same
-from tensorizer_helpers import DEVICES, Model, assert_equal, save_module, tensors_of
+from tensorizer_helpers import DEVICES, Model, save_module, tensors_of
 
 
 @pytest.mark.parametrize("lazy_load", [False, True])

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import fst
+from compat_helpers import assert_equal
 from fst._core import hashes
 from fst.compat.tensorizer import CryptographyError, DecryptionParams, EncryptionParams
 from fst.compat.tensorizer import TensorDeserializer as Deserializer
 from fst.compat.tensorizer import TensorSerializer as Serializer
 from fst.compat.tensorizer.serialization import HashMismatchError
 from rawfile import assert_same
-from tensorizer_helpers import DEVICES, Model, assert_equal, save, save_module, tensors_of
+from tensorizer_helpers import DEVICES, Model, save, save_module, tensors_of
 
 KEY = bytes(range(32))
 PARAMS = DecryptionParams.from_key(KEY)

@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 import fst
+from compat_helpers import assert_equal
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer, TensorType, stream_io
-from tensorizer_helpers import assert_equal, tensors_of
+from tensorizer_helpers import tensors_of
 
 
 def test_write_module_uses_state_dict_names(saved_model):

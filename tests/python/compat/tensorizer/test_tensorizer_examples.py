@@ -6,8 +6,9 @@ import os
 import pytest
 import torch
 
+from compat_helpers import assert_equal
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer, torch_compat, utils
-from tensorizer_helpers import DEVICES, Model, assert_equal, tensors_of
+from tensorizer_helpers import DEVICES, Model, tensors_of
 
 
 @pytest.fixture

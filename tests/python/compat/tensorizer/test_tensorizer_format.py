@@ -4,11 +4,12 @@ import pytest
 import torch
 
 import fst
+from compat_helpers import assert_equal
 from fst.cli import parser
 from fst.compat.tensorizer import TensorDeserializer, TensorType
 from fst.compat.tensorizer.serialization import HashMismatchError
 from rawfile import DTYPES, assert_same, random_raw
-from tensorizer_helpers import Model, assert_equal, save, save_module, tensors_of
+from tensorizer_helpers import Model, save, save_module, tensors_of
 from tensorsfile import MAGIC, complex_raws
 
 

@@ -5,10 +5,11 @@ import importlib
 import pytest
 import torch
 
+from compat_helpers import assert_equal
 from fst.compat import tensorizer
 from fst.compat.tensorizer import torch_compat, utils
 from rawfile import assert_same
-from tensorizer_helpers import assert_equal, assert_same_tree, both_libraries, save, save_module, tensors_of
+from tensorizer_helpers import assert_same_tree, both_libraries, save, save_module, tensors_of
 
 
 def test_names_match_tensorizer(original):

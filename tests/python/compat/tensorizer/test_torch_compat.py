@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import fst
+from compat_helpers import assert_equal
 from fst.compat.tensorizer import torch_compat
 from rawfile import assert_same
-from tensorizer_helpers import DEVICES, assert_equal
+from tensorizer_helpers import DEVICES
 
 
 @pytest.mark.parametrize("zipped", [True, False])

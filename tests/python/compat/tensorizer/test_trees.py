@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from compat_helpers import assert_equal
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer, TensorType
 from fst.compat.tensorizer._tree import leaves, name_of, path_of
-from tensorizer_helpers import Model, assert_equal, assert_same_tree, save
+from tensorizer_helpers import Model, assert_same_tree, save
 
 
 def trees():

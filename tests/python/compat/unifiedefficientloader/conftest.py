@@ -7,12 +7,6 @@ from safetensors.torch import save_file
 from fst.compat import unifiedefficientloader as uel
 
 
-@pytest.fixture(autouse=True)
-def directory(tmp_path, monkeypatch):
-    """Runs each test in an empty directory, in which the examples name files."""
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def tensors():
     """Tensors of `model.safetensors`. One of them encodes a dictionary."""

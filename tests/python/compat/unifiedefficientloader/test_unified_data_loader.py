@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from fst.compat import unifiedefficientloader as uel
-from unifiedefficientloader_helpers import Pictures
 
 
 @given(st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.booleans())))
@@ -35,6 +34,16 @@ def test_unsupported_dtypes():
         uel.st_to_torch_dtype("F6_E2M3")
 
 
+class Pictures(Dataset):
+    """Pictures with labels. Each picture is filled with its label."""
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        return torch.full((3, 8, 8), float(index)), index
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_data_loader_matches_pytorch(num_workers, drop_last):
@@ -48,19 +57,8 @@ def test_data_loader_matches_pytorch(num_workers, drop_last):
     for _ in range(2):
         for found, batch in zip(ours, expected, strict=True):
             torch.testing.assert_close(found, batch)
-
-
-class Broken(Dataset):
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        raise LookupError(f"no item {index}")
-
-
-def test_data_set_errors():
-    with pytest.raises(LookupError, match="no item 0"):
-        next(iter(uel.UnifiedDataLoader(Broken())))
+    with pytest.raises(KeyError, match="0"):
+        next(iter(uel.UnifiedDataLoader({1: 2, 3: 4})))
 
 
 @pytest.mark.gpu
@@ -121,3 +119,15 @@ def test_log_levels():
     finally:
         logger.handlers.clear()
         logger.setLevel(logging.NOTSET)
+
+
+def test_example():
+    from fst.compat.unifiedefficientloader import UnifiedDataLoader
+
+    loader = UnifiedDataLoader(Pictures(), batch_size=32, shuffle=True, num_workers=4, direct_gpu=True)
+    batches = list(loader)
+    assert [len(labels) for _, labels in batches] == [32, 32, 32, 4]
+    assert {batch.is_cuda for pair in batches for batch in pair} == {torch.cuda.is_available()}
+    for pictures, labels in batches:
+        assert torch.equal(pictures[:, 0, 0, 0].long(), labels)
+    assert sorted(torch.cat([labels for _, labels in batches]).tolist()) == list(range(100))

@@ -1,4 +1,4 @@
-"""`UnifiedSafetensorsLoader`: dtypes, batches, processes, transfers and lifetimes."""
+"""`UnifiedSafetensorsLoader` and `IncrementalSafetensorsWriter`."""
 
 import gc
 import logging
@@ -9,13 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader, Dataset
 
-import fst
+from compat_helpers import assert_equal
 from fst.compat import unifiedefficientloader as uel
 from rawfile import DTYPES, assert_same, random_raw, write
-from unifiedefficientloader_helpers import Pictures, assert_equal
 
 
 @pytest.mark.parametrize("low_memory", [False, True])
@@ -34,20 +33,6 @@ def test_every_dtype(tmp_path, low_memory):
         assert {name: tensor.dtype for name, tensor in loader.load_all().items()} == {
             name: raw.torch_dtype for name, raw in raws.items()
         }
-
-
-@pytest.mark.parametrize("low_memory", [False, True])
-def test_header(tensors, low_memory):
-    with uel.UnifiedSafetensorsLoader("model.safetensors", low_memory) as loader:
-        assert loader._header.pop("__metadata__") == loader.metadata() == {"format": "pt"}
-        data_bytes = 0
-        for name, entry in loader._header.items():
-            begin, end = entry["data_offsets"]
-            assert begin == data_bytes
-            assert end - begin == tensors[name].nbytes
-            assert entry["shape"] == list(tensors[name].shape)
-            data_bytes = end
-        assert loader.keys() == list(loader._header)
 
 
 @pytest.mark.parametrize("low_memory", [False, True])
@@ -93,33 +78,21 @@ def test_batches_follow_requested_order(tmp_path_factory, order, batch_size, pre
         assert_equal(dict(batch), {key: expected[key] for key, _ in batch})
 
 
-@pytest.mark.parametrize("arguments", [{"batch_size": 0}, {"prefetch_batches": 0}])
-@pytest.mark.usefixtures("tensors")
-def test_invalid_batch_sizes(arguments):
-    with (
-        uel.UnifiedSafetensorsLoader("model.safetensors", low_memory=True) as loader,
-        pytest.raises(ValueError, match="must be 1 or more"),
-    ):
-        loader.async_stream(loader.keys(), **arguments)
-
-
-def test_window_bytes(tmp_path, monkeypatch):
+def test_window_bytes(tmp_path, monkeypatch, streams):
     """The window equals the size of the prefetched batches."""
     monkeypatch.setenv("FST_READER", "pread")
-    module = "fst.compat.unifiedefficientloader.memory_efficient_loader"
-    monkeypatch.setattr(f"{module}._WINDOW_BYTES_MIN", 1)
-    windows = []
-    stream = fst.stream
-    monkeypatch.setattr(fst, "stream", lambda *args, **kwargs: windows.append(kwargs) or stream(*args, **kwargs))
+    monkeypatch.setattr("fst.compat.unifiedefficientloader.memory_efficient_loader._WINDOW_BYTES_MIN", 1)
     save_file({f"t{index}": torch.zeros(1000) for index in range(40)}, tmp_path / "m.safetensors")
     with uel.UnifiedSafetensorsLoader(tmp_path / "m.safetensors", low_memory=True) as loader:
-        for _ in loader.async_stream(loader.keys(), batch_size=3, prefetch_batches=2):
-            pass
-    assert windows == [{"window_bytes": 6 * 4000}]
+        assert len(list(loader.async_stream(loader.keys(), batch_size=3, prefetch_batches=2))) == 14
+    assert [window_bytes for _, window_bytes in streams] == [6 * 4000]
 
 
 def test_closed_stream(tensors):
     with uel.UnifiedSafetensorsLoader("model.safetensors", low_memory=True) as loader:
+        for invalid in ({"batch_size": 0}, {"prefetch_batches": 0}):
+            with pytest.raises(ValueError, match="must be 1 or more"):
+                loader.async_stream(loader.keys(), **invalid)
         stream = loader.async_stream(loader.keys(), batch_size=2)
         next(stream)
         stream.close()
@@ -180,7 +153,7 @@ def test_direct_gpu_without_gpu_warns(tensors, monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with caplog.at_level(logging.WARNING):
         loader = uel.UnifiedSafetensorsLoader("model.safetensors", direct_gpu=True)
-        uel.UnifiedDataLoader(Pictures(), direct_gpu=True)
+        uel.UnifiedDataLoader(range(3), direct_gpu=True)
         uel.transfer_to_gpu_pinned(torch.zeros(1))
     assert loader.low_memory
     assert {tensor.device.type for tensor in loader.load_all().values()} == {"cpu"}
@@ -212,3 +185,47 @@ def test_transfer_source_may_change():
         moved = uel.transfer_to_gpu_pinned(source)
         source.fill_(1)
         assert moved.sum().item() == 0
+
+
+def test_overwrite_loaded_file(tensors):
+    with (
+        uel.UnifiedSafetensorsLoader("model.safetensors", low_memory=True) as loader,
+        uel.IncrementalSafetensorsWriter("model.safetensors", max_workers=1) as writer,
+    ):
+        keys = loader.keys()
+        for batch in loader.async_stream(keys[:10], batch_size=4):
+            writer.write_batch(batch)
+        writer.write_dict({key: loader.get_tensor(key) for key in keys[10:]})
+    assert_equal(load_file("model.safetensors"), tensors)
+
+
+def test_failure_keeps_old_file(tensors, tmp_path):
+    before = sorted(tmp_path.iterdir())
+
+    def fail():
+        with uel.IncrementalSafetensorsWriter("model.safetensors") as writer:
+            writer.write("w", torch.ones(3))
+            raise ZeroDivisionError
+
+    def write_twice():
+        with uel.IncrementalSafetensorsWriter("model.safetensors") as writer:
+            writer.write("w", torch.ones(3))
+            writer.write("w", torch.ones(3))
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with pytest.raises(ValueError, match="'w' has already been written"):
+        write_twice()
+    assert sorted(tmp_path.iterdir()) == before
+    assert_equal(load_file("model.safetensors"), tensors)
+
+
+def test_write_outside_block():
+    writer = uel.IncrementalSafetensorsWriter("sub/directory/m.safetensors")
+    with pytest.raises(RuntimeError, match="Must be used within a context manager"):
+        writer.write("w", torch.ones(3))
+    for _ in range(2):
+        with writer:
+            writer.write("w", torch.ones(3))
+    with pytest.raises(RuntimeError, match="Must be used within a context manager"):
+        writer.write("v", torch.ones(3))

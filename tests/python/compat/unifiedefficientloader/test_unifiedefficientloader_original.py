@@ -4,8 +4,8 @@ import torch
 from safetensors.torch import load_file
 
 import fst
+from compat_helpers import assert_equal
 from fst.compat import unifiedefficientloader as uel
-from unifiedefficientloader_helpers import assert_equal
 
 
 def test_names_match_original(original):
