@@ -128,7 +128,15 @@ def test_save_pretrained(tmp_path, shards):
     assert_states_same(state_of(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")), state_of(model))
 
 
-@pytest.mark.parametrize(("shards", "device_map"), [("one file", None), ("shards", {"": "cpu"}), ("shards", "auto")])
+@pytest.mark.parametrize(
+    ("shards", "device_map"),
+    [
+        ("one file", None),
+        ("shards", {"": "cpu"}),
+        ("shards", "auto"),
+        pytest.param("one file", {"": "cuda:0"}, marks=pytest.mark.gpu),
+    ],
+)
 def test_accelerate(tmp_path, shards, device_map):
     source = llama()
     source.save_pretrained(tmp_path, max_shard_size="60KB" if shards == "shards" else "1GB")
@@ -146,6 +154,8 @@ def test_accelerate(tmp_path, shards, device_map):
 
     model, _ = through_fst(load, files)
     assert_states_same(state_of(model), state_of(source))
+    if isinstance(device_map, dict):
+        assert model.lm_head.weight.device == torch.device(device_map[""])
 
 
 def test_accelerate_save_model(tmp_path):
@@ -226,18 +236,3 @@ def test_gpu(tmp_path, device_map, dtype):
     tokens = torch.arange(8, device="cuda")[None]
     with torch.no_grad():
         torch.testing.assert_close(model(tokens).logits, expected(tokens).logits, rtol=0, atol=0)
-
-
-@pytest.mark.gpu
-def test_accelerate_gpu(tmp_path):
-    source = llama()
-    source.save_pretrained(tmp_path)
-    files = checkpoint_files(tmp_path)
-
-    def load():
-        with accelerate.init_empty_weights():
-            model = transformers.LlamaForCausalLM(source.config)
-        return accelerate.load_checkpoint_and_dispatch(model, str(files[0]), device_map={"": 0})
-
-    model, _ = through_fst(load, files)
-    assert model.lm_head.weight.device == torch.device("cuda", 0)
