@@ -20,7 +20,7 @@ from fst._core.source import Source
 from fst._core.urls import without_secrets
 from fst.compat.tensorizer._encryption import CryptographyError, DecryptionParams
 from fst.compat.tensorizer._files import FileLike, is_path, opened, readable, scheme_of
-from fst.compat.tensorizer._module_filler import ModuleFiller
+from fst.compat.tensorizer._module_filler import ModuleFiller, as_parameter
 from fst.compat.tensorizer._redis import RedisClient, copy_to_redis
 from fst.compat.tensorizer._remote import RemoteFile, configured, s3_options
 from fst.compat.tensorizer._slots import slot_name, slots_of
@@ -103,25 +103,27 @@ class TensorDeserializer(Mapping[Key, Any]):
                 self._options = s3_options()
         elif isinstance(file_obj, RemoteFile) and file_obj.is_unread:
             self._secret_path, self._options = file_obj.url, file_obj.options
-            self._file = file_obj  # type: ignore[assignment]
+            self._file = file_obj
         else:
             self._secret_path, self._file = readable(opened(file_obj, "rb"))
         # As errors show it.
         self._path = without_secrets(self._secret_path)
         try:
             with configured(self._secret_path, self._options):
-                self._checkpoint: Checkpoint | None = Checkpoint([self._secret_path], key=core_key(self._key))
+                checkpoint = Checkpoint([self._secret_path], key=core_key(self._key))
         except IntegrityError as error:
             raise CryptographyError(f"Tensor decryption was requested, but is not possible: {error}") from None
         except ValueError as error:
             if "the file is encrypted; give its key" in str(error):
                 raise CryptographyError(f"Tensor is encrypted, but decryption was not requested: {error}") from None
             raise
-        names = self._checkpoint.names()
+        # None after `close`.
+        self._checkpoint: Checkpoint | None = checkpoint
+        names = checkpoint.names()
         if verify_hash:
-            check_hashed(self._checkpoint, names)
-        self._infos = {name: self._checkpoint.tensor_info(name) for name in names}
-        stored = dict(zip(names, self._checkpoint.load_tensors(names, torch.device("meta")), strict=True))
+            check_hashed(checkpoint, names)
+        self._infos = {name: checkpoint.tensor_info(name) for name in names}
+        stored = dict(zip(names, checkpoint.load_tensors(names, torch.device("meta")), strict=True))
         self._filtered = filter_func is not None
         self._names = {path_of(name): name for name in names}
         self._stored = {
@@ -214,7 +216,7 @@ class TensorDeserializer(Mapping[Key, Any]):
         modules = self._modules(selected)
         for path, tensor in self._stream(selected, verify_hash):
             self._position = positions[path] + 1
-            yield modules.get(path, 0), self._kind(path), shown(path), _parameter(tensor)
+            yield modules.get(path, 0), self._kind(path), shown(path), as_parameter(tensor)
 
     def read_numpy_arrays(
         self,
@@ -301,16 +303,14 @@ class TensorDeserializer(Mapping[Key, Any]):
         Returns:
             Whether all tensors are equal, and for each name in the file whether the module's tensor is equal.
         """
-        if self._checkpoint is None:
-            raise ValueError(f"{self._path}: the deserializer is closed")
-        slots = slots_of(m)
+        checkpoint, slots = self._opened(), slots_of(m)
         results: list[tuple[str | Path, bool]] = []
         for path, like in self._stored.items():
             name = self._names[path]
             # Not a view of the mapped file: if the file became shorter, the comparison would end the process.
             stored = like.new_empty(like.shape, device="cpu")
             with _decrypts():
-                self._checkpoint.load_into([name], [stored])
+                checkpoint.load_into([name], [stored])
             slot = slots.get(slot_name(name))
             current = None if slot is None else slot.tensor
             results.append((shown(path), current is not None and _bits_equal(current, stored)))
@@ -328,11 +328,10 @@ class TensorDeserializer(Mapping[Key, Any]):
             force: Whether to replace the values of keys that exist. Otherwise they stay, so that a copy that was
                 interrupted can be continued.
         """
-        if self._checkpoint is None:
-            raise ValueError(f"{self._path}: the deserializer is closed")
+        checkpoint = self._opened()
         with configured(self._secret_path, self._options):
             source = Source(self._secret_path)
-        copy_to_redis(self._checkpoint, source, redis_client, key_prefix, replace=force)
+        copy_to_redis(checkpoint, source, redis_client, key_prefix, replace=force)
 
     def close(self) -> None:
         """Closes the file. Loaded tensors stay available. Further calls have no effect."""
@@ -346,11 +345,15 @@ class TensorDeserializer(Mapping[Key, Any]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _opened(self) -> Checkpoint:
+        if self._checkpoint is None:
+            raise ValueError(f"{self._path}: the deserializer is closed")
+        return self._checkpoint
+
     def _open_stream(
         self, names: list[str], dtype: torch.dtype | None
     ) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
-        if self._checkpoint is None:
-            raise ValueError(f"{self._path}: the deserializer is closed")
+        self._opened()
         with configured(self._secret_path, self._options):
             return fst.stream(self._secret_path, self._device, names, dtype, encryption_key=self._key)
 
@@ -366,13 +369,12 @@ class TensorDeserializer(Mapping[Key, Any]):
         absent = [path for path in paths if path not in self._loaded]
         if not absent:
             return
-        if self._checkpoint is None:
-            raise ValueError(f"{self._path}: the deserializer is closed")
         names = [self._names[path] for path in absent]
+        checkpoint = self._opened()
         with _decrypts():
-            tensors = self._checkpoint.load_tensors(names, self._device, None if self._verify_hash else self._dtype)
+            tensors = checkpoint.load_tensors(names, self._device, None if self._verify_hash else self._dtype)
         finished = self._finished(zip(names, tensors, strict=True), self._verify_hash)
-        self._loaded.update((path, _parameter(tensor)) for path, (_, tensor) in zip(absent, finished, strict=True))
+        self._loaded.update((path, as_parameter(tensor)) for path, (_, tensor) in zip(absent, finished, strict=True))
         self.total_bytes_read += sum(self._stored[path].nbytes for path in absent)
 
     def _verifies(self, verify_hash: bool | None) -> bool:
@@ -386,9 +388,7 @@ class TensorDeserializer(Mapping[Key, Any]):
         if not verify_hash or self._device.type == "meta":
             yield from tensors
             return
-        if self._checkpoint is None:
-            raise ValueError(f"{self._path}: the deserializer is closed")
-        for name, tensor in verified(self._checkpoint, tensors):
+        for name, tensor in verified(self._opened(), tensors):
             is_cast = self._dtype is not None and tensor.dtype in CASTABLE
             yield name, tensor.to(self._dtype) if is_cast else tensor
 
@@ -433,10 +433,6 @@ def _decrypts() -> Iterator[None]:
         yield
     except IntegrityError as error:
         raise CryptographyError(f"Tensor decryption failed: {error}") from None
-
-
-def _parameter(tensor: Tensor) -> torch.nn.Parameter:
-    return torch.nn.Parameter(tensor, requires_grad=tensor.is_floating_point() or tensor.is_complex())
 
 
 def _paths(branch: Any) -> Iterator[Path]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from fst._module.materialize import replace
 from fst.compat.tensorizer._slots import slot_name, slots_of
 from fst.compat.tensorizer._tensor_type import TensorType
 
@@ -55,7 +56,7 @@ class ModuleFiller:
         elif slot.tensor is not None and (is_lazy(slot.tensor) or slot.tensor.shape == loaded.shape):
             _set_data(slot.tensor, loaded)
         elif slot.is_parameter:
-            slot.put(_parameter(loaded))
+            slot.put(as_parameter(loaded))
         else:
             slot.put(loaded)
 
@@ -64,28 +65,21 @@ class ModuleFiller:
         if owner is None:
             raise KeyError(f"the module has no parameter or buffer for {name}")
         if self._types[name] == TensorType.PARAM:
-            owner.register_parameter(attribute, _parameter(loaded))
+            owner.register_parameter(attribute, as_parameter(loaded))
         else:
             owner.register_buffer(attribute, loaded)
 
 
 def _set_data(current: Tensor, loaded: Tensor) -> None:
     """Replaces the data of an existing tensor, on any device."""
-    requires_grad = current.requires_grad and _supports_grad(loaded)
-    if current.is_meta or is_lazy(current):
-        # PyTorch cannot assign `data` of another device type, but it can swap whole tensors.
-        loaded.requires_grad_(requires_grad)
-        loaded.__class__ = current.cls_to_become if is_lazy(current) else type(current)  # type: ignore[union-attr]
-        loaded.__dict__.update(current.__dict__)
-        torch.utils.swap_tensors(current, loaded)  # type: ignore[no-untyped-call]
-        return
-    current.requires_grad_(requires_grad)
-    current.data = loaded
-    if current.grad is not None:
-        current.grad.data = current.grad.data.to(current.device, current.dtype)
+    if is_lazy(current):
+        current.materialize((0,))
+    current.requires_grad_(current.requires_grad and _supports_grad(loaded))
+    replace(current, loaded)
 
 
-def _parameter(loaded: Tensor) -> torch.nn.Parameter:
+def as_parameter(loaded: Tensor) -> torch.nn.Parameter:
+    """Returns a parameter, which requires a gradient if its dtype can have one."""
     return torch.nn.Parameter(loaded, requires_grad=_supports_grad(loaded))
 
 

@@ -39,10 +39,57 @@ def configured(url: str, options: Mapping[str, Any]) -> Iterator[None]:
             storage.configure(prefix)
 
 
-class RemoteFile(io.BufferedIOBase):
+class _RemoteBytes(io.RawIOBase):
+    """Bytes of a URL from `begin` to `end`, without buffer. Positions count from the first byte of the URL."""
+
+    def __init__(self, url: str, options: Mapping[str, Any], begin: int | None, end: int | None) -> None:
+        super().__init__()
+        self.position = begin or 0
+        if self.position < 0:
+            raise ValueError(f"begin is {begin}, but must not be negative")
+        if end is not None and end <= self.position:
+            raise ValueError(f"end must be after begin, which is {self.position}, and not {end}")
+        with configured(url, options):
+            self._source = Source(url)
+        length = self._source.length()
+        self.end = length if end is None else min(end, length)
+        self.is_whole = self.position == 0 and self.end == length
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, position: int, whence: int = io.SEEK_SET, /) -> int:
+        bases = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.end}
+        if whence not in bases:
+            raise ValueError(f"whence must be SEEK_SET, SEEK_CUR or SEEK_END, not {whence!r}")
+        if bases[whence] + position < 0:
+            raise ValueError(f"the position {bases[whence] + position} is negative")
+        self.position = bases[whence] + position
+        return self.position
+
+    def readinto(self, buffer: Any, /) -> int:
+        out = memoryview(buffer).cast("B")
+        out = out[: max(min(len(out), self.end - self.position), 0)]
+        if len(out):
+            self._source.read(self.position, torch.frombuffer(out, dtype=torch.uint8))
+        self.position += len(out)
+        return len(out)
+
+    def readall(self) -> bytes:
+        # The default reads small blocks.
+        out = bytearray(max(self.end - self.position, 0))
+        self.readinto(out)
+        return bytes(out)
+
+
+class RemoteFile(io.BufferedReader):
     """Binary file at a URL, for reading. Every read is of the version that was opened.
 
-    `fst.compat.tensorizer.TensorDeserializer` loads such a file from its URL if nothing was read from it.
+    Reads of more than a buffer arrive without a copy. `fst.compat.tensorizer.TensorDeserializer` loads such a file from
+    its URL if nothing was read from it.
 
     Attributes:
         url: The URL.
@@ -59,92 +106,26 @@ class RemoteFile(io.BufferedIOBase):
         end: int | None = None,
         buffer_size: int | None = None,
     ) -> None:
-        super().__init__()
-        begin = begin or 0
-        if begin < 0:
-            raise ValueError(f"begin is {begin}, but must not be negative")
-        if end is not None and end <= begin:
-            raise ValueError(f"end must be after begin, which is {begin}, and not {end}")
+        self._bytes = _RemoteBytes(url, options, begin, end)
+        super().__init__(self._bytes, _BUFFER_BYTES if buffer_size is None else max(buffer_size, 1))
         self.url = url
         self.options = dict(options)
-        with configured(url, options):
-            self._source = Source(url)
-        length = self._source.length()
-        self._end = length if end is None else min(end, length)
-        self._is_whole = begin == 0 and self._end == length
-        self._position = begin
-        self._buffer_bytes = _BUFFER_BYTES if buffer_size is None else max(buffer_size, 1)
-        # The bytes that short reads have requested, and the offset of the first one.
-        self._buffer = bytearray()
-        self._buffer_begin = 0
         self.bytes_read = 0
 
     @property
     def is_unread(self) -> bool:
         """Whether the position is the beginning of the file, and the file is not cut."""
-        return self._is_whole and self._position == 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        self._check_open()
-        return self._position
-
-    def seek(self, position: int, whence: int = io.SEEK_SET, /) -> int:
-        self._check_open()
-        bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._end}
-        if whence not in bases:
-            raise ValueError(f"whence must be SEEK_SET, SEEK_CUR or SEEK_END, not {whence!r}")
-        if bases[whence] + position < 0:
-            raise ValueError(f"the position {bases[whence] + position} is negative")
-        self._position = bases[whence] + position
-        return self._position
+        return self._bytes.is_whole and self.tell() == 0
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fills a writable buffer, and returns the number of bytes. Long reads arrive in it without a copy."""
-        self._check_open()
-        out = memoryview(buffer).cast("B")
-        out = out[: max(min(len(out), self._end - self._position), 0)]
-        if len(out):
-            self._fill(out)
-        self._position += len(out)
-        self.bytes_read += len(out)
-        return len(out)
-
-    def readinto1(self, buffer: Any, /) -> int:
-        return self.readinto(buffer)
+        count = super().readinto(buffer)
+        self.bytes_read += count
+        return count
 
     def read(self, size: int | None = -1, /) -> bytes:
-        self._check_open()
-        rest = max(self._end - self._position, 0)
-        out = bytearray(rest if size is None or size < 0 else min(size, rest))
-        self.readinto(out)
-        return bytes(out)
-
-    def read1(self, size: int = -1, /) -> bytes:
-        return self.read(size)
-
-    def _fill(self, out: memoryview) -> None:
-        if len(out) >= self._buffer_bytes:
-            self._request(self._position, out)
-            return
-        begin = self._position - self._buffer_begin
-        if begin < 0 or begin + len(out) > len(self._buffer):
-            buffer = bytearray(min(self._buffer_bytes, self._end - self._position))
-            self._request(self._position, memoryview(buffer))
-            self._buffer, self._buffer_begin, begin = buffer, self._position, 0
-        out[:] = memoryview(self._buffer)[begin : begin + len(out)]
-
-    def _request(self, begin: int, out: memoryview) -> None:
-        self._source.read(begin, torch.frombuffer(out, dtype=torch.uint8))
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ValueError(f"{without_secrets(self.url)}: the file is closed")
+        data = super().read(size)
+        self.bytes_read += len(data)
+        return data
 
 
 def s3_options(
