@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from fst.compat.fastsafetensors._environment import variable
+from fst.compat._environment import variable
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from re import Pattern
 
 import torch.distributed as dist
 
-from fst.compat.fastsafetensors._environment import number, variable
+from fst.compat._environment import number, variable
 
 # Matches the number of an expert in the name of a tensor.
 DEFAULT_EXPERT_PATTERN = re.compile(r"\.experts\.(\d+)\.")

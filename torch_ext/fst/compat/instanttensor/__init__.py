@@ -7,7 +7,7 @@ from InstantTensor" lists the arguments that have no effect.
 """
 
 from fst.compat.instanttensor._backend import Backend, BackendPolicy
-from fst.compat.instanttensor._init import init
+from fst.compat.instanttensor._impl import init
 from fst.compat.instanttensor._safe_open import safe_open
 
 # Release of InstantTensor that this package mirrors. Programs compare it with the release they require.

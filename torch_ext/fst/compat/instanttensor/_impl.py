@@ -1,7 +1,9 @@
-"""Names that programs import from InstantTensor's module `_impl`."""
+"""Functions of InstantTensor, and the names that programs import from its module `_impl`."""
 
 import os
 from pathlib import Path as LocalPath
+
+import torch
 
 from fst._core.arguments import Path, path_of
 from fst._core.urls import is_remote
@@ -9,7 +11,13 @@ from fst.compat._header import read_header as read_safetensors_metadata
 from fst.compat.instanttensor._backend import Backend, BackendPolicy
 from fst.compat.instanttensor._safe_open import safe_open
 
-__all__ = ["Backend", "BackendPolicy", "file_in_memory", "read_safetensors_metadata", "safe_open"]
+__all__ = ["Backend", "BackendPolicy", "file_in_memory", "init", "read_safetensors_metadata", "safe_open"]
+
+
+def init() -> None:
+    """Initializes CUDA if it is available. Otherwise the first load does so."""
+    if torch.cuda.is_available():
+        torch.cuda.init()  # type: ignore[no-untyped-call]
 
 
 def file_in_memory(filename: Path) -> bool:

@@ -11,9 +11,9 @@ import fst
 from fst._core.arguments import DEFAULT_WINDOW_BYTES, Device, Path, device_of, paths_of
 from fst._core.classes import Checkpoint
 from fst._core.group import open_on_all
+from fst.compat._environment import number
 from fst.compat._groups import WHOLE, group_of
 from fst.compat.instanttensor._backend import Backend, BackendPolicy, check_backend
-from fst.compat.instanttensor._environment import buffer_bytes, check_backend_variable
 from fst.compat.instanttensor._names import matcher
 
 
@@ -72,10 +72,7 @@ class safe_open:  # noqa: N801  (the name in InstantTensor)
     ) -> None:
         if framework != "pt":
             raise ValueError(f'the framework must be "pt", not {framework!r}')
-        if backend is None:
-            check_backend_variable()
-        else:
-            check_backend(backend)
+        check_backend(backend)
         matches = matcher(tensor_filter, tensor_name_match_mode)
         self.filename = sorted(paths_of(filename))
         self.framework = framework
@@ -85,7 +82,9 @@ class safe_open:  # noqa: N801  (the name in InstantTensor)
         self.rank = self._group.rank
         self.world_size = self._group.size
         self.copy = copy
-        self.buffer_size = buffer_bytes(DEFAULT_WINDOW_BYTES) if buffer_size is None else buffer_size
+        if buffer_size is None:
+            buffer_size = number("INSTANTTENSOR_BUFFER_SIZE", DEFAULT_WINDOW_BYTES)
+        self.buffer_size = buffer_size
         checkpoint, _ = open_on_all(
             self._group, lambda headers: Checkpoint(self.filename, headers), lambda checkpoint: (checkpoint, b"")
         )

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from fst._module.materialize import replace
 from fst.compat.tensorizer._slots import slot_name, slots_of
 from fst.compat.tensorizer._tensor_type import TensorType
 
@@ -72,10 +71,18 @@ class ModuleFiller:
 
 def _set_data(current: Tensor, loaded: Tensor) -> None:
     """Replaces the data of an existing tensor, on any device."""
-    if is_lazy(current):
-        current.materialize((0,))
-    current.requires_grad_(current.requires_grad and _supports_grad(loaded))
-    replace(current, loaded)
+    requires_grad = current.requires_grad and _supports_grad(loaded)
+    if current.is_meta or is_lazy(current):
+        # PyTorch cannot assign `data` of another device type, but it can swap whole tensors.
+        loaded.requires_grad_(requires_grad)
+        loaded.__class__ = current.cls_to_become if is_lazy(current) else type(current)  # type: ignore[union-attr]
+        loaded.__dict__.update(current.__dict__)
+        torch.utils.swap_tensors(current, loaded)  # type: ignore[no-untyped-call]
+        return
+    current.requires_grad_(requires_grad)
+    current.data = loaded
+    if current.grad is not None:
+        current.grad.data = current.grad.data.to(current.device, current.dtype)
 
 
 def as_parameter(loaded: Tensor) -> torch.nn.Parameter:

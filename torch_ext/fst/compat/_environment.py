@@ -1,4 +1,4 @@
-"""Environment variables of fastsafetensors and of torchrun, which this package reads in this module alone."""
+"""Environment variables of fastsafetensors, InstantTensor and torchrun, which only this module reads."""
 
 import os
 
