@@ -4,7 +4,6 @@ import errno
 import functools
 import os
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -198,9 +197,7 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
     def __enter__(self) -> "safe_open":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _load(self, names: list[str]) -> list[Any]:

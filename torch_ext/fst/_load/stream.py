@@ -1,7 +1,6 @@
 """Streams of tensors: each is returned while later tensors are still loading."""
 
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -42,9 +41,7 @@ class Stream(Iterator[tuple[str, Tensor]]):
     def __enter__(self) -> "Stream":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -2,7 +2,6 @@
 
 import threading
 import weakref
-from types import TracebackType
 from typing import NamedTuple
 
 from fst._core.arguments import Device
@@ -37,9 +36,7 @@ class Patch:
                 _state.apply()
                 raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # One operation, so that an interrupt comes before or after it. If it comes before, the block ends when this
         # object is freed.
         self._blocks.pop()

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from types import TracebackType
 
 from fst._core import ops
 from fst._profile.plot import plot
@@ -30,9 +29,7 @@ class Profile:
         self._id, self._process = ops.profile_start(), os.getpid()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exception: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, exception: BaseException | None, trace: object) -> None:
         if os.getpid() != self._process:
             return  # A child that was forked inside the block leaves it, too.
         if exception is not None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from fst._profile.stages import OUTER_STAGES, READ_AHEAD, Stage
 
@@ -38,58 +38,12 @@ class Span:
         return self.begin_seconds, self.end_seconds
 
 
-class StageTotal(TypedDict):
-    """Totals of all spans of a stage, including dropped ones."""
-
-    stage: Stage
-    spans: int
-    bytes: int
-    seconds: float
-
-
-class ReaderChoice(TypedDict):
-    """Reader of a file, and the reason for its choice."""
-
-    path: str
-    file_system: str | None
-    reader: str
-    why: str
-
-
-class MissingKernels(TypedDict):
-    """GPU without device kernels, and the reason."""
-
-    gpu: int
-    why: str
-
-
-class Metrics(TypedDict):
-    """Values in a trace besides its spans; see `Summary` for the meaning of each."""
-
-    seconds: float
-    spans_dropped: int
-    stages: list[StageTotal]
-    storage_bytes: int | None
-    reads: int
-    copies: int
-    launches: int
-    retries: int
-    hedged_requests: int
-    repeated_bytes: int
-    rate_limits: int
-    peak_staging_bytes: int
-    peak_scratch_bytes: int
-    readers: list[ReaderChoice]
-    missing_kernels: list[MissingKernels]
-    errors: list[str]
-
-
 class Recording:
     """Spans and metrics of a trace.
 
     Attributes:
         trace: The text of the trace.
-        metrics: The metrics.
+        metrics: Values besides the spans; see `Summary` for the meaning of each.
         spans: The spans in the order in which they began.
         row_names: The name of each row.
     """
@@ -97,7 +51,7 @@ class Recording:
     def __init__(self, trace: str) -> None:
         content = json.loads(trace)
         self.trace = trace
-        self.metrics: Metrics = content["otherData"]
+        self.metrics: dict[str, Any] = content["otherData"]
         self.spans = [_span(event) for event in content["traceEvents"] if event["ph"] == "X"]
         self.row_names = _row_names(content["traceEvents"])
         self._totals = {total["stage"]: total for total in self.metrics["stages"]}
@@ -127,7 +81,8 @@ class Recording:
 
     def total(self, stage: Stage, field: Literal["spans", "bytes"]) -> int:
         """Returns the total of all spans of a stage, including dropped ones."""
-        return self._totals[stage][field] if stage in self._totals else 0
+        total: int = self._totals[stage][field] if stage in self._totals else 0
+        return total
 
     def self_intervals(self, *stages: Stage) -> Iterator[tuple[Span, Interval]]:
         """Yields the intervals of spans of these stages in which no nested span ran on the same row.

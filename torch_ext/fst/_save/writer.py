@@ -1,7 +1,6 @@
 """Incremental writer of a safetensors file."""
 
 from collections.abc import Mapping
-from types import TracebackType
 
 from torch import Tensor
 
@@ -79,9 +78,7 @@ class Writer:
     def __enter__(self) -> "Writer":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:

@@ -1,7 +1,6 @@
 """Open files, and streams of their tensors."""
 
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any, Literal
 
 import torch
@@ -173,7 +172,5 @@ class safe_open:  # noqa: N801  (the name in InstantTensor)
     def __enter__(self) -> "safe_open":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._checkpoint = None

@@ -5,7 +5,6 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
@@ -157,20 +156,18 @@ class TensorSerializer:
 
     def close(self) -> None:
         """Completes the file. Further calls have no effect."""
-        self._end(None, None, None)
+        self._end(True)
 
     def __enter__(self) -> "TensorSerializer":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._end(kind, error, traceback)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._end(kind is None)
 
     def __del__(self) -> None:
         if getattr(self, "_writer", None) is not None:
             unclosed = ResourceWarning(f"{self._path}: close() was not called, so no file was written")
-            self._end(ResourceWarning, unclosed, None)
+            self._end(False)
             warnings.warn(unclosed, stacklevel=2)
 
     def _write(self, path: Path, tensor: Tensor, kind: TensorType, module: int) -> None:
@@ -190,24 +187,23 @@ class TensorSerializer:
             raise
         self.total_tensor_bytes += tensor.nbytes
 
-    def _end(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def _end(self, is_complete: bool) -> None:
+        """Completes the file, or abandons it."""
         if self._writer is None:
             return
         writer, self._writer = self._writer, None
-        is_complete = False
+        is_copied = False
         try:
-            if kind is None:
+            if is_complete:
                 writer.close()
             else:
                 writer.abandon()
-            if self._target is not None and kind is None:
+            if self._target is not None and is_complete:
                 with open(self._path, "rb") as written:
                     shutil.copyfileobj(written, self._target)
-            is_complete = kind is None
+            is_copied = is_complete
         finally:
-            if isinstance(self._target, UploadFile) and not is_complete:
+            if isinstance(self._target, UploadFile) and not is_copied:
                 self._target.discard()
             elif self._target is not None:
                 self._target.close()

@@ -5,7 +5,6 @@ import os
 import tempfile
 import warnings
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -75,9 +74,7 @@ class UploadFile(io.BufferedRandom):
         with configured(self.url, self.options):
             ops.write_bytes(data, self.url, "")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:

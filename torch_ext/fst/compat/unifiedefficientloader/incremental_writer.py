@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 
 from torch import Tensor
 
@@ -43,12 +42,10 @@ class IncrementalSafetensorsWriter:
         self._names.clear()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if self._writer is not None:
             writer, self._writer = self._writer, None
-            writer.__exit__(kind, error, traceback)
+            writer.__exit__(kind, *error)
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Appends a tensor from any device.
