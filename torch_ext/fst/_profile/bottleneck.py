@@ -36,78 +36,32 @@ class _Activity:
     has_rate: bool = False
 
 
+_THREADS = "more threads (FST_THREADS)"
+_CORES = f"{_THREADS} on more cores"
+_NOT_STORAGE = "would help, faster storage would not"
 _READ = _Activity(
-    ("read",),
-    "Reading files",
-    "faster storage or more threads (FST_THREADS) would help, faster copies would not",
-    has_rate=True,
+    ("read",), "Reading files", f"faster storage or {_THREADS} would help, faster copies would not", has_rate=True
 )
-_READ_CACHED_ADVICE = (
-    "the bytes were in the page cache, so more threads (FST_THREADS) on more cores would help, faster storage would not"
-)
+_READ_CACHED_ADVICE = f"the bytes were in the page cache, so {_CORES} {_NOT_STORAGE}"
 _HOST = (
     _READ,
+    _Activity(("hash",), "Computing digests", f"{_CORES}, or BLAKE3 instead of SHA-256, {_NOT_STORAGE}", has_rate=True),
+    _Activity(("cipher",), "Decrypting or encrypting on the CPU", f"{_CORES} {_NOT_STORAGE}", has_rate=True),
+    _Activity(("cast",), "Casting on the CPU", f"{_CORES}, or no dtype=, {_NOT_STORAGE}", has_rate=True),
+    _Activity(("place",), "Copying from staging into the tensors", f"{_CORES} {_NOT_STORAGE}", has_rate=True),
     _Activity(
-        ("hash",),
-        "Computing digests",
-        "more threads (FST_THREADS) on more cores, or BLAKE3 instead of SHA-256, would help, faster storage would not",
-        has_rate=True,
+        ("write",), "Writing files", "faster storage would help, more threads or faster copies would not", has_rate=True
     ),
-    _Activity(
-        ("cipher",),
-        "Decrypting or encrypting on the CPU",
-        "more threads (FST_THREADS) on more cores would help, faster storage would not",
-        has_rate=True,
-    ),
-    _Activity(
-        ("cast",),
-        "Casting on the CPU",
-        "more threads (FST_THREADS) on more cores, or no dtype=, would help, faster storage would not",
-        has_rate=True,
-    ),
-    _Activity(
-        ("place",),
-        "Copying from staging into the tensors",
-        "more threads (FST_THREADS) on more cores would help, faster storage would not",
-        has_rate=True,
-    ),
-    _Activity(
-        ("write",),
-        "Writing files",
-        "faster storage would help, more threads or faster copies would not",
-        has_rate=True,
-    ),
-    _Activity(
-        ("gather",),
-        "Copying from the tensors into staging",
-        "more threads (FST_THREADS) on more cores would help, faster storage would not",
-        has_rate=True,
-    ),
-    _Activity(
-        ("flush",),
-        "Flushing files to the disk",
-        "fewer and larger files would help, more threads would not",
-    ),
-    _Activity(
-        ("queue",),
-        "Passing copies to the GPU's driver",
-        "fewer and larger tensors would help, faster storage would not",
-    ),
+    _Activity(("gather",), "Copying from the tensors into staging", f"{_CORES} {_NOT_STORAGE}", has_rate=True),
+    _Activity(("flush",), "Flushing files to the disk", "fewer and larger files would help, more threads would not"),
+    _Activity(("queue",), "Passing copies to the GPU's driver", f"fewer and larger tensors {_NOT_STORAGE}"),
     _Activity(
         ("open", "header"),
         "Opening files and checking headers",
         "fewer files, or files of fewer tensors, would help, faster copies would not",
     ),
-    _Activity(
-        ("plan", "map"),
-        "Looking up names, planning and mapping",
-        "fewer tensors or slices would help, faster storage would not",
-    ),
-    _Activity(
-        ("allocate", "pin"),
-        "Allocating staging memory",
-        "the process keeps it, so the next load is faster",
-    ),
+    _Activity(("plan", "map"), "Looking up names, planning and mapping", f"fewer tensors or slices {_NOT_STORAGE}"),
+    _Activity(("allocate", "pin"), "Allocating staging memory", "the process keeps it, so the next load is faster"),
 )
 _GPU = _Activity(
     ("copy", "kernel"),
