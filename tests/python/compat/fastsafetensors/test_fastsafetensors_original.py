@@ -79,6 +79,7 @@ def test_headers_match_fastsafetensors(real):
     with open("a.safetensors", "rb") as ours, open("a.safetensors", "rb") as theirs:
         opened = compat.SafeTensorsMetadata.from_fd(ours.fileno(), "a", get_framework_op("pt"), keep_orig_dict=True)
         real_opened = real.SafeTensorsMetadata.from_fd(theirs.fileno(), "a", real_op("pt"), keep_orig_dict=True)
+    assert opened.framework.get_name() == real_opened.framework.get_name()
     for name in ("ser", "src", "header_length", "size_bytes", "metadata", "aligned"):
         assert getattr(opened, name) == getattr(real_opened, name)
 

@@ -256,33 +256,23 @@ def test_batches_of_tensors(monkeypatch):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_all_loads_take_keys(expected, device):
-    key, passphrase = PARAMS.encryption_key(), DecryptionParams.from_string("secret").encryption_key()
-    loaded = fst.load_file("m.tensors", device, encryption_key=key)
-    assert list(loaded) == list(expected)
-    for name, tensor in fst.stream("m.tensors", device, encryption_key=key):
+def test_loads_of_fst_take_keys(expected, device):
+    keys = [fst.EncryptionKey.from_passphrase("secret"), PARAMS.encryption_key()]
+    for name, tensor in fst.stream("m.tensors", device, encryption_key=keys[1]):
         assert_same(tensor.cpu(), expected[name])
-        assert_same(loaded[name].cpu(), expected[name])
-    with fst.safe_open("m.tensors", encryption_key=key) as file:
+    with fst.safe_open("m.tensors", encryption_key=keys[1]) as file:
         # The bytes around the border of two pieces.
         assert torch.equal(file.get_slice("large")[PIECE_BYTES - 3 :], expected["large"][PIECE_BYTES - 3 :])
         assert torch.equal(file.get_slice("w")[1:4, 2:5], expected["w"][1:4, 2:5])
-    fst.verify("m.tensors", encryption_key=key)
-    key.register()
-    passphrase.register()
+    fst.verify("m.tensors", encryption_key=keys[1])
+    for key in keys:
+        key.register()
     try:
-        assert_same(torch.ops.fst.load_file("m.tensors")["w"], expected["w"])
+        assert_equal(torch.ops.fst.load_file("m.tensors"), expected)
         assert_equal(Deserializer("m.tensors", "cpu"), expected)
     finally:
-        key.unregister()
-        passphrase.unregister()
-    with pytest.raises(fst.IntegrityError, match=r"m\.tensors.*authentication code does not match"):
-        fst.load_file("m.tensors", encryption_key=fst.EncryptionKey.random())
-    with pytest.raises(fst.IntegrityError, match="not derived from a string"):
-        fst.load_file("m.tensors", encryption_key=passphrase)
-    save("plain.tensors", expected)
-    with pytest.raises(fst.IntegrityError, match="the file is not encrypted"):
-        fst.load_file("plain.tensors", encryption_key=passphrase)
+        for key in keys:
+            key.unregister()
 
 
 def test_what_is_not_bound_to_its_place():
