@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from fst._core.arguments import Path
 from fst.compat.fastsafetensors.config import LoaderConfig, load_config
 from fst.compat.fastsafetensors.loader import SafeTensorsFileLoader
 from fst.compat.fastsafetensors.parallel_loader import PipelineParallel
-from fst.compat.fastsafetensors.st_types import Device
+from fst.compat.fastsafetensors.st_types import DeviceLike
 
 
 class AutoLoader(PipelineParallel):
@@ -21,9 +19,7 @@ class AutoLoader(PipelineParallel):
         Errors of `load_config`, `SafeTensorsFileLoader` and `PipelineParallel`.
     """
 
-    def __init__(
-        self, pg: Any, hf_weights_files: Sequence[Path], device: Device | torch.device | str | int = "cpu"
-    ) -> None:
+    def __init__(self, pg: Any, hf_weights_files: Sequence[Path], device: DeviceLike = "cpu") -> None:
         self._config = load_config()
         loader = self._config.loader
         if loader == "3fs":

@@ -11,7 +11,7 @@ from fst._core.group import Group
 from fst.compat.fastsafetensors import _exchange
 from fst.compat.fastsafetensors.frameworks import TensorBase
 from fst.compat.fastsafetensors.metadata import SafeTensorsMetadata
-from fst.compat.fastsafetensors.st_types import Device, DType, as_torch_dtype
+from fst.compat.fastsafetensors.st_types import Device, DeviceLike, DType, DTypeLike, as_torch_dtype
 
 
 class FilesBufferOnDevice:
@@ -57,12 +57,7 @@ class FilesBufferOnDevice:
         self._require(tensor_name)
         return self._files[tensor_name].tensors[tensor_name].shape
 
-    def get_tensor(
-        self,
-        tensor_name: str,
-        device: Device | torch.device | str | None = None,
-        dtype: DType | torch.dtype = DType.AUTO,
-    ) -> Tensor:
+    def get_tensor(self, tensor_name: str, device: DeviceLike | None = None, dtype: DTypeLike = DType.AUTO) -> Tensor:
         """Returns a tensor, converted to a device and a dtype if they are given.
 
         Raises:
@@ -72,20 +67,13 @@ class FilesBufferOnDevice:
         return self.get_tensor_wrapped(tensor_name, device, dtype).get_raw()
 
     def get_tensor_wrapped(
-        self,
-        tensor_name: str,
-        device: Device | torch.device | str | None = None,
-        dtype: DType | torch.dtype = DType.AUTO,
+        self, tensor_name: str, device: DeviceLike | None = None, dtype: DTypeLike = DType.AUTO
     ) -> TensorBase:
         """Returns a tensor like `get_tensor`, in a `TensorBase`."""
         return TensorBase(self._whole(tensor_name)).to(device, dtype)
 
     def get_sharded(
-        self,
-        tensor_name: str,
-        dim: int,
-        device: Device | torch.device | str | None = None,
-        dtype: DType | torch.dtype = DType.AUTO,
+        self, tensor_name: str, dim: int, device: DeviceLike | None = None, dtype: DTypeLike = DType.AUTO
     ) -> Tensor:
         """Returns this rank's shard of a tensor that is split along `dim`, or the whole tensor if `dim` is -1.
 
@@ -99,22 +87,14 @@ class FilesBufferOnDevice:
         return self.get_sharded_wrapped(tensor_name, dim, device, dtype).get_raw()
 
     def get_sharded_wrapped(
-        self,
-        tensor_name: str,
-        dim: int,
-        device: Device | torch.device | str | None = None,
-        dtype: DType | torch.dtype = DType.AUTO,
+        self, tensor_name: str, dim: int, device: DeviceLike | None = None, dtype: DTypeLike = DType.AUTO
     ) -> TensorBase:
         """Returns a shard like `get_sharded`, in a `TensorBase`."""
         shard = self._whole(tensor_name) if dim == -1 else self._shard(tensor_name, dim)
         return TensorBase(shard).to(device, dtype)
 
     def push_tensor(
-        self,
-        tensor_name: str,
-        dst_rank: int,
-        device: Device | torch.device | str | None = None,
-        dtype: DType | torch.dtype = DType.AUTO,
+        self, tensor_name: str, dst_rank: int, device: DeviceLike | None = None, dtype: DTypeLike = DType.AUTO
     ) -> Tensor | None:
         """Sends a tensor to a rank. Returns the tensor on that rank, and None on others. One process always returns it.
 
@@ -140,11 +120,7 @@ class FilesBufferOnDevice:
         return TensorBase(pushed).to(device, dtype).get_raw()
 
     def get_multi_cols(
-        self,
-        tensor_names: Sequence[str],
-        dim: int,
-        device: Device | torch.device | str | None = None,
-        dtype: DType | torch.dtype = DType.AUTO,
+        self, tensor_names: Sequence[str], dim: int, device: DeviceLike | None = None, dtype: DTypeLike = DType.AUTO
     ) -> TensorBase:
         """Concatenates the shards of several tensors along `dim`, in the order of the names, in a `TensorBase`.
 

@@ -2,11 +2,18 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fst._core.dtypes import shape_in_header
-from fst.compat.fastsafetensors.st_types import Device, DType, as_device, as_dtype, as_torch_dtype
+from fst.compat.fastsafetensors.st_types import (
+    Device,
+    DeviceLike,
+    DType,
+    DTypeLike,
+    as_device,
+    as_dtype,
+    as_torch_dtype,
+)
 
 
 class TensorBase:
@@ -41,11 +48,7 @@ class TensorBase:
         """Returns the address of the first element."""
         return self._raw.data_ptr()
 
-    def to(
-        self,
-        device: Device | torch.device | str | int | None = None,
-        dtype: DType | torch.dtype = DType.AUTO,
-    ) -> "TensorBase":
+    def to(self, device: DeviceLike | None = None, dtype: DTypeLike = DType.AUTO) -> "TensorBase":
         """Converts the tensor to a device and a dtype. Copies only if one of them differs."""
         target = self._raw.device if device is None else as_device(device).as_str()
         return TensorBase(self._raw.to(device=target, dtype=as_torch_dtype(dtype)))
@@ -62,7 +65,7 @@ class TensorBase:
         """Returns a contiguous tensor, as `Tensor.contiguous`."""
         return TensorBase(self._raw.contiguous())
 
-    def view(self, dtype: DType | torch.dtype) -> "TensorBase":
+    def view(self, dtype: DTypeLike) -> "TensorBase":
         """Reinterprets the bytes as another dtype. AUTO returns the tensor itself."""
         torch_dtype = as_torch_dtype(dtype)
         return self if torch_dtype is None else TensorBase(self._raw.view(torch_dtype))

@@ -17,7 +17,7 @@ from fst.compat._groups import check_equal, group_of, merge_results
 from fst.compat.fastsafetensors.file_buffer import FilesBufferOnDevice
 from fst.compat.fastsafetensors.frameworks import TensorBase, get_framework_op
 from fst.compat.fastsafetensors.metadata import SafeTensorsMetadata, TensorFrame
-from fst.compat.fastsafetensors.st_types import Device, DType, as_device, as_torch_dtype
+from fst.compat.fastsafetensors.st_types import DeviceLike, DType, DTypeLike, as_device, as_torch_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class SafeTensorsFileLoader:
     def __init__(
         self,
         pg: Any = None,
-        device: Device | torch.device | str | int = "cpu",
+        device: DeviceLike = "cpu",
         bbuf_size_kb: int = 16 * 1024,
         max_threads: int = 16,
         nogds: bool = False,
@@ -108,7 +108,7 @@ class SafeTensorsFileLoader:
     @defer_interrupts()
     def copy_files_to_device(
         self,
-        dtype: DType | torch.dtype = DType.AUTO,
+        dtype: DTypeLike = DType.AUTO,
         use_buf_register: bool = True,
         max_copy_block_size: int = 16 * 1024 * 1024 * 1024,
         allow_inflight: bool = False,
@@ -221,7 +221,7 @@ class fastsafe_open:  # noqa: N801  (the name in fastsafetensors)
         filenames: Path | Sequence[Path] | Mapping[int, Sequence[Path]],
         framework: str = "pt",
         pg: Any = None,
-        device: Device | torch.device | str | int = "cpu",
+        device: DeviceLike = "cpu",
         nogds: bool = False,
         debug_log: bool = False,
         max_copy_block_size: int = 16 * 1024 * 1024 * 1024,

@@ -14,7 +14,7 @@ from fst._core.classes import Checkpoint
 from fst.compat._groups import WHOLE, group_of
 from fst.compat.fastsafetensors.common import SingleGroup
 from fst.compat.fastsafetensors.loader import SafeTensorsFileLoader
-from fst.compat.fastsafetensors.st_types import Device
+from fst.compat.fastsafetensors.st_types import DeviceLike
 
 
 class BudgetInfeasibleError(ValueError):
@@ -172,7 +172,7 @@ class ParallelLoader(PipelineParallel):
         max_concurrent_producers: int = 1,
         queue_size: int = 0,
         use_tqdm_on_load: bool = True,
-        device: Device | torch.device | str | int = "cpu",
+        device: DeviceLike = "cpu",
         bbuf_size_kb: int = 16 * 1024,
         max_threads: int = 16,
         nogds: bool = False,

@@ -67,14 +67,19 @@ class DType(Enum):
     AUTO = "AUTO"
 
 
-def as_device(device: Device | torch.device | str | int) -> Device:
-    """Converts a device. An int is the index of a GPU."""
+# Devices and dtypes that functions accept. An int is the index of a GPU.
+DeviceLike = Device | torch.device | str | int
+DTypeLike = DType | torch.dtype
+
+
+def as_device(device: DeviceLike) -> Device:
+    """Converts a device."""
     if isinstance(device, Device):
         return device
     return Device.from_str(f"cuda:{device}" if isinstance(device, int) else str(device))
 
 
-def as_torch_dtype(dtype: DType | torch.dtype) -> torch.dtype | None:
+def as_torch_dtype(dtype: DTypeLike) -> torch.dtype | None:
     """Returns the PyTorch dtype, or None for AUTO."""
     if isinstance(dtype, torch.dtype):
         return dtype
