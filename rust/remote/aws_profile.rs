@@ -12,7 +12,6 @@ pub mod process;
 mod refresh;
 mod sso;
 mod sts;
-mod variables;
 pub mod shell_words;
 
 use crate::error::{Error, Kind, Result};
@@ -20,17 +19,19 @@ use chrono::Utc;
 use files::{Files, Properties};
 use object_store::StaticCredentialProvider;
 use object_store::aws::AwsCredentialProvider;
-use object_store::client::HttpClient;
 use refresh::Refreshed;
 use reqwest::Url;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use sts::{AssumedRole, Role, Sts, WebIdentity};
-use variables::Variables;
+use sts::{AssumedRole, Proof, Role};
 
 /// Upper bound for the number of profiles that an error lists.
 const NAMES_SHOWN: usize = 20;
+
+/// Environment variables that begin with `AWS_` and are not empty. Some are secrets.
+type Variables = BTreeMap<String, String>;
 
 /// Profile that the environment selects, with the other profiles that it refers to.
 pub struct Profile {
@@ -48,24 +49,21 @@ impl fmt::Debug for Profile {
 }
 
 impl Profile {
-    /// Loads the profile of `AWS_PROFILE` or `AWS_DEFAULT_PROFILE`, else `default`. `env` returns the values of
-    /// environment variables, and `home` is the user's home directory.
+    /// Loads the profile of `AWS_PROFILE` or `AWS_DEFAULT_PROFILE`, else `default`. `variables` are the environment
+    /// variables that begin with `AWS_`, and `home` is the user's home directory.
     ///
     /// Returns `None` if no profile is named and `default` does not exist.
     ///
     /// # Errors
     /// `invalid-argument` if a file cannot be parsed, or has no profile with the name.
-    pub fn load(env: &dyn Fn(&str) -> Option<String>, home: Option<&Path>) -> Result<Option<Profile>> {
-        let variables = Variables::read(env);
+    pub fn load(mut variables: BTreeMap<String, String>, home: Option<&Path>) -> Result<Option<Profile>> {
+        variables.retain(|_, value| !value.is_empty());
         let files = Files::read(&variables, home)?;
-        let named = ["AWS_PROFILE", "AWS_DEFAULT_PROFILE"].into_iter().find_map(|variable| {
-            let name = variables.get(variable)?;
-            Some((variable, name.to_owned()))
-        });
-        let name = named.as_ref().map_or("default", |(_, name)| name).to_owned();
-        let Some(properties) = files.profile(&name) else {
+        let named = ["AWS_PROFILE", "AWS_DEFAULT_PROFILE"].into_iter().find_map(|name| variables.get_key_value(name));
+        let name = named.map_or("default", |(_, name)| name).to_owned();
+        let Some(properties) = files.profiles.get(&name) else {
             let Some((variable, _)) = named else { return Ok(None) };
-            let names: Vec<&str> = files.profile_names().take(NAMES_SHOWN).collect();
+            let names: Vec<&str> = files.profiles.keys().map(String::as_str).take(NAMES_SHOWN).collect();
             let message = format!(
                 "{variable} is {name:?}, but the files of AWS profiles, ~/.aws/config and ~/.aws/credentials or those of \
                  AWS_CONFIG_FILE and AWS_SHARED_CREDENTIALS_FILE, have no such profile; they have: {}",
@@ -104,11 +102,11 @@ impl Profile {
     /// precedence.
     ///
     /// Nothing is requested before the first call of the provider. Its errors are [`object_store::Error::Generic`] around
-    /// an [`struct@Error`]. `http` sends requests with secrets, so it must not follow redirects.
+    /// an [`struct@Error`]. Requests run on the runtime of [`block_on`](super::runtime::block_on).
     ///
     /// # Errors
     /// `invalid-argument` with the file, section and key, if the profile lacks a key or has one that does not fit.
-    pub fn credentials(&self, http: HttpClient) -> Result<Option<AwsCredentialProvider>> {
+    pub fn credentials(&self) -> Result<Option<AwsCredentialProvider>> {
         let mut profile = self.name.as_str();
         let mut own = self.own()?;
         // Roles from the requested one to the one that is assumed first.
@@ -119,13 +117,13 @@ impl Profile {
                 || own.text("web_identity_token_file").is_some()
                 || (!roles.is_empty() && has_static_keys(own));
             if is_base {
-                break self.base_credentials(profile, own, &http)?;
+                break self.base_credentials(profile, own)?;
             }
             roles.push((profile, self.role(own)?));
             match (own.text("source_profile"), own.text("credential_source")) {
                 (Some(source), None) => {
                     let place = own.place("source_profile");
-                    let next = self.files.profile(source).ok_or_else(|| {
+                    let next = self.files.profiles.get(source).ok_or_else(|| {
                         place.invalid("source_profile", format!("the profile {source:?} does not exist"))
                     })?;
                     let is_own_source = source == profile && has_static_keys(next);
@@ -136,7 +134,7 @@ impl Profile {
                     }
                     (profile, own) = (source, next);
                 }
-                (None, Some(source)) => break Some(self.source_credentials(source, own, &http)?),
+                (None, Some(source)) => break Some(self.source_credentials(source, own)?),
                 (Some(_), Some(_)) => {
                     let message = "a role has either source_profile or credential_source, not both";
                     return Err(own.place("credential_source").invalid("credential_source", message));
@@ -157,31 +155,24 @@ impl Profile {
             };
         };
         for (_, role) in roles.into_iter().rev() {
-            let sts = self.sts(&role, &http)?;
-            provider = Arc::new(Refreshed::new(AssumedRole { sts, role, source: provider }));
+            provider = Arc::new(Refreshed::new(AssumedRole { role, proof: Proof::Keys(provider) }));
         }
         Ok(Some(provider))
     }
 
     fn own(&self) -> Result<&Properties> {
         // `load` has found the profile.
-        self.files.profile(&self.name).ok_or_else(|| Error::new(Kind::Internal, "the AWS profile is missing"))
+        self.files.profiles.get(&self.name).ok_or_else(|| Error::new(Kind::Internal, "the AWS profile is missing"))
     }
 
     /// Returns the keys that a profile has without assuming a role with other keys.
-    fn base_credentials(
-        &self,
-        name: &str,
-        own: &Properties,
-        http: &HttpClient,
-    ) -> Result<Option<AwsCredentialProvider>> {
+    fn base_credentials(&self, name: &str, own: &Properties) -> Result<Option<AwsCredentialProvider>> {
         if let Some(file) = own.text("web_identity_token_file") {
-            let role = self.role(own)?;
-            let sts = self.sts(&role, http)?;
-            return Ok(Some(Arc::new(Refreshed::new(WebIdentity { sts, role, token_file: file.into() }))));
+            let assumed = AssumedRole { role: self.role(own)?, proof: Proof::TokenFile(file.into()) };
+            return Ok(Some(Arc::new(Refreshed::new(assumed))));
         }
         if own.text("sso_account_id").is_some() || own.text("sso_role_name").is_some() {
-            return Ok(Some(Arc::new(Refreshed::new(self.sso_role(name, own, http)?))));
+            return Ok(Some(Arc::new(Refreshed::new(self.sso_role(name, own)?))));
         }
         // Keys in the credentials file precede a process, which precedes keys in the config file.
         let in_credentials_file = STATIC_KEYS.iter().any(|key| own.is_in_credentials_file(key));
@@ -197,27 +188,26 @@ impl Profile {
     }
 
     /// Returns the keys that `credential_source` names.
-    fn source_credentials(&self, source: &str, own: &Properties, http: &HttpClient) -> Result<AwsCredentialProvider> {
+    fn source_credentials(&self, source: &str, own: &Properties) -> Result<AwsCredentialProvider> {
         const KEY: &str = "credential_source";
         let place = own.place(KEY);
         match source {
             "Environment" => {
                 let [id, secret, token] = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"]
-                    .map(|name| self.variables.get(name));
+                    .map(|name| self.variables.get(name).cloned());
                 let (Some(id), Some(secret)) = (id, secret) else {
                     let message = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY must be set for Environment";
                     return Err(place.invalid(KEY, message));
                 };
-                let texts = (id.to_owned(), secret.to_owned(), token.map(str::to_owned));
-                Ok(Arc::new(StaticCredentialProvider::new(keys::checked(place, KEY, texts)?)))
+                Ok(Arc::new(StaticCredentialProvider::new(keys::checked(place, KEY, (id, secret, token))?)))
             }
-            "EcsContainer" => instance_metadata::of_container(&self.variables, http.clone())?.ok_or_else(|| {
+            "EcsContainer" => instance_metadata::of_container(&self.variables)?.ok_or_else(|| {
                 let message = "EcsContainer needs AWS_CONTAINER_CREDENTIALS_RELATIVE_URI, or \
                                AWS_CONTAINER_CREDENTIALS_FULL_URI and AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE, which \
                                containers of ECS and EKS have";
                 place.invalid(KEY, message)
             }),
-            "Ec2InstanceMetadata" => instance_metadata::of_instance(&self.variables, http.clone()),
+            "Ec2InstanceMetadata" => instance_metadata::of_instance(&self.variables),
             other => {
                 let message = format!("{other:?} must be Environment, Ec2InstanceMetadata or EcsContainer");
                 Err(place.invalid(KEY, message))
@@ -237,9 +227,17 @@ impl Profile {
             let message = "it must be a whole number of seconds, such as 3600";
             return Err(own.place("duration_seconds").invalid("duration_seconds", message));
         }
-        let session_name = own.text("role_session_name").or_else(|| self.variables.get("AWS_ROLE_SESSION_NAME"));
+        let place = own.place("role_arn").clone();
+        let session_name = own.text("role_session_name").or_else(|| self.variable("AWS_ROLE_SESSION_NAME"));
+        let region = ["AWS_REGION", "AWS_DEFAULT_REGION"].into_iter().find_map(|name| self.variable(name));
+        let region = region.or_else(|| self.region());
+        let address = self.service_endpoint("sts").map_or_else(|| sts::endpoint(region), str::to_owned);
+        let region = region.unwrap_or("us-east-1");
+        checked_region(region).map_err(|expected| place.invalid("role_arn", expected))?;
         Ok(Role {
-            place: own.place("role_arn").clone(),
+            endpoint: checked_url(&address).map_err(|expected| place.invalid("role_arn", expected))?,
+            region: region.to_owned(),
+            place,
             arn: arn.to_owned(),
             session_name: session_name.map_or_else(|| format!("fst-{}", Utc::now().timestamp()), str::to_owned),
             external_id: own.text("external_id").map(str::to_owned),
@@ -247,21 +245,7 @@ impl Profile {
         })
     }
 
-    fn sts(&self, role: &Role, http: &HttpClient) -> Result<Sts> {
-        let region = ["AWS_REGION", "AWS_DEFAULT_REGION"].into_iter().find_map(|name| self.variables.get(name));
-        let region = region.or_else(|| self.region());
-        if let Some(region) = region {
-            checked_region(region).map_err(|expected| role.place.invalid("role_arn", expected))?;
-        }
-        let address = self.service_endpoint("sts").map_or_else(|| sts::endpoint(region), str::to_owned);
-        Ok(Sts {
-            http: http.clone(),
-            endpoint: checked_url(&address).map_err(|expected| role.place.invalid("role_arn", expected))?,
-            region: region.unwrap_or("us-east-1").to_owned(),
-        })
-    }
-
-    fn sso_role(&self, name: &str, own: &Properties, http: &HttpClient) -> Result<sso::SsoRole> {
+    fn sso_role(&self, name: &str, own: &Properties) -> Result<sso::SsoRole> {
         let account = own.required("sso_account_id", "sso_role_name needs it")?;
         let role = own.required("sso_role_name", "sso_account_id needs it")?;
         let (session, cache_name) = match own.text("sso_session") {
@@ -270,7 +254,7 @@ impl Profile {
                     let message = format!("the section [sso-session {session}] does not exist");
                     own.place("sso_session").invalid("sso_session", message)
                 };
-                (self.files.sso_session(session).ok_or_else(missing)?, session)
+                (self.files.sso_sessions.get(session).ok_or_else(missing)?, session)
             }
             None => (own, own.required("sso_start_url", "profiles without sso_session need it")?),
         };
@@ -292,27 +276,38 @@ impl Profile {
             place.invalid("sso_role_name", message)
         })?;
         let cache = sso::cache_file(home, cache_name);
-        Ok(sso::SsoRole { http: http.clone(), place, profile: name.to_owned(), cache, url })
+        Ok(sso::SsoRole { place, profile: name.to_owned(), cache, url })
     }
 
     /// Returns the endpoint that the environment or the files set for a service that issues keys.
     fn service_endpoint(&self, service: &str) -> Option<&str> {
-        if self.variables.is_true("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS") {
+        if self.ignores_endpoints() {
             return None;
         }
-        let names = [format!("AWS_ENDPOINT_URL_{}", service.to_uppercase()), "AWS_ENDPOINT_URL".to_owned()];
-        names.iter().find_map(|name| self.variables.get(name)).or_else(|| self.configured_endpoint(service))
+        let set = self.variable(&format!("AWS_ENDPOINT_URL_{}", service.to_uppercase()));
+        set.or_else(|| self.variable("AWS_ENDPOINT_URL")).or_else(|| self.configured_endpoint(service))
     }
 
     fn configured_endpoint(&self, service: &str) -> Option<&str> {
         let own = self.own().ok()?;
-        let ignored = own.text("ignore_configured_endpoint_urls").is_some_and(|text| text.eq_ignore_ascii_case("true"));
-        if ignored || self.variables.is_true("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS") {
+        if is_true(own.text("ignore_configured_endpoint_urls")) || self.ignores_endpoints() {
             return None;
         }
-        let services = own.text("services").and_then(|name| self.files.services(name));
+        let services = own.text("services").and_then(|name| self.files.services.get(name));
         services.and_then(|services| services.nested(service, "endpoint_url")).or_else(|| own.text("endpoint_url"))
     }
+
+    fn ignores_endpoints(&self) -> bool {
+        is_true(self.variable("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"))
+    }
+
+    fn variable(&self, name: &str) -> Option<&str> {
+        self.variables.get(name).map(String::as_str)
+    }
+}
+
+fn is_true(text: Option<&str>) -> bool {
+    text.is_some_and(|text| text.eq_ignore_ascii_case("true"))
 }
 
 /// Keys that a profile has as text.

@@ -32,16 +32,11 @@ type Result<T> = std::result::Result<T, HttpError>;
 /// # Errors
 /// [`Late`] if the server takes no bytes or does not answer; those of the connection.
 pub(super) async fn send(client: &reqwest::Client, request: HttpRequest) -> Result<HttpResponse> {
-    let (parts, body) = request.into_parts();
-    let url = reqwest::Url::parse(&parts.uri.to_string());
-    let url = url.map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
-    let mut request = reqwest::Request::new(parts.method, url);
-    *request.headers_mut() = parts.headers;
-    request.headers_mut().entry(header::CONTENT_LENGTH).or_insert(body.content_length().into());
+    let (mut parts, body) = request.into_parts();
+    parts.headers.entry(header::CONTENT_LENGTH).or_insert(body.content_length().into());
     let (begin, taken) = (Instant::now(), Arc::new(OnceLock::new()));
-    *request.body_mut() = Some(counted(body, Arc::clone(&taken)));
-    let response = answer(begin, &taken, async { client.execute(request).await.map_err(failed) }).await?;
-    let (parts, mut body) = http::Response::<reqwest::Body>::from(response).into_parts();
+    let request = http::Request::from_parts(parts, counted(body, Arc::clone(&taken)));
+    let (parts, mut body) = answer(begin, &taken, begin_answer(client, request, failed)).await?.into_parts();
     let mut bytes = Vec::new();
     while let Some(frame) = timeout(ANSWER_TIMEOUT, body.frame()).await.map_err(|_| unanswered(ANSWER_TIMEOUT))? {
         bytes.extend_from_slice(frame.map_err(failed)?.data_ref().map_or(&[], |data| data));
@@ -50,6 +45,28 @@ pub(super) async fn send(client: &reqwest::Client, request: HttpRequest) -> Resu
         }
     }
     Ok(http::Response::from_parts(parts, HttpResponseBody::from(bytes)))
+}
+
+/// Sends a request without a body, and returns the answer once it has begun.
+///
+/// # Errors
+/// Those of the connection.
+pub(super) async fn send_empty(client: &reqwest::Client, request: HttpRequest) -> Result<HttpResponse> {
+    let failed = |error: reqwest::Error| {
+        let kind = if error.is_timeout() { HttpErrorKind::Timeout } else { HttpErrorKind::Unknown };
+        HttpError::new(kind, error.without_url())
+    };
+    let (parts, body) = begin_answer(client, request.map(|_| ""), failed).await?.into_parts();
+    Ok(http::Response::from_parts(parts, HttpResponseBody::new(body.map_err(failed))))
+}
+
+async fn begin_answer(
+    client: &reqwest::Client,
+    request: http::Request<impl Into<reqwest::Body>>,
+    failed: impl Fn(reqwest::Error) -> HttpError,
+) -> Result<http::Response<reqwest::Body>> {
+    let request = request.try_into().map_err(&failed)?;
+    client.execute(request).await.map(Into::into).map_err(&failed)
 }
 
 /// Returns a body whose bytes are counted as the connection takes them. Sets `taken` after the last one.

@@ -14,7 +14,6 @@ use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
-use object_store::client::HttpClient;
 use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path as Key;
@@ -23,7 +22,6 @@ use object_store::{
     StaticCredentialProvider,
 };
 use std::collections::BTreeMap;
-use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 use std::str::FromStr;
@@ -52,12 +50,6 @@ struct Opened {
 trait BucketStore: ObjectStore + MultipartStore {}
 
 impl<T: ObjectStore + MultipartStore> BucketStore for T {}
-
-impl fmt::Debug for Bucket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bucket").field("service", &self.location.service()).finish_non_exhaustive()
-    }
-}
 
 impl Bucket {
     /// Opens the bucket of a URL. Sends no request.
@@ -194,8 +186,8 @@ fn s3(
     let has_keys = is_set(AmazonS3ConfigKey::AccessKeyId, &builder)
         || is_set(AmazonS3ConfigKey::WebIdentityTokenFile, &builder)
         || builder.get_config_value(&AmazonS3ConfigKey::SkipSignature).is_some_and(|value| value == "true");
-    let home = options::variable("HOME");
-    if let Some(profile) = Profile::load(&options::variable, home.as_deref().map(Path::new))? {
+    let (home, variables) = (options::variable("HOME"), options::variables_with_prefix("AWS_").into_iter().collect());
+    if let Some(profile) = Profile::load(variables, home.as_deref().map(Path::new))? {
         if let Some(region) = profile.region().filter(|_| !is_set(AmazonS3ConfigKey::Region, &builder)) {
             builder = builder.with_region(region);
         }
@@ -205,7 +197,7 @@ fn s3(
         if profile.is_path_style() {
             builder = builder.with_virtual_hosted_style_request(false);
         }
-        if !has_keys && let Some(credentials) = profile.credentials(HttpClient::new(Transport::default()))? {
+        if !has_keys && let Some(credentials) = profile.credentials()? {
             builder = builder.with_credentials(credentials);
         }
     }

@@ -248,7 +248,6 @@ mod tests {
     use Step::{Bytes as Arrives, Fail, Stall};
 
     /// Store with the numbers 0, 1, ... as bytes, whose answers follow a script. Records the ranges.
-    #[derive(Debug)]
     struct Script {
         answers: Mutex<Vec<Vec<Step>>>,
         requests: Mutex<Vec<Range<u64>>>,

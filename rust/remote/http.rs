@@ -12,7 +12,6 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 use object_store::client::{HttpError, HttpResponse, HttpResponseBody, HttpService};
-use std::fmt;
 use std::ops::Range;
 
 /// Server of one host. The keys are whole URLs, whose queries may be secret.
@@ -25,12 +24,6 @@ pub(super) struct HttpStore {
 impl HttpStore {
     pub(super) fn new(headers: HeaderMap, transport: Transport) -> Self {
         HttpStore { headers, transport }
-    }
-}
-
-impl fmt::Debug for HttpStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("HttpStore")
     }
 }
 

@@ -6,7 +6,6 @@ use http::{Response, StatusCode, header};
 use object_store::client::{HttpError, HttpErrorKind};
 use rustls::AlertDescription;
 use std::error::Error as StdError;
-use std::fmt;
 use std::io;
 use std::time::Duration;
 
@@ -16,7 +15,8 @@ pub(super) const PROXY_REFUSAL: &str = "the proxy refuses access (status 407); c
                              HTTP_PROXY or ALL_PROXY";
 
 /// Failure of a server that takes no bytes, or does not answer. The request is sent again.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub(super) struct Late(String);
 
 impl Late {
@@ -25,16 +25,9 @@ impl Late {
     }
 }
 
-impl fmt::Display for Late {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl StdError for Late {}
-
 /// Status of an answer after which the same request is repeated.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("the server answered {status}")]
 pub(super) struct StatusFailure {
     status: StatusCode,
     retry_after: Option<Duration>,
@@ -48,25 +41,10 @@ impl StatusFailure {
     }
 }
 
-impl fmt::Display for StatusFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the server answered {}", self.status)
-    }
-}
-
-impl StdError for StatusFailure {}
-
 /// Refusal to follow an answer.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub(super) struct Refused(pub(super) String);
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl StdError for Refused {}
 
 pub(super) fn refused(message: String) -> HttpError {
     HttpError::new(HttpErrorKind::Unknown, Refused(message))
@@ -79,10 +57,9 @@ pub(super) fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
     let (mut is_timeout, mut tls) = (false, None);
     while let Some(next) = cause {
         if let Some(StatusFailure { status, retry_after }) = next.downcast_ref() {
-            let message = format!("the server answered {status}");
             let is_limit = matches!(*status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
             let class = if is_limit { FailureClass::RateLimited(*retry_after) } else { FailureClass::Transient };
-            return Failure::new(class, message);
+            return Failure::new(class, next.to_string());
         }
         if let Some(Refused(message)) = next.downcast_ref() {
             return Failure::new(FailureClass::Permanent, message);

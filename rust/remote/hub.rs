@@ -21,7 +21,6 @@ use async_trait::async_trait;
 use object_store::client::{HttpResponse, HttpService};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
 use std::fs;
 use std::io::Read;
 use std::ops::Range;
@@ -213,12 +212,6 @@ pub(super) struct Repository {
     commit: String,
     /// Signed links of the storage, by path.
     links: Mutex<HashMap<String, Link>>,
-}
-
-impl fmt::Debug for Repository {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Repository({}@{})", self.repository, self.commit)
-    }
 }
 
 impl Repository {

@@ -30,7 +30,6 @@ use credentials::Credentials;
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -46,12 +45,6 @@ pub(super) struct Redis {
     credentials: Arc<Credentials>,
     /// Values of the files that have several.
     files: Mutex<HashMap<String, Arc<[Value]>>>,
-}
-
-impl fmt::Debug for Redis {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Redis")
-    }
 }
 
 /// Value with some bytes of a file.

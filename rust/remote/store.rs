@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// Service, with the credentials for one host, bucket or repository.
 #[async_trait]
-pub trait Store: Send + Sync + fmt::Debug {
+pub trait Store: Send + Sync {
     /// Requests a range of an object. The range may end after the object; it does not begin there.
     ///
     /// With a version, the answer is of that version, or a failure.
@@ -23,6 +23,13 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Returns the requests that store objects, if the service has them.
     fn uploads(&self) -> Option<&dyn Uploads> {
         None
+    }
+}
+
+impl fmt::Debug for dyn Store {
+    /// Shows nothing: stores have secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Store")
     }
 }
 

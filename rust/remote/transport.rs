@@ -109,7 +109,7 @@ impl Transport {
         let response = if policy == HostPolicy::Configured && is_metadata_name(host) {
             self.ask_metadata(request).await?
         } else if request.body().content_length() == 0 {
-            let answer = connections.reader(policy, &self.trust, client.stall())?.call(request).await?;
+            let answer = body::send_empty(connections.reader(policy, &self.trust, client.stall())?, request).await?;
             answer.map(|body| watched(body, client.stall()))
         } else {
             body::send(connections.uploads(&self.trust, client.stall())?, request).await?
@@ -129,7 +129,7 @@ impl Transport {
         let direct = reqwest::Client::builder().no_proxy().tls_backend_preconfigured(ClientConfig::clone(&tls)).build();
         let direct = direct.map_err(|error| without_client(&error))?;
         let answer = async {
-            let (parts, body) = direct.call(request).await?.into_parts();
+            let (parts, body) = body::send_empty(&direct, request).await?.into_parts();
             Ok(Response::from_parts(parts, body.bytes().await?.into()))
         };
         let late =

@@ -2,8 +2,8 @@
 
 use fst::error::{Error, Kind};
 use fst::remote::aws_profile::{Profile, ini, process, shell_words};
+use fst::remote::runtime;
 use object_store::aws::{AwsCredential, AwsCredentialProvider};
-use object_store::client::HttpClient;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -42,7 +42,7 @@ impl Machine {
     }
 
     fn load(&self) -> fst::Result<Option<Profile>> {
-        Profile::load(&|name| self.variables.get(name).cloned(), Some(self.home.path()))
+        Profile::load(self.variables.clone(), Some(self.home.path()))
     }
 
     fn profile(&self) -> Profile {
@@ -50,19 +50,22 @@ impl Machine {
     }
 
     fn provider(&self) -> AwsCredentialProvider {
-        self.profile().credentials(client()).unwrap().unwrap()
+        self.profile().credentials().unwrap().unwrap()
+    }
+
+    fn keys(&self) -> Arc<AwsCredential> {
+        block_on(self.provider().get_credential()).unwrap()
     }
 
     /// Returns the error of the profile or of its provider.
     fn error(&self) -> Error {
-        let profile = match self.load() {
-            Ok(profile) => profile.unwrap(),
-            Err(error) => return error,
+        let provider = self.load().and_then(|profile| profile.unwrap().credentials());
+        let error = match provider.map(|provider| block_on(provider.unwrap().get_credential()).unwrap_err()) {
+            Ok(object_store::Error::Generic { source, .. }) => source.downcast().unwrap(),
+            Ok(error) => panic!("{error}"),
+            Err(error) => Box::new(error),
         };
-        match profile.credentials(client()) {
-            Ok(provider) => error_of(&provider.unwrap()),
-            Err(error) => error,
-        }
+        *error
     }
 
     /// Checks the kind of the error, and that its text contains all of `expected`.
@@ -79,26 +82,8 @@ impl Machine {
     }
 }
 
-fn client() -> HttpClient {
-    // Fails if another test has installed it.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    HttpClient::new(reqwest::Client::builder().no_proxy().build().unwrap())
-}
-
-fn block_on<F: Future>(future: F) -> F::Output {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
-}
-
-#[track_caller]
-fn keys_of(provider: &AwsCredentialProvider) -> Arc<AwsCredential> {
-    block_on(provider.get_credential()).unwrap()
-}
-
-fn error_of(provider: &AwsCredentialProvider) -> Error {
-    match block_on(provider.get_credential()).unwrap_err() {
-        object_store::Error::Generic { source, .. } => *source.downcast().unwrap(),
-        error => panic!("{error}"),
-    }
+fn block_on<T: Send>(future: impl Future<Output = T> + Send) -> T {
+    runtime::block_on(&|| Ok(()), async { Ok(future.await) }).unwrap()
 }
 
 fn texts(keys: &AwsCredential) -> (&str, &str, Option<&str>) {
@@ -161,6 +146,13 @@ impl Server {
 
     fn requests(&self) -> Vec<Request> {
         self.requests.lock().unwrap().clone()
+    }
+
+    /// Returns the only request.
+    #[track_caller]
+    fn request(&self) -> Request {
+        let [request] = self.requests().try_into().unwrap();
+        request
     }
 }
 
@@ -247,7 +239,7 @@ proptest! {
         let _ = shell_words::split(&credentials);
         let machine = Machine::new(&config, &credentials).with("AWS_PROFILE", "a");
         if let Ok(Some(profile)) = machine.load() {
-            let _ = (profile.region(), profile.endpoint(), profile.is_path_style(), profile.credentials(client()).is_ok());
+            let _ = (profile.region(), profile.endpoint(), profile.is_path_style(), profile.credentials().is_ok());
         }
     }
 }
@@ -255,30 +247,34 @@ proptest! {
 #[test]
 fn the_environment_selects_files_and_profile() {
     let none = TempDir::new().unwrap();
-    assert!(Profile::load(&|_| None, Some(none.path())).unwrap().is_none());
-    assert!(Profile::load(&|_| None, None).unwrap().is_none());
+    assert!(Profile::load(BTreeMap::new(), Some(none.path())).unwrap().is_none());
+    assert!(Profile::load(BTreeMap::new(), None).unwrap().is_none());
     assert!(Machine::new("[profile a]\nregion = x\n[a]\n", "").load().unwrap().is_none());
 
     let config =
         "[default]\nregion = one\n[profile default]\nregion = two\n[profile 'a b']\nregion = three\n[b]\nregion=x\n";
-    let machine = Machine::new(config, "[c]\nregion = four\n");
-    assert_eq!(machine.profile().region(), Some("two"));
-    for (name, region) in [("a b", "three"), ("c", "four")] {
-        let machine =
-            Machine::new(config, "[c]\nregion = four\n").with("AWS_PROFILE", name).with("AWS_DEFAULT_PROFILE", "d");
+    let machine = || {
+        let machine = Machine::new(config, "[c]\nregion = four\n");
+        machine.file("five", "[default]\nregion = five\n");
+        machine.file("six", "[default]\nregion = six\n");
+        machine
+    };
+    let six = machine();
+    let path = six.home.path().join("six");
+    // The credentials file takes precedence.
+    let six = six.with("AWS_SHARED_CREDENTIALS_FILE", path.to_str().unwrap());
+    for (machine, name, region) in [
+        (machine(), "default", "two"),
+        (machine().with("AWS_PROFILE", "a b").with("AWS_DEFAULT_PROFILE", "d"), "a b", "three"),
+        (machine().with("AWS_PROFILE", "c"), "c", "four"),
+        (machine().with("AWS_CONFIG_FILE", "~/five"), "default", "five"),
+        (six, "default", "six"),
+    ] {
         assert_eq!((machine.profile().name(), machine.profile().region()), (name, Some(region)));
     }
     // A section of the config file without `profile` is not a profile.
-    let machine = Machine::new(config, "").with("AWS_DEFAULT_PROFILE", "b");
-    machine.refused(Kind::InvalidArgument, &["AWS_DEFAULT_PROFILE is \"b\"", "a b, default", "~/.aws/config"]);
-
-    let machine = Machine::new(config, "");
-    machine.file("other", "[default]\nregion = five\n");
-    assert_eq!(machine.with("AWS_CONFIG_FILE", "~/other").profile().region(), Some("five"));
-    let machine = Machine::new(config, "");
-    let other = machine.file("other", "[default]\nregion = six\n");
-    // The credentials file takes precedence.
-    assert_eq!(machine.with("AWS_SHARED_CREDENTIALS_FILE", other.to_str().unwrap()).profile().region(), Some("six"));
+    let missing = machine().with("AWS_DEFAULT_PROFILE", "b");
+    missing.refused(Kind::InvalidArgument, &["AWS_DEFAULT_PROFILE is \"b\"", "a b, c, default", "~/.aws/config"]);
     Machine::new("[default]\nregion = a/b@c\n", "").refused(Kind::InvalidArgument, &[".aws/config: [default] region"]);
 }
 
@@ -286,35 +282,35 @@ fn the_environment_selects_files_and_profile() {
 fn endpoint_and_addressing_style_are_read() {
     let config = "[default]\nendpoint_url = http://all\nservices = mine\ns3 =\n  addressing_style = path\n\
         [services mine]\ns3 =\n  endpoint_url = http://s3\nsts =\n  endpoint_url = http://sts\n";
-    let profile = Machine::new(config, "").profile();
-    assert_eq!((profile.endpoint(), profile.is_path_style()), (Some("http://s3"), true));
-    let profile =
-        Machine::new("[default]\nendpoint_url = http://all\ns3 =\n  addressing_style = virtual\n", "").profile();
-    assert_eq!((profile.endpoint(), profile.is_path_style()), (Some("http://all"), false));
-    let ignoring = Machine::new(config, "").with("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true");
-    assert_eq!(ignoring.profile().endpoint(), None);
-    let ignoring =
-        Machine::new(&config.replace("services =", "ignore_configured_endpoint_urls = True\nservices ="), "");
-    assert_eq!(ignoring.profile().endpoint(), None);
+    let without_service = "[default]\nendpoint_url = http://all\ns3 =\n  addressing_style = virtual\n";
+    let ignoring = config.replace("services =", "ignore_configured_endpoint_urls = True\nservices =");
+    for (config, ignored, endpoint, is_path_style) in [
+        (config, "false", Some("http://s3"), true),
+        (without_service, "", Some("http://all"), false),
+        (config, "true", None, true),
+        (&ignoring, "", None, true),
+    ] {
+        let profile = Machine::new(config, "").with("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", ignored).profile();
+        assert_eq!((profile.endpoint(), profile.is_path_style()), (endpoint, is_path_style), "{config}");
+    }
 }
 
 #[test]
 fn keys_in_files_are_returned() {
     let machine = Machine::new("", &format!("[default]\n{STATIC}aws_session_token = TOKEN\n"));
-    let profile = machine.profile();
-    let provider = profile.credentials(client()).unwrap().unwrap();
-    assert_eq!(texts(&keys_of(&provider)), ("AKIA", "SECRET/key+=", Some("TOKEN")));
-    let shown = format!("{profile:?} {provider:?}");
+    assert_eq!(texts(&machine.keys()), ("AKIA", "SECRET/key+=", Some("TOKEN")));
+    let shown = format!("{:?} {:?}", machine.profile(), machine.provider());
     assert!(shown.contains("default") && !shown.contains("SECRET") && !shown.contains("TOKEN"), "{shown}");
-    assert!(Machine::new("[default]\nregion = a\n", "").profile().credentials(client()).unwrap().is_none());
-
-    let machine = Machine::new("", "[default]\naws_secret_access_key = SECRET\n");
-    machine.refused(Kind::InvalidArgument, &[".aws/credentials: [default] aws_access_key_id", "missing"]);
-    let machine = Machine::new("[default]\naws_access_key_id = AKIA\n", "");
-    machine.refused(Kind::InvalidArgument, &[".aws/config: [default] aws_secret_access_key", "missing"]);
+    assert!(Machine::new("[default]\nregion = a\n", "").profile().credentials().unwrap().is_none());
+    let refused = |config: &str, credentials: &str, expected: &[&str]| {
+        Machine::new(config, credentials).refused(Kind::InvalidArgument, expected);
+    };
+    let no_id = ".aws/credentials: [default] aws_access_key_id";
+    refused("", "[default]\naws_secret_access_key = SECRET\n", &[no_id, "missing"]);
+    let no_secret = ".aws/config: [default] aws_secret_access_key";
+    refused("[default]\naws_access_key_id = AKIA\n", "", &[no_secret, "missing"]);
     // The signature code of object_store panics for such keys.
-    let machine = Machine::new("", &format!("[default]\n{STATIC}  SECRET of two lines\n"));
-    machine.refused(Kind::InvalidArgument, &["aws_access_key_id", "line breaks"]);
+    refused("", &format!("[default]\n{STATIC}  SECRET of two lines\n"), &["aws_access_key_id", "line breaks"]);
 }
 
 #[test]
@@ -347,14 +343,14 @@ fn a_process_returns_keys() {
     let machine = with_process(script);
     let provider = machine.provider();
     for _ in 0..3 {
-        assert_eq!(texts(&keys_of(&provider)), ("an argument", "SECRET", None));
+        assert_eq!(texts(&block_on(provider.get_credential()).unwrap()), ("an argument", "SECRET", None));
     }
     // Keys without an expiration are kept.
     let calls = std::fs::read_to_string(machine.home.path().join("folder of scripts/calls")).unwrap();
     assert_eq!(calls, "called\n");
     // Keys in the credentials file precede the process.
     machine.file(".aws/credentials", "[default]\naws_access_key_id = OTHER\n");
-    assert_eq!(keys_of(&machine.provider()).key_id, "OTHER");
+    assert_eq!(machine.keys().key_id, "OTHER");
 }
 
 #[test]
@@ -395,15 +391,20 @@ fn a_process_that_does_not_end_is_killed() {
 const ROLE: &str = "[default]\nregion = eu-west-1\nrole_arn = arn:aws:iam::1:role/r\nsource_profile = source\n\
     external_id = an id & more\nrole_session_name = me\nduration_seconds = 900\n";
 
+/// Returns a machine with a role that is assumed with the keys of another profile.
+fn with_role(server: &Server) -> Machine {
+    Machine::new(ROLE, &format!("[source]\n{STATIC}")).with("AWS_ENDPOINT_URL_STS", &server.url)
+}
+
 #[test]
-fn a_role_is_assumed_with_the_keys_of_another_profile() {
+fn a_role_is_assumed_once_with_the_keys_of_another_profile() {
     let server = sts(3600);
-    let machine = Machine::new(ROLE, &format!("[source]\n{STATIC}")).with("AWS_ENDPOINT_URL_STS", &server.url);
-    let provider = machine.provider();
-    for _ in 0..3 {
-        assert_eq!(texts(&keys_of(&provider)), ("ASIA0", "SECRET+/ASIA0=", Some("TOKENASIA0==")));
+    let provider = with_role(&server).provider();
+    let at_once = block_on(futures_util::future::join_all((0..8).map(|_| provider.get_credential())));
+    for keys in at_once.into_iter().chain([block_on(provider.get_credential())]) {
+        assert_eq!(texts(&keys.unwrap()), ("ASIA0", "SECRET+/ASIA0=", Some("TOKENASIA0==")));
     }
-    let [request] = &server.requests()[..] else { panic!("keys are kept until they expire") };
+    let request = server.request();
     assert_eq!(request.line, "POST / HTTP/1.1");
     let expected = [
         ("Action", "AssumeRole"),
@@ -428,7 +429,7 @@ fn roles_are_chained() {
          [profile base]\nrole_arn = arn:ignored\nsource_profile = base\n{STATIC}"
     );
     let machine = Machine::new(&config, "").with("AWS_ENDPOINT_URL", &server.url).with("AWS_REGION", "us-west-2");
-    assert_eq!(keys_of(&machine.provider()).key_id, "ASIA1");
+    assert_eq!(machine.keys().key_id, "ASIA1");
     let [first, second] = &server.requests()[..] else { panic!("two roles are assumed") };
     assert_eq!(first.form["RoleArn"], "arn:aws:iam::1:role/middle");
     assert!(first.form["RoleSessionName"].starts_with("fst-"));
@@ -439,57 +440,58 @@ fn roles_are_chained() {
     // A profile may be its own source.
     let machine = Machine::new(&ROLE.replace("= source", "= default"), &format!("[default]\n{STATIC}"))
         .with("AWS_ENDPOINT_URL", &server.url);
-    assert_eq!(keys_of(&machine.provider()).key_id, "ASIA2");
+    assert_eq!(machine.keys().key_id, "ASIA2");
     assert!(server.requests()[2].headers["authorization"].contains("Credential=AKIA/"));
 }
 
 #[test]
 fn invalid_roles_are_refused() {
-    let role = "role_arn = arn:aws:iam::1:role/r\n";
-    let refused = |config: String, expected: &[&str]| {
-        Machine::new(&config, &format!("[keys]\n{STATIC}")).refused(Kind::InvalidArgument, expected);
-    };
-    refused(format!("[default]\n{role}"), &[".aws/config: [default] role_arn", "source_profile, credential_source"]);
-    refused(
-        format!(
-            "[default]\n{role}source_profile = a\n[profile a]\n{role}source_profile = b\n[profile b]\n{role}source_profile = a\n"
+    for (rest, expected) in [
+        ("", ".aws/config: [default] role_arn"),
+        ("", "source_profile, credential_source"),
+        (
+            "source_profile = a\n[profile a]\nrole_arn = r\nsource_profile = b\n[profile b]\nrole_arn = r\n\
+             source_profile = a\n",
+            "[profile b] source_profile: the profiles default -> a -> b -> a form a cycle",
         ),
-        &["[profile b] source_profile: the profiles default -> a -> b -> a form a cycle"],
-    );
-    refused(format!("[default]\n{role}source_profile = default\n"), &["default -> default form a cycle"]);
-    refused(format!("[default]\n{role}source_profile = x\n"), &["[default] source_profile", "\"x\" does not exist"]);
-    refused(
-        format!("[default]\n{role}source_profile = a\n[profile a]\nregion = b\n"),
-        &["[default] source_profile: the profile \"a\" has no keys"],
-    );
-    refused(format!("[default]\n{role}source_profile = keys\ncredential_source = Environment\n"), &["not both"]);
-    refused(format!("[default]\n{role}credential_source = Environment\n"), &["AWS_SECRET_ACCESS_KEY must be set"]);
-    refused(
-        format!("[default]\n{role}credential_source = EcsContainer\n"),
-        &["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"],
-    );
-    refused(format!("[default]\n{role}credential_source = else\n"), &["\"else\" must be"]);
-    refused(format!("[default]\n{role}source_profile = keys\nmfa_serial = m\n"), &["mfa_serial", "export-credentials"]);
-    refused(format!("[default]\n{role}source_profile = keys\nduration_seconds = 1h\n"), &["duration_seconds", "3600"]);
-    refused("[default]\nweb_identity_token_file = /token\n".into(), &["role_arn: the key is missing"]);
-    refused(
-        format!("[default]\n{role}source_profile = keys\nendpoint_url = nonsense\n"),
-        &["role_arn", "https://host:port"],
-    );
+        ("source_profile = default\n", "default -> default form a cycle"),
+        ("source_profile = x\n", "[default] source_profile: the profile \"x\" does not exist"),
+        ("source_profile = a\n[profile a]\nregion = b\n", "[default] source_profile: the profile \"a\" has no keys"),
+        ("source_profile = keys\ncredential_source = Environment\n", "not both"),
+        ("credential_source = Environment\n", "AWS_SECRET_ACCESS_KEY must be set"),
+        ("credential_source = EcsContainer\n", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"),
+        ("credential_source = else\n", "\"else\" must be"),
+        ("source_profile = keys\nmfa_serial = m\n", "export-credentials"),
+        ("source_profile = keys\nduration_seconds = 1h\n", "duration_seconds: it must be a whole number"),
+        ("source_profile = keys\nendpoint_url = nonsense\n", "role_arn: the endpoint of the service"),
+    ] {
+        let config = format!("[default]\nrole_arn = arn:aws:iam::1:role/r\n{rest}");
+        Machine::new(&config, &format!("[keys]\n{STATIC}")).refused(Kind::InvalidArgument, &[expected]);
+    }
+    let without_role = Machine::new("[default]\nweb_identity_token_file = /token\n", "");
+    without_role.refused(Kind::InvalidArgument, &["role_arn: the key is missing"]);
+}
+
+/// Returns a machine with a role that is assumed with the keys of this source.
+fn with_source(source: &str, server: &Server) -> Machine {
+    let config = format!("[default]\nrole_arn = arn:r\ncredential_source = {source}\n");
+    Machine::new(&config, "").with("AWS_ENDPOINT_URL_STS", &server.url)
+}
+
+/// Returns a machine with a role that is assumed with keys of the environment.
+fn with_environment(server: &Server) -> Machine {
+    with_source("Environment", server)
+        .with("AWS_ACCESS_KEY_ID", "AKIAENV")
+        .with("AWS_SECRET_ACCESS_KEY", "SECRET")
+        .with("AWS_SESSION_TOKEN", "TOKENENV")
 }
 
 #[test]
 fn a_role_is_assumed_with_keys_of_the_environment() {
     let server = sts(3600);
-    let config = "[default]\nrole_arn = arn:r\ncredential_source = Environment\n";
-    let machine = Machine::new(config, "")
-        .with("AWS_ACCESS_KEY_ID", "AKIAENV")
-        .with("AWS_SECRET_ACCESS_KEY", "SECRET")
-        .with("AWS_SESSION_TOKEN", "TOKENENV")
-        .with("AWS_ROLE_SESSION_NAME", "session")
-        .with("AWS_ENDPOINT_URL_STS", &server.url);
-    assert_eq!(keys_of(&machine.provider()).key_id, "ASIA0");
-    let [request] = &server.requests()[..] else { panic!("one role is assumed") };
+    let machine = with_environment(&server).with("AWS_ROLE_SESSION_NAME", "session");
+    assert_eq!(machine.keys().key_id, "ASIA0");
+    let request = server.request();
     assert!(request.headers["authorization"].contains("Credential=AKIAENV/"));
     assert!(request.headers["authorization"].contains("/us-east-1/sts/"));
     assert_eq!(request.headers["x-amz-security-token"], "TOKENENV");
@@ -509,19 +511,15 @@ fn a_role_is_assumed_with_keys_of_the_machine() {
         _ => (404, String::new()),
     });
     let server = sts(3600);
-    let machine = |source: &str| {
-        Machine::new(&format!("[default]\nrole_arn = arn:r\ncredential_source = {source}\n"), "")
-            .with("AWS_ENDPOINT_URL_STS", &server.url)
-    };
-    let instance =
-        machine("Ec2InstanceMetadata").with("AWS_EC2_METADATA_SERVICE_ENDPOINT", &format!("{}/", metadata.url));
-    assert_eq!(keys_of(&instance.provider()).key_id, "ASIA0");
-    let container = machine("EcsContainer");
+    let instance = with_source("Ec2InstanceMetadata", &server);
+    let instance = instance.with("AWS_EC2_METADATA_SERVICE_ENDPOINT", &format!("{}/", metadata.url));
+    assert_eq!(instance.keys().key_id, "ASIA0");
+    let container = with_source("EcsContainer", &server);
     let token = container.file("token", "SECRET");
     let container = container
         .with("AWS_CONTAINER_CREDENTIALS_FULL_URI", &format!("{}/container", metadata.url))
         .with("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", token.to_str().unwrap());
-    assert_eq!(keys_of(&container.provider()).key_id, "ASIA1");
+    assert_eq!(container.keys().key_id, "ASIA1");
     for request in server.requests() {
         assert!(request.headers["authorization"].contains("Credential=ASIAEC2/"));
     }
@@ -535,8 +533,8 @@ fn a_web_identity_assumes_a_role() {
     let config = format!("[default]\nrole_arn = arn:r\nweb_identity_token_file = {}\n{STATIC}", token.display());
     machine.file(".aws/config", &config);
     let machine = machine.with("AWS_ENDPOINT_URL_STS", &server.url);
-    assert_eq!(keys_of(&machine.provider()).key_id, "ASIA0");
-    let [request] = &server.requests()[..] else { panic!("one role is assumed") };
+    assert_eq!(machine.keys().key_id, "ASIA0");
+    let request = server.request();
     assert_eq!(request.form["Action"], "AssumeRoleWithWebIdentity");
     assert_eq!(request.form["WebIdentityToken"], "SECRET&token");
     assert!(!request.headers.contains_key("authorization"));
@@ -554,26 +552,20 @@ fn refusals_of_sts_are_errors_without_secrets() {
         let server = Server::new(move |_, _| {
             (status, format!("<ErrorResponse xmlns=\"a\"><Error><Type>Sender</Type>{answer}</Error></ErrorResponse>"))
         });
-        let machine = Machine::new("[default]\nrole_arn = arn:r\ncredential_source = Environment\n", "")
-            .with("AWS_ACCESS_KEY_ID", "AKIA")
-            .with("AWS_SECRET_ACCESS_KEY", "SECRET")
-            .with("AWS_SESSION_TOKEN", "TOKENENV")
-            .with("AWS_ENDPOINT_URL_STS", &server.url);
+        let machine = with_environment(&server);
         let place = ".aws/config: [default] role_arn: cannot assume the role arn:r: 127.0.0.1 answered ";
         machine.refused(Kind::PermissionDenied, &[place, expected, "trust policy"]);
         assert_eq!(server.requests().len(), 1);
     }
-    let credentials = format!("[source]\n{STATIC}");
     let server = Server::new(|_, _| (200, "<html>SECRET".into()));
-    let machine = Machine::new(ROLE, &credentials).with("AWS_ENDPOINT_URL_STS", &server.url);
-    machine.refused(Kind::PermissionDenied, &["status 200 is not one of STS"]);
+    with_role(&server).refused(Kind::PermissionDenied, &["status 200 is not one of STS"]);
     let server = Server::new(|_, request| sts_answer(&request.form["Action"], "ASIA", "SECRET"));
-    let machine = Machine::new(ROLE, &credentials).with("AWS_ENDPOINT_URL_STS", &server.url);
-    machine.refused(Kind::Io, &["role_arn", "Expiration"]);
+    with_role(&server).refused(Kind::Io, &["role_arn", "Expiration"]);
     // Nothing listens on this port any more.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let machine = Machine::new(ROLE, &credentials).with("AWS_ENDPOINT_URL_STS", &format!("http://{address}"));
-    machine.refused(Kind::Io, &["role_arn", &address.to_string(), "refused"]);
+    with_role(&server)
+        .with("AWS_ENDPOINT_URL_STS", &format!("http://{address}"))
+        .refused(Kind::Io, &["role_arn", &address.to_string(), "refused"]);
 }
 
 #[test]
@@ -583,20 +575,8 @@ fn failures_that_may_pass_are_repeated() {
         1 => (429, String::new()),
         _ => sts_answer(&request.form["Action"], "ASIA", &date_in(3600)),
     });
-    let machine = Machine::new(ROLE, &format!("[source]\n{STATIC}")).with("AWS_ENDPOINT_URL_STS", &server.url);
-    assert_eq!(keys_of(&machine.provider()).key_id, "ASIA");
+    assert_eq!(with_role(&server).keys().key_id, "ASIA");
     assert_eq!(server.requests().len(), 3);
-}
-
-#[test]
-fn concurrent_requests_share_one_fetch() {
-    let server = sts(3600);
-    let machine = Machine::new(ROLE, &format!("[source]\n{STATIC}")).with("AWS_ENDPOINT_URL_STS", &server.url);
-    let provider = machine.provider();
-    for keys in block_on(futures_util::future::join_all((0..8).map(|_| provider.get_credential()))) {
-        assert_eq!(keys.unwrap().key_id, "ASIA0");
-    }
-    assert_eq!(server.requests().len(), 1);
 }
 
 const SESSION: &str = "[default]\nsso_session = corp\nsso_account_id = 123\nsso_role_name = A role\n\
@@ -626,8 +606,10 @@ fn keys_come_with_the_token_of_a_login() {
     for (config, cache) in [(SESSION, SESSION_CACHE), (LEGACY, LEGACY_CACHE)] {
         let machine = with_token(config, cache, &date_in(60)).with("AWS_ENDPOINT_URL_SSO", &server.url);
         let provider = machine.provider();
-        assert_eq!(texts(&keys_of(&provider)), ("ASIA", "SECRET", Some("TOKEN")));
-        keys_of(&provider);
+        for _ in 0..2 {
+            let keys = block_on(provider.get_credential()).unwrap();
+            assert_eq!(texts(&keys), ("ASIA", "SECRET", Some("TOKEN")));
+        }
     }
     let requests = server.requests();
     assert_eq!(requests.len(), 2);
@@ -643,12 +625,11 @@ fn a_login_that_has_expired_is_an_error_with_the_command() {
     let expired = with_token(SESSION, SESSION_CACHE, "2020-06-17T10:02:08UTC");
     expired.refused(Kind::PermissionDenied, &[".aws/config: [default] sso_role_name", "has expired", login]);
     Machine::new(SESSION, "").refused(Kind::PermissionDenied, &["no token is cached", SESSION_CACHE, login]);
-    let server = Server::new(|_, _| (401, "SECRET".into()));
-    let machine = with_token(SESSION, SESSION_CACHE, &date_in(60)).with("AWS_ENDPOINT_URL_SSO", &server.url);
-    machine.refused(Kind::PermissionDenied, &["does not accept the token", login]);
-    let server = Server::new(|_, _| (403, "SECRET".into()));
-    let machine = with_token(SESSION, SESSION_CACHE, &date_in(60)).with("AWS_ENDPOINT_URL_SSO", &server.url);
-    machine.refused(Kind::PermissionDenied, &["status 403", "sso_account_id"]);
+    for (status, expected) in [(401, ["does not accept the token", login]), (403, ["status 403", "sso_account_id"])] {
+        let server = Server::new(move |_, _| (status, "SECRET".into()));
+        let machine = with_token(SESSION, SESSION_CACHE, &date_in(60)).with("AWS_ENDPOINT_URL_SSO", &server.url);
+        machine.refused(Kind::PermissionDenied, &expected);
+    }
     let damaged = Machine::new(SESSION, "");
     damaged.file(&format!(".aws/sso/cache/{SESSION_CACHE}.json"), r#"{"accessToken": "SECRET"}"#);
     damaged.refused(Kind::PermissionDenied, &["no accessToken and expiresAt", login]);

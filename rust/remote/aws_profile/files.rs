@@ -1,8 +1,7 @@
 //! The two files of profiles, merged.
 
 use super::ini::{self, Section, Value};
-use super::shell_words;
-use super::variables::Variables;
+use super::{Variables, shell_words};
 use crate::error::{Error, Kind, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,9 +10,9 @@ use std::sync::Arc;
 /// Profiles, SSO sessions and services by name.
 #[derive(Default)]
 pub(super) struct Files {
-    profiles: BTreeMap<String, Properties>,
-    sso_sessions: BTreeMap<String, Properties>,
-    services: BTreeMap<String, Properties>,
+    pub(super) profiles: BTreeMap<String, Properties>,
+    pub(super) sso_sessions: BTreeMap<String, Properties>,
+    pub(super) services: BTreeMap<String, Properties>,
 }
 
 impl Files {
@@ -36,7 +35,7 @@ impl Files {
                     ["default"] => (&mut files.profiles, "default"),
                     // Takes precedence over [default].
                     ["profile", "default"] => {
-                        default_profile = Some(Properties::new(&path, &title, section));
+                        default_profile = Some(Properties::new(&path, &title, section, false));
                         continue;
                     }
                     ["profile", name] => (&mut files.profiles, *name),
@@ -44,33 +43,20 @@ impl Files {
                     ["services", name] => (&mut files.services, *name),
                     _ => continue,
                 };
-                kind.insert(name.to_owned(), Properties::new(&path, &title, section));
+                kind.insert(name.to_owned(), Properties::new(&path, &title, section, false));
             }
             files.profiles.extend(default_profile.map(|properties| ("default".to_owned(), properties)));
         }
         if let Some(path) = path("AWS_SHARED_CREDENTIALS_FILE", "credentials") {
             for (name, section) in read(&path)? {
-                let own = Properties::new(&path, &name, section);
-                files.profiles.entry(name).or_insert_with(|| Properties::empty(&own.place)).override_by(own);
+                let own = Properties::new(&path, &name, section, true);
+                match files.profiles.get_mut(&name) {
+                    Some(known) => known.values.extend(own.values),
+                    None => _ = files.profiles.insert(name, own),
+                }
             }
         }
         Ok(files)
-    }
-
-    pub(super) fn profile(&self, name: &str) -> Option<&Properties> {
-        self.profiles.get(name)
-    }
-
-    pub(super) fn profile_names(&self) -> impl Iterator<Item = &str> {
-        self.profiles.keys().map(String::as_str)
-    }
-
-    pub(super) fn sso_session(&self, name: &str) -> Option<&Properties> {
-        self.sso_sessions.get(name)
-    }
-
-    pub(super) fn services(&self, name: &str) -> Option<&Properties> {
-        self.services.get(name)
     }
 }
 
@@ -90,6 +76,7 @@ fn read(path: &Path) -> Result<BTreeMap<String, Section>> {
 pub(super) struct Place {
     path: Arc<PathBuf>,
     title: Arc<str>,
+    is_in_credentials_file: bool,
 }
 
 impl Place {
@@ -108,24 +95,13 @@ impl Place {
 pub(super) struct Properties {
     place: Place,
     values: BTreeMap<String, (Value, Place)>,
-    credentials_path: Option<Arc<PathBuf>>,
 }
 
 impl Properties {
-    fn new(path: &Path, title: &str, section: Section) -> Self {
-        let place = Place { path: Arc::new(path.to_path_buf()), title: title.into() };
+    fn new(path: &Path, title: &str, section: Section, is_in_credentials_file: bool) -> Self {
+        let place = Place { path: Arc::new(path.to_path_buf()), title: title.into(), is_in_credentials_file };
         let values = section.into_iter().map(|(key, value)| (key, (value, place.clone()))).collect();
-        Properties { values, place, credentials_path: None }
-    }
-
-    fn empty(place: &Place) -> Self {
-        Properties { place: place.clone(), values: BTreeMap::new(), credentials_path: None }
-    }
-
-    /// Adds the section of the credentials file, whose values take precedence.
-    fn override_by(&mut self, own: Properties) {
-        self.credentials_path = Some(own.place.path.clone());
-        self.values.extend(own.values);
+        Properties { values, place }
     }
 
     /// Returns the text of a property that is not empty.
@@ -153,8 +129,6 @@ impl Properties {
 
     /// Returns whether a property is in the credentials file.
     pub(super) fn is_in_credentials_file(&self, key: &str) -> bool {
-        self.credentials_path
-            .as_ref()
-            .is_some_and(|path| self.values.get(key).is_some_and(|(_, place)| Arc::ptr_eq(&place.path, path)))
+        self.values.get(key).is_some_and(|(_, place)| place.is_in_credentials_file)
     }
 }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use std::io::{self, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 /// Time limit of a program. A program may ask a server or the user.
@@ -43,10 +43,7 @@ impl KeySource for CredentialProcess {
     async fn fetch(&self) -> Result<Keys> {
         const KEY: &str = "credential_process";
         let denied = |message: &str| self.place.error(Kind::PermissionDenied, KEY, message);
-        let stdout = match run(&self.command, LIMIT).await {
-            Ok(stdout) => stdout,
-            Err(problem) => return Err(denied(&problem)),
-        };
+        let stdout = run(&self.command, LIMIT).await.map_err(|problem| denied(&problem))?;
         // Errors of serde_json quote values, which may be secrets.
         let Ok(answer) = serde_json::from_slice::<Answer>(&stdout) else {
             return Err(denied(
@@ -83,15 +80,14 @@ pub async fn run(command: &str, limit: Duration) -> std::result::Result<Vec<u8>,
         .spawn()
         .map(Running)
         .map_err(cannot_run)?;
-    let (stdout, stderr) = (child.0.stdout.take(), child.0.stderr.take());
-    let stdout = Output::read(stdout).map_err(cannot_run)?;
-    let stderr = Output::read(stderr).map_err(cannot_run)?;
+    let stdout = read(child.0.stdout.take()).map_err(cannot_run)?;
+    let stderr = read(child.0.stderr.take()).map_err(cannot_run)?;
     let started = Instant::now();
     let (mut status, mut out, mut messages) = (None, None, None);
     loop {
         status = status.or(child.0.try_wait().map_err(cannot_run)?);
-        out = out.or_else(|| stdout.poll());
-        messages = messages.or_else(|| stderr.poll());
+        out = out.or_else(|| stdout.try_recv().ok());
+        messages = messages.or_else(|| stderr.try_recv().ok());
         if let (Some(status), Some(_), Some(messages)) = (status, &out, &messages) {
             let status: ExitStatus = status;
             if status.success() {
@@ -122,27 +118,14 @@ impl Drop for Running {
     }
 }
 
-/// Output of a process, read by a thread. The thread is not joined: a grandchild may hold the pipe open for ever.
-struct Output(Receiver<Vec<u8>>);
-
-impl Output {
-    fn read(pipe: Option<impl Read + Send + 'static>) -> io::Result<Self> {
-        let (sender, receiver) = mpsc::channel();
-        std::thread::Builder::new().name("fst-process".into()).spawn(move || {
-            let mut bytes = Vec::new();
-            // What was read before a failure is judged by its reader.
-            let _ = pipe.map(|pipe| pipe.take(OUTPUT_BYTES_MAX).read_to_end(&mut bytes));
-            let _ = sender.send(bytes);
-        })?;
-        Ok(Output(receiver))
-    }
-
-    /// Returns the output once it is complete.
-    fn poll(&self) -> Option<Vec<u8>> {
-        match self.0.try_recv() {
-            Ok(bytes) => Some(bytes),
-            Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => Some(Vec::new()),
-        }
-    }
+/// Reads an output of a process on a thread. The thread is not joined: a grandchild may hold the pipe open for ever.
+fn read(pipe: Option<impl Read + Send + 'static>) -> io::Result<Receiver<Vec<u8>>> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::Builder::new().name("fst-process".into()).spawn(move || {
+        let mut bytes = Vec::new();
+        // What was read before a failure is judged by its reader.
+        let _ = pipe.map(|pipe| pipe.take(OUTPUT_BYTES_MAX).read_to_end(&mut bytes));
+        let _ = sender.send(bytes);
+    })?;
+    Ok(receiver)
 }

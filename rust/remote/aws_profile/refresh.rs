@@ -80,17 +80,12 @@ fn wrap(error: Error) -> object_store::Error {
 
 /// Returns the error of a provider. It is an error of fst, except for providers of `object_store`.
 pub(super) fn unwrap(error: object_store::Error) -> Error {
-    match error {
-        object_store::Error::Generic { store, source } => match source.downcast::<Error>() {
-            Ok(error) => *error,
-            Err(source) => unwrap_text(&object_store::Error::Generic { store, source }),
-        },
-        error => unwrap_text(&error),
+    match &error {
+        object_store::Error::Generic { source, .. } if let Some(error) = source.downcast_ref::<Error>() => {
+            error.clone()
+        }
+        error => Error::new(Kind::PermissionDenied, format!("cannot get access keys of AWS: {error}")),
     }
-}
-
-fn unwrap_text(error: &object_store::Error) -> Error {
-    Error::new(Kind::PermissionDenied, format!("cannot get access keys of AWS: {error}"))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::error::{Error, Kind, Result};
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use object_store::HeaderValue;
-use object_store::client::{HttpClient, HttpRequest, HttpRequestBody};
+use object_store::client::{HttpRequest, HttpRequestBody};
 use reqwest::{StatusCode, Url};
 use serde::Deserialize;
 use std::io;
@@ -17,7 +17,6 @@ use std::sync::Arc;
 
 /// Role of an account in IAM Identity Center.
 pub(super) struct SsoRole {
-    pub(super) http: HttpClient,
     pub(super) place: Place,
     pub(super) profile: String,
     /// File with the token.
@@ -63,7 +62,7 @@ impl KeySource for SsoRole {
         let invalid_url = |_| self.place.invalid("sso_region", "the region is not part of a valid address");
         *request.uri_mut() = self.url.as_str().parse().map_err(invalid_url)?;
         request.headers_mut().insert("x-amz-sso_bearer_token", self.token()?);
-        let (status, body) = exchange::send(&self.http, &request).await.map_err(|error| {
+        let (status, body) = exchange::send(&request).await.map_err(|error| {
             self.place.error(Kind::Io, "sso_role_name", format!("cannot get the role's keys: {error}"))
         })?;
         if status == StatusCode::UNAUTHORIZED {

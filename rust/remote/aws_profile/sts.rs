@@ -7,8 +7,8 @@ use super::refresh::{self, KeySource};
 use crate::error::{Error, Kind, Result};
 use async_trait::async_trait;
 use object_store::HeaderValue;
-use object_store::aws::{AwsAuthorizer, AwsCredential, AwsCredentialProvider};
-use object_store::client::{HttpClient, HttpRequest, HttpRequestBody};
+use object_store::aws::{AwsAuthorizer, AwsCredentialProvider};
+use object_store::client::{HttpRequest, HttpRequestBody};
 use reqwest::{Method, Url, header};
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -17,14 +17,6 @@ use std::sync::Arc;
 /// Upper bound for the length of a service's message in an error, in characters.
 const MESSAGE_CHARS_MAX: usize = 500;
 
-/// Client of the service.
-#[derive(Clone)]
-pub(super) struct Sts {
-    pub(super) http: HttpClient,
-    pub(super) endpoint: Url,
-    pub(super) region: String,
-}
-
 /// Role that a profile assumes.
 pub(super) struct Role {
     pub(super) place: Place,
@@ -32,41 +24,24 @@ pub(super) struct Role {
     pub(super) session_name: String,
     pub(super) external_id: Option<String>,
     pub(super) duration_seconds: Option<String>,
+    /// Address of the service.
+    pub(super) endpoint: Url,
+    /// Region for which requests are signed.
+    pub(super) region: String,
 }
 
-/// Role that is assumed with other keys.
+/// Role with the right to assume it.
 pub(super) struct AssumedRole {
-    pub(super) sts: Sts,
     pub(super) role: Role,
-    pub(super) source: AwsCredentialProvider,
+    pub(super) proof: Proof,
 }
 
-/// Role that is assumed with the token of a file, such as that of a Kubernetes service account.
-pub(super) struct WebIdentity {
-    pub(super) sts: Sts,
-    pub(super) role: Role,
-    pub(super) token_file: PathBuf,
-}
-
-#[async_trait]
-impl KeySource for AssumedRole {
-    async fn fetch(&self) -> Result<Keys> {
-        let source = self.source.get_credential().await.map_err(refresh::unwrap)?;
-        let external_id = self.role.external_id.as_deref().map(|id| ("ExternalId", id));
-        self.sts.assume(&self.role, "AssumeRole", external_id, Some(&source)).await
-    }
-}
-
-#[async_trait]
-impl KeySource for WebIdentity {
-    async fn fetch(&self) -> Result<Keys> {
-        // The file is read each time, because its owner replaces the token before it expires.
-        let token = std::fs::read_to_string(&self.token_file).map_err(|error| {
-            Error::from_io(error, &self.token_file, "cannot read the token of web_identity_token_file")
-        })?;
-        let token = ("WebIdentityToken", token.trim());
-        self.sts.assume(&self.role, "AssumeRoleWithWebIdentity", Some(token), None).await
-    }
+/// Right to assume a role.
+pub(super) enum Proof {
+    /// Keys that sign the request.
+    Keys(AwsCredentialProvider),
+    /// Token of a file, such as that of a Kubernetes service account.
+    TokenFile(PathBuf),
 }
 
 /// Answer of both actions.
@@ -105,15 +80,23 @@ struct RefusalError {
     message: String,
 }
 
-impl Sts {
-    async fn assume(
-        &self,
-        role: &Role,
-        action: &str,
-        additional: Option<(&str, &str)>,
-        signed_by: Option<&AwsCredential>,
-    ) -> Result<Keys> {
-        let mut form = self.endpoint.clone();
+#[async_trait]
+impl KeySource for AssumedRole {
+    async fn fetch(&self) -> Result<Keys> {
+        let AssumedRole { role, proof } = self;
+        let (action, additional, signed_by) = match proof {
+            Proof::Keys(source) => {
+                let keys = source.get_credential().await.map_err(refresh::unwrap)?;
+                ("AssumeRole", role.external_id.clone().map(|id| ("ExternalId", id)), Some(keys))
+            }
+            // The file is read each time, because its owner replaces the token before it expires.
+            Proof::TokenFile(path) => {
+                let token = std::fs::read_to_string(path)
+                    .map_err(|error| Error::from_io(error, path, "cannot read the token of web_identity_token_file"))?;
+                ("AssumeRoleWithWebIdentity", Some(("WebIdentityToken", token.trim().to_owned())), None)
+            }
+        };
+        let mut form = role.endpoint.clone();
         form.set_query(None);
         form.query_pairs_mut()
             .append_pair("Action", action)
@@ -121,22 +104,19 @@ impl Sts {
             .append_pair("RoleArn", &role.arn)
             .append_pair("RoleSessionName", &role.session_name)
             .extend_pairs(role.duration_seconds.as_ref().map(|seconds| ("DurationSeconds", seconds)))
-            .extend_pairs(additional);
+            .extend_pairs(&additional);
         let mut request = HttpRequest::new(HttpRequestBody::from(form.query().unwrap_or_default().to_owned()));
         *request.method_mut() = Method::POST;
-        *request.uri_mut() = self
-            .endpoint
-            .as_str()
-            .parse()
-            .map_err(|_| role.place.invalid("role_arn", format!("{} is no endpoint of STS", self.endpoint)))?;
+        let invalid_url = |_| role.place.invalid("role_arn", format!("{} is no endpoint of STS", role.endpoint));
+        *request.uri_mut() = role.endpoint.as_str().parse().map_err(invalid_url)?;
         let content_type = HeaderValue::from_static("application/x-www-form-urlencoded; charset=utf-8");
         request.headers_mut().insert(header::CONTENT_TYPE, content_type);
-        if let Some(credential) = signed_by {
-            AwsAuthorizer::new(credential, "sts", &self.region).try_authorize(&mut request, None).map_err(|_| {
+        if let Some(credential) = &signed_by {
+            AwsAuthorizer::new(credential, "sts", &role.region).try_authorize(&mut request, None).map_err(|_| {
                 role.place.error(Kind::Internal, "role_arn", "the request to assume the role cannot be signed")
             })?;
         }
-        let (status, body) = exchange::send(&self.http, &request).await.map_err(|error| {
+        let (status, body) = exchange::send(&request).await.map_err(|error| {
             role.place.error(Kind::Io, "role_arn", format!("cannot assume the role {}: {error}", role.arn))
         })?;
         let text = String::from_utf8_lossy(&body);
@@ -155,7 +135,8 @@ impl Sts {
                 }
                 Err(_) => format!("the answer with status {} is not one of STS", status.as_u16()),
             };
-            let secrets = [signed_by.and_then(|keys| keys.token.as_deref()), additional.map(|(_, value)| value)];
+            let token = signed_by.as_ref().and_then(|keys| keys.token.as_ref());
+            let secrets = [token, additional.as_ref().map(|(_, value)| value)];
             let reason = secrets
                 .into_iter()
                 .flatten()
@@ -165,7 +146,7 @@ impl Sts {
                 "cannot assume the role {}: {} answered {reason}. Check the role's trust policy, external_id and \
                  duration_seconds, and the keys that assume the role",
                 role.arn,
-                self.endpoint.host_str().unwrap_or_default(),
+                role.endpoint.host_str().unwrap_or_default(),
             );
             return Err(role.place.error(Kind::PermissionDenied, "role_arn", message));
         };
