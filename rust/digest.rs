@@ -118,15 +118,10 @@ impl Digest {
 
     /// Parses the hexadecimal digits of a digest. Returns `None` if they are not a digest.
     pub fn from_hex(algorithm: Algorithm, hex: &str) -> Option<Digest> {
-        let mut value = [0; DIGEST_BYTES_MAX];
-        let digits = hex.as_bytes();
-        if digits.len() != 2 * algorithm.digest_bytes() || !digits.iter().all(u8::is_ascii_hexdigit) {
-            return None;
-        }
-        for (byte, pair) in value.iter_mut().zip(digits.chunks_exact(2)) {
-            *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
-        }
-        Some(Digest { algorithm, value })
+        let digit = |&digit: &u8| u8::try_from(char::from(digit).to_digit(16)?).ok();
+        let (pairs, rest) = hex.as_bytes().as_chunks();
+        let bytes: Option<Vec<u8>> = pairs.iter().map(|[high, low]| Some(digit(high)? << 4 | digit(low)?)).collect();
+        Digest::from_bytes(algorithm, &bytes.filter(|_| rest.is_empty())?)
     }
 
     /// Returns the value.
@@ -232,27 +227,17 @@ impl Context {
     }
 
     fn finish(self) -> Digest {
-        let mut value = [0; DIGEST_BYTES_MAX];
-        let mut fill = |bytes: &[u8]| value.iter_mut().zip(bytes).for_each(|(byte, &computed)| *byte = computed);
-        let algorithm = match self {
-            Context::Blake3(hasher) => {
-                fill(hasher.finalize().as_bytes());
-                Algorithm::Blake3
-            }
-            Context::Sha256(context) => {
-                fill(context.finish().as_ref());
-                Algorithm::Sha256
-            }
-            Context::Blake2b(hasher) => {
-                fill(&hasher.finalize());
-                Algorithm::Blake2b
-            }
-            Context::Crc32(hasher) => {
-                fill(&hasher.finalize().to_le_bytes());
-                Algorithm::Crc32
-            }
+        let digest = |algorithm, bytes: &[u8]| {
+            let mut digest = Digest::zeros(algorithm);
+            digest.value.iter_mut().zip(bytes).for_each(|(byte, &computed)| *byte = computed);
+            digest
         };
-        Digest { algorithm, value }
+        match self {
+            Context::Blake3(hasher) => digest(Algorithm::Blake3, hasher.finalize().as_bytes()),
+            Context::Sha256(context) => digest(Algorithm::Sha256, context.finish().as_ref()),
+            Context::Blake2b(hasher) => digest(Algorithm::Blake2b, &hasher.finalize()),
+            Context::Crc32(hasher) => digest(Algorithm::Crc32, &hasher.finalize().to_le_bytes()),
+        }
     }
 }
 

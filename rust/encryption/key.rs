@@ -68,10 +68,7 @@ impl EncryptionKey {
     /// # Errors
     /// `invalid-argument` if the file has something else; `io` and others if it cannot be read.
     pub fn from_file(path: &Path) -> Result<EncryptionKey> {
-        let failed = |error| Error::from_io(error, path, "cannot read the key");
-        let (file, _) = open_regular(path)?;
-        let mut content = Zeroizing::new(Vec::with_capacity(FILE_BYTES_MAX));
-        file.take(to_u64(FILE_BYTES_MAX)).read_to_end(&mut content).map_err(failed)?;
+        let content = read_secret(path, FILE_BYTES_MAX, "cannot read the key")?;
         let bytes = if content.len() == KEY_BYTES { Some(content) } else { with_wiped_stack(|| parse_hex(&content)) };
         let invalid = || {
             let message = format!("a key has {KEY_BYTES} bytes, or as many hexadecimal numbers");
@@ -86,11 +83,8 @@ impl EncryptionKey {
     /// # Errors
     /// `invalid-argument` if the passphrase is empty or too long; `io` and others if the file cannot be read.
     pub fn from_passphrase_file(path: &Path) -> Result<EncryptionKey> {
-        let failed = |error| Error::from_io(error, path, "cannot read the passphrase");
-        let (file, _) = open_regular(path)?;
         let bytes_max = PASSPHRASE_BYTES_MAX + LINE_END.len();
-        let mut content = Zeroizing::new(Vec::with_capacity(bytes_max + 1));
-        file.take(to_u64(bytes_max + 1)).read_to_end(&mut content).map_err(failed)?;
+        let content = read_secret(path, bytes_max + 1, "cannot read the passphrase")?;
         let line = content.strip_suffix(b"\n").unwrap_or(&content);
         let text = content.strip_suffix(LINE_END).unwrap_or(line);
         if text.len() > PASSPHRASE_BYTES_MAX {
@@ -173,11 +167,7 @@ impl EncryptionKey {
 
     /// Returns the secret key of a slot with this derivation, or `None` if the slot is for another sort of key.
     pub(super) fn for_slot(&self, derivation: Option<Derivation>) -> Result<Option<Key>> {
-        match (&self.secret, derivation) {
-            (Secret::Key(key), None) => Ok(Some(key.clone())),
-            (Secret::Passphrase(passphrase, _), Some(derivation)) => passphrase.key(derivation).map(Some),
-            _ => Ok(None),
-        }
+        if self.is_passphrase() == derivation.is_some() { self.for_tensors(derivation) } else { Ok(None) }
     }
 
     /// Returns the secret key of a `.tensors` file, which was derived from a passphrase if `derivation` is there. `None` if
@@ -204,6 +194,14 @@ impl EncryptionKey {
     pub(super) fn is_passphrase(&self) -> bool {
         matches!(self.secret, Secret::Passphrase(..))
     }
+}
+
+/// Reads the first bytes of a file without copies of them elsewhere in memory.
+fn read_secret(path: &Path, bytes_max: usize, doing: &'static str) -> Result<Zeroizing<Vec<u8>>> {
+    let (file, _) = open_regular(path)?;
+    let mut content = Zeroizing::new(Vec::with_capacity(bytes_max));
+    let read = file.take(to_u64(bytes_max)).read_to_end(&mut content);
+    read.map(|_| content).map_err(|error| Error::from_io(error, path, doing))
 }
 
 /// Compares secrets in a time that does not depend on where they differ.

@@ -89,8 +89,7 @@ impl Derivation {
     /// `invalid-argument` if a limit is out of bounds.
     pub fn check(&self) -> Result<()> {
         let Derivation { opslimit, memlimit, .. } = *self;
-        let work_bytes = opslimit.checked_mul(memlimit).filter(|&bytes| (1..=WORK_BYTES_MAX).contains(&bytes));
-        if work_bytes.is_none() || !(MEMLIMIT_MIN..=MEMLIMIT_MAX).contains(&memlimit) {
+        if !is_accepted(opslimit, memlimit) {
             let message = format!(
                 "the key has opslimit {opslimit} and memlimit {memlimit}; accepted are an opslimit of at least 1, a memlimit \
                  of {MEMLIMIT_MIN} to {MEMLIMIT_MAX} bytes, and a product of at most {WORK_BYTES_MAX}"
@@ -155,14 +154,19 @@ impl Derivation {
     }
 }
 
+fn is_accepted(passes: u64, memory_bytes: u64) -> bool {
+    let work_bytes = passes.checked_mul(memory_bytes);
+    work_bytes.is_some_and(|bytes| (1..=WORK_BYTES_MAX).contains(&bytes))
+        && (MEMLIMIT_MIN..=MEMLIMIT_MAX).contains(&memory_bytes)
+}
+
 /// Checks the limits of Argon2id.
 ///
 /// # Errors
 /// The message of an error.
 pub(super) fn check_limits(passes: u64, memory_bytes: u64) -> std::result::Result<(), String> {
-    let is_memory = (MEMLIMIT_MIN..=MEMLIMIT_MAX).contains(&memory_bytes) && memory_bytes.is_multiple_of(1024);
-    let work = passes.checked_mul(memory_bytes).filter(|bytes| (1..=WORK_BYTES_MAX).contains(bytes));
-    if !is_memory || work.is_none() || u32::try_from(passes).is_err() {
+    // More passes than a `u32` has would be too much work.
+    if !is_accepted(passes, memory_bytes) || !memory_bytes.is_multiple_of(1024) {
         return Err(format!(
             "Argon2id with {passes} passes and {memory_bytes} bytes of memory; accepted are {MEMLIMIT_MIN} to \
              {MEMLIMIT_MAX} bytes in multiples of 1024, at least 1 pass, and a product of at most {WORK_BYTES_MAX}"

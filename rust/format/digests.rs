@@ -18,14 +18,13 @@
 //! copy of another file's metadata renews the digests. The length of the text is known before the digests are.
 
 use super::Metadata;
-use super::header::{Header, LENGTH_BYTES, position_of};
+use super::header::{Header, LENGTH_BYTES, LENGTH_SIZE, position_of, with_blank};
 use crate::digest::groups::{self, GROUP_BYTES_MAX, GROUP_BYTES_MIN, Groups, TreeDigest};
 use crate::digest::{Algorithm, DIGEST_BYTES, Digest};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use std::ops::Range;
 use std::sync::Arc;
 
 /// Key of the metadata.
@@ -87,7 +86,7 @@ impl Digests {
         };
         let begin = position_of(json, text).ok_or_else(|| malformed("the text is not exactly once in the header"))?;
         let digits = begin + name.len() + 1;
-        let found = digest_of(algorithm, json, digits..digits + HEX_DIGITS);
+        let found = digest_of(algorithm, json, digits);
         if found != stated {
             let message =
                 format!("the digest of the header is {found}, but the file states {stated}; the file has changed");
@@ -98,10 +97,7 @@ impl Digests {
             Groups::new(group_bytes, ranges.zip(tensors.chunks_exact(DIGEST_BYTES)), &values).map_err(|position| {
                 let message = "the digest does not follow from the chaining values of the groups; the file has changed";
                 let error = Error::new(Kind::Integrity, message).offset(LENGTH_BYTES);
-                match header.get(position) {
-                    Some(entry) => error.tensor(entry.name),
-                    None => error,
-                }
+                error.tensor(header.get(position).map_or("", |entry| entry.name))
             })
         };
         let groups = values.map(tree).transpose()?.map(Arc::new);
@@ -160,7 +156,7 @@ pub fn reserve(metadata: &Metadata, sizes: impl Iterator<Item = u64> + Clone) ->
 /// `internal` if the header has no such place.
 pub fn seal(header: &mut [u8], algorithm: Algorithm, tensors: &[TreeDigest]) -> Result<()> {
     let no_place = || Error::new(Kind::Internal, format!("the header has no place for {} digests", tensors.len()));
-    let (_, json) = header.split_at_mut_checked(LENGTH_BYTES_SIZE).ok_or_else(no_place)?;
+    let (_, json) = header.split_at_mut_checked(LENGTH_SIZE).ok_or_else(no_place)?;
     let sizes = tensors.iter().map(|tensor| tensor.length);
     let begin = position_of(json, &blank(algorithm, sizes.clone())).ok_or_else(no_place)?;
     let encode = |bytes: Vec<u8>| URL_SAFE_NO_PAD.encode(bytes);
@@ -174,13 +170,10 @@ pub fn seal(header: &mut [u8], algorithm: Algorithm, tensors: &[TreeDigest]) -> 
     let place = json.get_mut(begin..begin + value.len()).ok_or_else(no_place)?;
     place.copy_from_slice(value.as_bytes());
     let digits = begin + algorithm.name().len() + 1;
-    let digest = digest_of(algorithm, json, digits..digits + HEX_DIGITS);
+    let digest = digest_of(algorithm, json, digits);
     json.get_mut(digits..digits + HEX_DIGITS).ok_or_else(no_place)?.copy_from_slice(digest.hex().as_bytes());
     Ok(())
 }
-
-/// [`LENGTH_BYTES`] as the size of an array.
-const LENGTH_BYTES_SIZE: usize = size_of::<u64>();
 
 /// Returns the text for tensors of these sizes, with zeros for all digests and chaining values.
 fn blank(algorithm: Algorithm, sizes: impl Iterator<Item = u64> + Clone) -> String {
@@ -207,14 +200,7 @@ fn group_bytes(text: &str) -> Option<u64> {
     (is_accepted && bytes.to_string() == text).then_some(bytes)
 }
 
-/// Returns the digest of a header, with `0` for the bytes of `digits`.
-fn digest_of(algorithm: Algorithm, json: &[u8], digits: Range<usize>) -> Digest {
-    let mut header = Vec::with_capacity(LENGTH_BYTES_SIZE + json.len());
-    header.extend(to_u64(json.len()).to_le_bytes());
-    header.extend(json);
-    let digits = LENGTH_BYTES_SIZE + digits.start..LENGTH_BYTES_SIZE + digits.end;
-    if let Some(digits) = header.get_mut(digits) {
-        digits.fill(b'0');
-    }
-    algorithm.digest(&header)
+/// Returns the digest of a header, with `0` for the digits of the digest, which begin at `digits`.
+fn digest_of(algorithm: Algorithm, json: &[u8], digits: usize) -> Digest {
+    algorithm.digest(&with_blank(json, &(digits..digits + HEX_DIGITS), &"0".repeat(HEX_DIGITS)))
 }

@@ -11,7 +11,7 @@
 //! A caller without a key of its own requests the encryption of a new file with the same key of the metadata, whose value
 //! is then the label of a registered key.
 
-use super::header::{Header, LENGTH_BYTES, position_of};
+use super::header::{Header, LENGTH_BYTES, LENGTH_SIZE, position_of, with_blank};
 use crate::dtype::Dtype;
 use crate::encryption::chunks::{
     CHUNK_BYTES, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkEncryptor, Chunks, SafetensorsChunks,
@@ -282,7 +282,7 @@ impl NewEncryption {
     /// `internal` if the header has no such place.
     pub fn seal(&self, header: &mut [u8]) -> Result<()> {
         let no_place = || Error::new(Kind::Internal, "the header has no place for the encryption");
-        let (_, json) = header.split_at_mut_checked(to_usize(LENGTH_BYTES)).ok_or_else(no_place)?;
+        let (_, json) = header.split_at_mut_checked(LENGTH_SIZE).ok_or_else(no_place)?;
         let blank = self.blank();
         let end = position_of(json, &blank).ok_or_else(no_place)? + blank.len();
         let secrets = end - SECRETS_CHARS..end;
@@ -344,14 +344,7 @@ fn blank_secrets() -> String {
 
 /// Returns the bytes before the data that the code of the header covers, with blanks for the code and the slots.
 fn covered(json: &[u8], secrets: &Range<usize>) -> Vec<u8> {
-    let mut header = Vec::with_capacity(to_usize(LENGTH_BYTES) + json.len());
-    header.extend(to_u64(json.len()).to_le_bytes());
-    header.extend(json);
-    let begin = to_usize(LENGTH_BYTES);
-    if let Some(place) = header.get_mut(begin + secrets.start..begin + secrets.end) {
-        place.copy_from_slice(blank_secrets().as_bytes());
-    }
-    header
+    with_blank(json, secrets, &blank_secrets())
 }
 
 fn decode<const BYTES: usize>(text: &str) -> Option<[u8; BYTES]> {

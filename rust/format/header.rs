@@ -31,7 +31,7 @@ use std::ops::Range;
 /// Size of the length field at the start of a file.
 pub const LENGTH_BYTES: u64 = 8;
 /// [`LENGTH_BYTES`] as the size of an array.
-const LENGTH_SIZE: usize = 8;
+pub(super) const LENGTH_SIZE: usize = 8;
 /// Maximum size of the JSON in bytes, the same as in the `safetensors` crate.
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// Maximum number of dimensions, the same as in PyTorch.
@@ -290,6 +290,15 @@ pub(super) fn position_of(json: &[u8], text: &str) -> Option<usize> {
     let mut found = json.match_indices(&quoted);
     let (begin, _) = found.next()?;
     found.next().is_none().then_some(begin + 1)
+}
+
+/// Returns the bytes before the data of a file with this JSON, with `blank` in place of the bytes of `range`.
+pub(super) fn with_blank(json: &[u8], range: &Range<usize>, blank: &str) -> Vec<u8> {
+    let mut header = [&to_u64(json.len()).to_le_bytes(), json].concat();
+    if let Some(place) = header.get_mut(LENGTH_SIZE + range.start..LENGTH_SIZE + range.end) {
+        place.copy_from_slice(blank.as_bytes());
+    }
+    header
 }
 
 /// Checks one tensor, whose offsets count from the start of the data.

@@ -10,7 +10,7 @@ use crate::encryption::chunks::CHUNK_BYTES;
 use crate::error::{Error, Kind, Result};
 use crate::format::digests;
 use crate::format::encryption::{self, TAGS_NAME};
-use crate::format::header::{HEADER_BYTES_MAX, LENGTH_BYTES};
+use crate::format::header::{HEADER_BYTES_MAX, LENGTH_BYTES, LENGTH_SIZE};
 use crate::format::{METADATA_KEY, Metadata};
 use crate::num::to_u64;
 use serde::Serialize;
@@ -173,7 +173,7 @@ impl Layout {
 /// # Errors
 /// `invalid-argument` if the header is longer than readers accept, or for digests of an unknown algorithm.
 pub fn header<'a>(tensors: impl Iterator<Item = &'a Tensor> + Clone, metadata: &Metadata) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; LENGTH_BYTES_SIZE];
+    let mut bytes = vec![0; LENGTH_SIZE];
     let metadata = digests::reserve(metadata, tensors.clone().map(Tensor::bytes))?;
     write_json(&mut bytes, tensors, &metadata)
         .map_err(|error| Error::new(Kind::Internal, format!("the header cannot be written: {error}")))?;
@@ -197,9 +197,6 @@ pub fn pad(header: &mut Vec<u8>, bytes: usize) {
         *target = byte;
     }
 }
-
-/// [`LENGTH_BYTES`] as the size of an array.
-const LENGTH_BYTES_SIZE: usize = size_of::<u64>();
 
 /// Header entry of one tensor.
 struct EntryJson<'a> {

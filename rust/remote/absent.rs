@@ -16,6 +16,17 @@ fn absent(location: &Location) -> Error {
     Error::new(Kind::InvalidArgument, message).at(location.to_string())
 }
 
+/// Defines the methods of a type without values.
+macro_rules! never {
+    ($type:ty: $($name:ident $(<$generic:tt>)? ($($argument:ty),*) -> $result:ty;)*) => {
+        impl $type {
+            $(pub fn $name $(<$generic>)? (&self, $(_: $argument),*) -> $result {
+                match self.0 {}
+            })*
+        }
+    };
+}
+
 pub mod object {
     use super::absent;
     use super::location::Location;
@@ -39,51 +50,18 @@ pub mod object {
         Err(absent(location))
     }
 
-    impl Object {
-        pub fn location(&self) -> &Location {
-            match self.0 {}
-        }
-
-        pub fn path(&self) -> &Path {
-            match self.0 {}
-        }
-
-        pub fn length(&self) -> u64 {
-            match self.0 {}
-        }
-
-        pub fn version(&self) -> &Version {
-            match self.0 {}
-        }
-
-        pub fn hub_sha256(&self) -> Option<&str> {
-            match self.0 {}
-        }
-
-        pub fn first_bytes(&self, _: Check<'_>) -> Result<Vec<u8>> {
-            match self.0 {}
-        }
-
-        pub fn copy(&self) -> Option<&Arc<LocalFile>> {
-            match self.0 {}
-        }
-
-        pub fn copy_file(&self) -> Option<&File> {
-            match self.0 {}
-        }
-
-        pub fn read<'a>(&self, _: impl IntoIterator<Item = (u64, &'a mut [u8])>, _: Check<'_>) -> Result<()> {
-            match self.0 {}
-        }
-
-        pub fn read_joined<'a>(
-            &self,
-            _: impl IntoIterator<Item = (u64, &'a mut [u8])>,
-            _: u64,
-            _: Check<'_>,
-        ) -> Result<()> {
-            match self.0 {}
-        }
+    never! {
+        Object:
+        location() -> &Location;
+        path() -> &Path;
+        length() -> u64;
+        version() -> &Version;
+        hub_sha256() -> Option<&str>;
+        first_bytes(Check<'_>) -> Result<Vec<u8>>;
+        copy() -> Option<&Arc<LocalFile>>;
+        copy_file() -> Option<&File>;
+        read<'a>(impl IntoIterator<Item = (u64, &'a mut [u8])>, Check<'_>) -> Result<()>;
+        read_joined<'a>(impl IntoIterator<Item = (u64, &'a mut [u8])>, u64, Check<'_>) -> Result<()>;
     }
 }
 
@@ -138,29 +116,15 @@ pub mod upload {
         pub fn open(location: &Location) -> Result<Upload> {
             Err(absent(location))
         }
+    }
 
-        pub fn path(&self) -> &Path {
-            match self.0 {}
-        }
-
-        pub fn begin(&self, _: Option<u64>, _: Check<'_>) -> Result<()> {
-            match self.0 {}
-        }
-
-        pub fn put<M>(&self, _: usize, _: u64, _: M, _: usize, _: Check<'_>) -> Result<Option<M>> {
-            match self.0 {}
-        }
-
-        pub fn shift(&self, _: u64, _: u64, _: u64, _: Check<'_>) -> Result<()> {
-            match self.0 {}
-        }
-
-        pub fn finish(&self, _: Check<'_>) -> Result<()> {
-            match self.0 {}
-        }
-
-        pub fn abandon(&self, _: Error) -> Error {
-            match self.0 {}
-        }
+    never! {
+        Upload:
+        path() -> &Path;
+        begin(Option<u64>, Check<'_>) -> Result<()>;
+        put<M>(usize, u64, M, usize, Check<'_>) -> Result<Option<M>>;
+        shift(u64, u64, u64, Check<'_>) -> Result<()>;
+        finish(Check<'_>) -> Result<()>;
+        abandon(Error) -> Error;
     }
 }

@@ -3,7 +3,7 @@
 //! The kernel ends a connection on which no byte was acknowledged for the time of a stall (`TCP_USER_TIMEOUT`). A timer
 //! beside the connection would not do: the kernel buffers megabytes, and takes more only when a third of them are sent.
 
-use super::http_error::Late;
+use super::http_error::{HttpResult, Late};
 use super::runtime;
 use crate::num::to_u64;
 use bytes::Bytes;
@@ -25,13 +25,11 @@ const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// Number of bytes that are handed to a connection at once.
 const FRAME_BYTES: usize = 256 << 10;
 
-type Result<T> = std::result::Result<T, HttpError>;
-
 /// Sends a request with a body, and reads the whole answer. `client` has the time of a stall as its TCP user timeout.
 ///
 /// # Errors
 /// [`Late`] if the server takes no bytes or does not answer; those of the connection.
-pub(super) async fn send(client: &reqwest::Client, request: HttpRequest) -> Result<HttpResponse> {
+pub(super) async fn send(client: &reqwest::Client, request: HttpRequest) -> HttpResult<HttpResponse> {
     let (mut parts, body) = request.into_parts();
     parts.headers.entry(header::CONTENT_LENGTH).or_insert(body.content_length().into());
     let (begin, taken) = (Instant::now(), Arc::new(OnceLock::new()));
@@ -51,7 +49,7 @@ pub(super) async fn send(client: &reqwest::Client, request: HttpRequest) -> Resu
 ///
 /// # Errors
 /// Those of the connection.
-pub(super) async fn send_empty(client: &reqwest::Client, request: HttpRequest) -> Result<HttpResponse> {
+pub(super) async fn send_empty(client: &reqwest::Client, request: HttpRequest) -> HttpResult<HttpResponse> {
     let failed = |error: reqwest::Error| {
         let kind = if error.is_timeout() { HttpErrorKind::Timeout } else { HttpErrorKind::Unknown };
         HttpError::new(kind, error.without_url())
@@ -64,7 +62,7 @@ async fn begin_answer(
     client: &reqwest::Client,
     request: http::Request<impl Into<reqwest::Body>>,
     failed: impl Fn(reqwest::Error) -> HttpError,
-) -> Result<http::Response<reqwest::Body>> {
+) -> HttpResult<http::Response<reqwest::Body>> {
     let request = request.try_into().map_err(&failed)?;
     client.execute(request).await.map(Into::into).map_err(&failed)
 }
@@ -94,7 +92,11 @@ pub(super) fn answer_time(body: Duration) -> Duration {
 }
 
 /// Waits for the answer to a request whose body was begun at `begin`. Its time begins when the body is `taken`.
-async fn answer<T>(begin: Instant, taken: &OnceLock<Instant>, answer: impl Future<Output = Result<T>>) -> Result<T> {
+async fn answer<T>(
+    begin: Instant,
+    taken: &OnceLock<Instant>,
+    answer: impl Future<Output = HttpResult<T>>,
+) -> HttpResult<T> {
     let mut answer = pin!(answer);
     loop {
         let limit = taken.get().map(|taken| answer_time(*taken - begin));
@@ -132,7 +134,7 @@ mod tests {
             let body = async {
                 tokio::time::sleep(Duration::from_secs(seconds)).await;
                 taken.get_or_init(Instant::now);
-                pending::<Result<()>>().await
+                pending::<HttpResult<()>>().await
             };
             answer(begin, &taken, body).await.unwrap_err();
             begin.elapsed().as_secs()

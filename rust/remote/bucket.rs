@@ -3,7 +3,7 @@
 use super::aws_profile::Profile;
 use super::location::{Location, Service};
 use super::refusal::{self, Codes, Refusal};
-use super::store::{Answer, Failure, FailureClass, Store, Uploads};
+use super::store::{Answer, Attempt, Failure, FailureClass, Store, Uploads};
 use super::store_options::unknown;
 use super::transport::Transport;
 use super::version::Version;
@@ -81,7 +81,7 @@ impl Bucket {
         opened: &Arc<Opened>,
         result: object_store::Result<T>,
         explain: impl FnOnce(&Bucket, &object_store::Error) -> Failure,
-    ) -> std::result::Result<T, Failure> {
+    ) -> Attempt<T> {
         match result {
             Ok(answer) => {
                 opened.has_answered.store(true, Ordering::Relaxed);
@@ -327,12 +327,7 @@ fn invalid(error: &object_store::Error, url: &str) -> Error {
 
 #[async_trait]
 impl Store for Bucket {
-    async fn get(
-        &self,
-        key: &str,
-        range: Range<u64>,
-        version: Option<&Version>,
-    ) -> std::result::Result<Answer, Failure> {
+    async fn get(&self, key: &str, range: Range<u64>, version: Option<&Version>) -> Attempt<Answer> {
         let path = self.path_of(key)?;
         let options = GetOptions {
             range: Some(range.clone().into()),
@@ -370,7 +365,7 @@ impl Store for Bucket {
         Ok(Answer { length, version, range, body })
     }
 
-    async fn list(&self, prefix: &str) -> std::result::Result<Option<Vec<String>>, Failure> {
+    async fn list(&self, prefix: &str) -> Attempt<Option<Vec<String>>> {
         let path = self.path_of(prefix.trim_end_matches('/'))?;
         let opened = self.opened();
         let listed = opened.store.list_with_delimiter(Some(&path)).await;
@@ -385,45 +380,38 @@ impl Store for Bucket {
 
 #[async_trait]
 impl Uploads for Bucket {
-    async fn put(&self, key: &str, bytes: Bytes) -> std::result::Result<(), Failure> {
+    async fn put(&self, key: &str, bytes: Bytes) -> Attempt<()> {
         let opened = self.opened();
         let put = opened.store.put(&self.path_of(key)?, PutPayload::from(bytes)).await;
         self.ended(&opened, put, Bucket::refused).map(|_| ())
     }
 
-    async fn begin(&self, key: &str, _: Option<u64>) -> std::result::Result<String, Failure> {
+    async fn begin(&self, key: &str, _: Option<u64>) -> Attempt<String> {
         let opened = self.opened();
         let begun = opened.store.create_multipart(&self.path_of(key)?).await;
         self.ended(&opened, begun, Bucket::refused)
     }
 
-    async fn put_part(
-        &self,
-        key: &str,
-        id: &str,
-        index: usize,
-        _: u64,
-        bytes: Bytes,
-    ) -> std::result::Result<String, Failure> {
+    async fn put_part(&self, key: &str, id: &str, index: usize, _: u64, bytes: Bytes) -> Attempt<String> {
         let opened = self.opened();
         let sent = opened.store.put_part(&self.path_of(key)?, &id.to_owned(), index, PutPayload::from(bytes)).await;
         self.ended(&opened, sent, Bucket::refused).map(|part| part.content_id)
     }
 
-    async fn complete(&self, key: &str, id: &str, parts: &[String]) -> std::result::Result<(), Failure> {
+    async fn complete(&self, key: &str, id: &str, parts: &[String]) -> Attempt<()> {
         let parts = parts.iter().map(|part| PartId { content_id: part.clone() }).collect();
         let opened = self.opened();
         let completed = opened.store.complete_multipart(&self.path_of(key)?, &id.to_owned(), parts).await;
         self.ended(&opened, completed, Bucket::refused).map(|_| ())
     }
 
-    async fn abort(&self, key: &str, id: &str) -> std::result::Result<(), Failure> {
+    async fn abort(&self, key: &str, id: &str) -> Attempt<()> {
         let opened = self.opened();
         let aborted = opened.store.abort_multipart(&self.path_of(key)?, &id.to_owned()).await;
         self.ended(&opened, aborted, Bucket::refused)
     }
 
-    async fn remove(&self, key: &str) -> std::result::Result<(), Failure> {
+    async fn remove(&self, key: &str) -> Attempt<()> {
         let opened = self.opened();
         match opened.store.delete(&self.path_of(key)?).await {
             Err(object_store::Error::NotFound { .. }) => Ok(()),
@@ -433,7 +421,7 @@ impl Uploads for Bucket {
 }
 
 impl Bucket {
-    fn path_of(&self, key: &str) -> std::result::Result<Key, Failure> {
+    fn path_of(&self, key: &str) -> Attempt<Key> {
         Key::parse(key).map_err(|error| Failure::new(FailureClass::Invalid, format!("the key is not valid: {error}")))
     }
 
@@ -460,7 +448,7 @@ impl Bucket {
 }
 
 /// Returns the answer for an object without bytes, which has no range, or the failure of a range outside the object.
-fn outside(range: &Range<u64>, length: Option<u64>) -> std::result::Result<Answer, Failure> {
+fn outside(range: &Range<u64>, length: Option<u64>) -> Attempt<Answer> {
     match length {
         _ if range.start > 0 => Err(Failure::changed("the object became shorter while it was loaded (status 416)")),
         Some(length) if length > 0 => Err(Failure::no_range(length)),

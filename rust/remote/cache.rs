@@ -30,12 +30,8 @@ use crate::os::local_file::LocalFile;
 pub(super) use part::Part;
 pub(super) use queue::add;
 pub use queue::flush;
-use rustix::fs::{
-    FlockOperation, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fcntl_getfl, fcntl_setfl, flock, fstatvfs,
-    futimens,
-};
-use rustix::io::Errno;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, fstatvfs};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -215,10 +211,10 @@ impl Cache {
         let lock = open_file(OpenOptions::new().write(true).create(true).truncate(false).mode(FILE_MODE), &path)?;
         let begin = Instant::now();
         loop {
-            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            match lock.try_lock() {
                 Ok(()) => return Ok(lock),
                 // A process that was stopped may hold the lock for ever.
-                Err(Errno::WOULDBLOCK | Errno::INTR) if begin.elapsed() < LOCK_TIMEOUT => thread::sleep(LOCK_INTERVAL),
+                Err(TryLockError::WouldBlock) if begin.elapsed() < LOCK_TIMEOUT => thread::sleep(LOCK_INTERVAL),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -255,7 +251,7 @@ impl Cache {
                 break;
             }
             let file = open_file(OpenOptions::new().read(true), &path)?;
-            if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            if file.try_lock().is_ok() {
                 Entry { stem: path.with_extension("") }.remove()?;
                 tracing::info!(path = %path.display(), length, "removed a copy to make room");
                 used = used.saturating_sub(length);
@@ -305,7 +301,7 @@ fn open_existing(path: &Path) -> io::Result<Option<File>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
         Ok(file) => {
-            flock(&file, FlockOperation::LockShared)?;
+            file.lock_shared()?;
             Ok(Some(file))
         }
     }
@@ -325,11 +321,7 @@ fn open_file(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
 
 /// Marks a copy as used now.
 fn use_now(file: &File) {
-    let now = Timestamps {
-        last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
-        last_modification: Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
-    };
-    if let Err(error) = futimens(file, &now) {
+    if let Err(error) = file.set_modified(SystemTime::now()) {
         tracing::debug!(%error, "cannot mark a copy as used");
     }
 }

@@ -1,7 +1,7 @@
 //! Connections of one runtime, and the settings with which they are opened.
 
 use super::host_policy::HostPolicy;
-use super::http_error::refused;
+use super::http_error::{HttpResult, refused};
 use super::trust::{self, Trust};
 use crate::error::Result;
 use crate::options;
@@ -86,12 +86,7 @@ impl Client {
 
 impl Connections {
     /// Returns the client for requests without a body.
-    pub(super) fn reader(
-        &self,
-        policy: HostPolicy,
-        trust: &Trust,
-        stall: Duration,
-    ) -> std::result::Result<&reqwest::Client, HttpError> {
+    pub(super) fn reader(&self, policy: HostPolicy, trust: &Trust, stall: Duration) -> HttpResult<&reqwest::Client> {
         let slot = match policy {
             HostPolicy::Configured => &self.0.configured,
             HostPolicy::Named => &self.0.named,
@@ -102,7 +97,7 @@ impl Connections {
 
     /// Returns the client for requests with a body. Nothing may arrive for long while a body is sent, but the other side
     /// acknowledges its bytes within the time of a stall.
-    pub(super) fn uploads(&self, trust: &Trust, stall: Duration) -> std::result::Result<&reqwest::Client, HttpError> {
+    pub(super) fn uploads(&self, trust: &Trust, stall: Duration) -> HttpResult<&reqwest::Client> {
         built(&self.0.uploads, trust, |builder| builder.tcp_user_timeout(stall))
     }
 }
@@ -143,7 +138,7 @@ fn built<'a>(
     slot: &'a OnceLock<reqwest::Client>,
     trust: &Trust,
     settings: impl FnOnce(reqwest::ClientBuilder) -> reqwest::ClientBuilder,
-) -> std::result::Result<&'a reqwest::Client, HttpError> {
+) -> HttpResult<&'a reqwest::Client> {
     if let Some(known) = slot.get() {
         return Ok(known);
     }

@@ -5,8 +5,8 @@
 //! Other connections can so be opened while the rest of the first bytes is on its way.
 
 use super::get::{Body, Target, too_long, too_short};
-use super::retry::Attempt;
 use super::runtime::Runtime;
+use super::store::Attempt;
 use crate::error::Result;
 use crate::num::{to_u64, to_usize};
 use crate::os::per_process::PerProcess;

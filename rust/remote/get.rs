@@ -6,9 +6,9 @@
 use super::concurrency::Permit;
 use super::pieces::Pieces;
 use super::progress::STALL_BYTES;
-use super::retry::{Attempt, Attempts, repeat};
+use super::retry::{Attempts, repeat};
 use super::runtime;
-use super::store::{Answer, Failure, FailureClass, Store};
+use super::store::{Answer, Attempt, Failure, FailureClass, Store};
 use super::version::Version;
 use crate::error::Result;
 use crate::num::{to_u64, to_usize};
@@ -95,16 +95,11 @@ impl Target<'_> {
     /// Fills pieces from one answer, which may have the first bytes of the range only, and records the byte that was
     /// reached also if it fails.
     async fn try_fill(&self, expected: &Expected<'_>, pieces: &mut Pieces<'_>, progress: &Progress) -> Attempt<()> {
-        let Answer { range: Range { start, end }, mut body, .. } = self.request(expected).await?;
-        while let Some(frame) = body.next().await {
-            let frame = frame?;
-            if to_u64(frame.len()) > end - pieces.reached() || !pieces.write(&frame) {
-                return Err(too_long());
-            }
-            self.permit.received(to_u64(frame.len()));
-            progress.reached.store(pieces.reached(), Ordering::Relaxed);
-        }
-        if pieces.reached() < end { Err(too_short(pieces.reached() - start, end - start)) } else { Ok(()) }
+        let arrived = |bytes, reached| {
+            self.permit.received(bytes);
+            progress.reached.store(reached, Ordering::Relaxed);
+        };
+        receive(self.request(expected).await?, pieces, arrived).await
     }
 
     /// Waits until the request of a range is late, and requests the missing bytes a second time. Returns them and the
@@ -126,9 +121,16 @@ impl Target<'_> {
         profile::count(Count::HedgedRequests, 1);
         profile::count(Count::RepeatedBytes, to_usize(missing));
         tracing::info!(url = self.url, byte = rest.range.start, missing, "a slow range is requested a second time");
-        let answer = async { collect(self.request(&rest).await?.body, missing).await };
+        let mut bytes = vec![0; to_usize(missing)];
+        let answer = async {
+            let mut pieces = Pieces::one(rest.range.start, &mut bytes);
+            receive(self.request(&rest).await?, &mut pieces, |_, _| ()).await?;
+            // An answer may have the first bytes of the range only.
+            let received = pieces.reached() - rest.range.start;
+            if received < missing { Err(too_short(received, missing)) } else { Ok(()) }
+        };
         match answer.await {
-            Ok(bytes) => (rest.range.start, bytes),
+            Ok(()) => (rest.range.start, bytes),
             Err(failure) => {
                 if let FailureClass::RateLimited(_) = failure.class {
                     profile::count(Count::RateLimits, 1);
@@ -167,20 +169,17 @@ impl Progress {
     }
 }
 
-/// Reads a body of `expected` bytes.
-async fn collect(mut body: Body, expected: u64) -> Attempt<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(to_usize(expected));
+/// Fills pieces from the body of an answer. `arrived` gets the length of each frame, and the byte that is reached then.
+async fn receive(answer: Answer, pieces: &mut Pieces<'_>, arrived: impl Fn(u64, u64)) -> Attempt<()> {
+    let Answer { range: Range { start, end }, mut body, .. } = answer;
     while let Some(frame) = body.next().await {
         let frame = frame?;
-        if to_u64(bytes.len() + frame.len()) > expected {
+        if to_u64(frame.len()) > end - pieces.reached() || !pieces.write(&frame) {
             return Err(too_long());
         }
-        bytes.extend_from_slice(&frame);
+        arrived(to_u64(frame.len()), pieces.reached());
     }
-    if to_u64(bytes.len()) < expected {
-        return Err(too_short(to_u64(bytes.len()), expected));
-    }
-    Ok(bytes)
+    if pieces.reached() < end { Err(too_short(pieces.reached() - start, end - start)) } else { Ok(()) }
 }
 
 /// Answer that a request should get.

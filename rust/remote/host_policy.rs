@@ -4,7 +4,7 @@
 //! servers may lead there. The addresses that a connection goes to are checked, as the lookup of its host's name returned
 //! them: a name may have another address each time.
 
-use super::http_error::refused;
+use super::http_error::{HttpResult, refused};
 use object_store::client::HttpError;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -59,7 +59,7 @@ impl HostPolicy {
     ///
     /// # Errors
     /// The refusal of the address.
-    pub(super) fn check(self, host: &str) -> Result<(), HttpError> {
+    pub(super) fn check(self, host: &str) -> HttpResult<()> {
         let bare = host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.');
         let is_allowed = match bare.parse() {
             Ok(address) => self.allows(address),

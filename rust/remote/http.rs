@@ -1,7 +1,7 @@
 //! HTTP servers that answer requests for ranges.
 
 use super::http_error;
-use super::store::{Answer, Failure, FailureClass, Store};
+use super::store::{Answer, Attempt, Failure, FailureClass, Store};
 use super::transport::{self, Transport};
 use super::version::Version;
 use crate::num::to_u64;
@@ -29,7 +29,7 @@ impl HttpStore {
 
 #[async_trait]
 impl Store for HttpStore {
-    async fn get(&self, url: &str, range: Range<u64>, version: Option<&Version>) -> Result<Answer, Failure> {
+    async fn get(&self, url: &str, range: Range<u64>, version: Option<&Version>) -> Attempt<Answer> {
         let mut headers = self.headers.clone();
         headers.extend(range_headers(&range, version));
         let request = transport::get_request(url, headers)?;
@@ -37,7 +37,7 @@ impl Store for HttpStore {
         answer(response, &range)
     }
 
-    async fn list(&self, _: &str) -> Result<Option<Vec<String>>, Failure> {
+    async fn list(&self, _: &str) -> Attempt<Option<Vec<String>>> {
         Ok(None)
     }
 }
@@ -62,7 +62,7 @@ pub(super) fn range_headers(range: &Range<u64>, version: Option<&Version>) -> He
 }
 
 /// Checks an answer to a request for a range.
-pub(super) fn answer(response: HttpResponse, range: &Range<u64>) -> Result<Answer, Failure> {
+pub(super) fn answer(response: HttpResponse, range: &Range<u64>) -> Attempt<Answer> {
     let failed = |class, message: &str| Err(Failure::new(class, message));
     let encoding = text(&response, &header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity");
     if let Some(encoding) = encoding.filter(|_| response.status().is_success()) {
@@ -139,7 +139,7 @@ fn parse_content_range(text: &str) -> Option<(Range<u64>, u64)> {
 }
 
 /// Returns the data of a body as it arrives.
-pub(super) fn frames(body: HttpResponseBody) -> BoxStream<'static, Result<bytes::Bytes, Failure>> {
+pub(super) fn frames(body: HttpResponseBody) -> BoxStream<'static, Attempt<bytes::Bytes>> {
     let failed = |error: HttpError| http_error::failure_of(&error);
     stream::try_unfold(body, move |mut body| async move {
         while let Some(frame) = body.frame().await {
@@ -154,7 +154,7 @@ pub(super) fn frames(body: HttpResponseBody) -> BoxStream<'static, Result<bytes:
 }
 
 /// Reads a whole answer of at most `bytes_max` bytes.
-pub(super) async fn collect(response: HttpResponse, bytes_max: u64) -> Result<Vec<u8>, Failure> {
+pub(super) async fn collect(response: HttpResponse, bytes_max: u64) -> Attempt<Vec<u8>> {
     let mut body = frames(response.into_body());
     let mut bytes = Vec::new();
     while let Some(frame) = body.next().await {

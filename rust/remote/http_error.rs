@@ -9,6 +9,9 @@ use std::error::Error as StdError;
 use std::io;
 use std::time::Duration;
 
+/// Result of a request over HTTP.
+pub(super) type HttpResult<T> = Result<T, HttpError>;
+
 /// Largest pause that a server may ask for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
 pub(super) const PROXY_REFUSAL: &str = "the proxy refuses access (status 407); check the user and the password in HTTPS_PROXY, \

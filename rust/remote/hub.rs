@@ -8,7 +8,7 @@ use super::host_policy::HostPolicy;
 use super::http::{self, answer, range_headers};
 use super::http_error;
 use super::location::Location;
-use super::store::{Answer, Failure, FailureClass, Store};
+use super::store::{Answer, Attempt, Failure, FailureClass, Store};
 use super::store_options;
 use super::transport::{self, Transport};
 use super::version::Version;
@@ -171,7 +171,7 @@ pub(super) struct Sibling {
 }
 
 /// Requests the description of a repository at a commit.
-pub(super) async fn describe(address: &str, access: &Access) -> std::result::Result<Description, Failure> {
+pub(super) async fn describe(address: &str, access: &Access) -> Attempt<Description> {
     let request = transport::get_request(address, access.headers.clone())?;
     let response = access.transport.call(request).await.map_err(|error| http_error::failure_of(&error))?;
     check_status(response.status())?;
@@ -179,7 +179,7 @@ pub(super) async fn describe(address: &str, access: &Access) -> std::result::Res
 }
 
 /// Parses the description of a repository.
-pub(super) fn parse_description(bytes: &[u8]) -> std::result::Result<Description, Failure> {
+pub(super) fn parse_description(bytes: &[u8]) -> Attempt<Description> {
     let invalid = |error| Failure::new(FailureClass::Permanent, format!("the Hub's answer is not valid: {error}"));
     let described: Description = serde_json::from_slice(bytes).map_err(invalid)?;
     match is_commit(&described.sha) {
@@ -188,7 +188,7 @@ pub(super) fn parse_description(bytes: &[u8]) -> std::result::Result<Description
     }
 }
 
-fn check_status(status: StatusCode) -> std::result::Result<(), Failure> {
+fn check_status(status: StatusCode) -> Attempt<()> {
     match status {
         StatusCode::NOT_FOUND => Err(Failure::new(
             FailureClass::NotFound,
@@ -230,7 +230,7 @@ impl Repository {
     }
 
     /// Asks the Hub for a file. The answer is the file, or a redirect.
-    async fn ask(&self, path: &str, range: &Range<u64>) -> std::result::Result<Asked, Failure> {
+    async fn ask(&self, path: &str, range: &Range<u64>) -> Attempt<Asked> {
         let mut address = format!("{}/{}/resolve/{}/{path}", self.access.endpoint, self.repository, self.commit);
         for _ in 0..3 {
             let mut headers = self.access.headers.clone();
@@ -254,7 +254,7 @@ impl Repository {
     }
 
     /// Requests a range of a signed link.
-    async fn follow(&self, link: &Link, range: &Range<u64>) -> std::result::Result<HttpResponse, Failure> {
+    async fn follow(&self, link: &Link, range: &Range<u64>) -> Attempt<HttpResponse> {
         let request = transport::get_request(&link.target.to_string(), range_headers(range, None))?;
         let transport = self.access.transport.clone().within(HostPolicy::Redirected);
         transport.call(request).await.map_err(|error| http_error::failure_of(&error))
@@ -276,7 +276,7 @@ struct Link {
 
 #[async_trait]
 impl Store for Repository {
-    async fn get(&self, path: &str, range: Range<u64>, _: Option<&Version>) -> std::result::Result<Answer, Failure> {
+    async fn get(&self, path: &str, range: Range<u64>, _: Option<&Version>) -> Attempt<Answer> {
         // A commit never changes.
         let version = |etag: Option<String>| Version { id: Some(self.commit.clone()), etag, modified: None };
         let known = self.links().get(path).cloned();
@@ -302,7 +302,7 @@ impl Store for Repository {
         answer(response, &range).map(|answer| Answer { version: version(etag), ..answer })
     }
 
-    async fn list(&self, _: &str) -> std::result::Result<Option<Vec<String>>, Failure> {
+    async fn list(&self, _: &str) -> Attempt<Option<Vec<String>>> {
         Ok(None)
     }
 }

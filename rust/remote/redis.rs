@@ -17,7 +17,7 @@ mod save;
 
 use super::location::Location;
 use super::runtime;
-use super::store::{Answer, Failure, FailureClass, Store, Uploads};
+use super::store::{Answer, Attempt, Failure, FailureClass, Store, Uploads};
 use super::trust::Trust;
 use super::version::Version;
 use crate::error::Result;
@@ -37,8 +37,6 @@ use std::vec;
 
 /// Number of keys that the server looks at for each step of a search.
 const SCAN_COUNT: &str = "1000";
-
-type Attempt<T> = std::result::Result<T, Failure>;
 
 /// Server with its credentials.
 pub(super) struct Redis {

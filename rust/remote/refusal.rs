@@ -3,7 +3,7 @@
 //! Such an answer may repeat the request, also what is secret in it. Only its codes are passed on: `object_store` puts the
 //! body of an answer into the text of its error, from which they are read again.
 
-use super::http_error;
+use super::http_error::{self, HttpResult};
 use super::location::Service;
 use super::store::{Failure, FailureClass};
 use super::transport::Transport;
@@ -38,7 +38,7 @@ impl HttpConnector for Codes {
 
 #[async_trait]
 impl HttpService for Codes {
-    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+    async fn call(&self, request: HttpRequest) -> HttpResult<HttpResponse> {
         let response = self.0.call(request).await?;
         if response.status().is_success() {
             return Ok(response);

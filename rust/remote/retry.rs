@@ -1,7 +1,7 @@
 //! Repetitions of requests after failures that may pass.
 
 use super::concurrency::Host;
-use super::store::{Failure, FailureClass};
+use super::store::{Attempt, Failure, FailureClass};
 use crate::error::{Error, Result};
 use crate::profile::{self, Count};
 use std::future::Future;
@@ -15,8 +15,6 @@ const DEADLINE: Duration = Duration::from_secs(300);
 /// Pause before the first repetition. Each further one is twice as long.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-
-pub(super) type Attempt<T> = std::result::Result<T, Failure>;
 
 /// Runs a request, and runs it again from its beginning after failures that may pass. It transfers `bytes` bytes, from
 /// `offset` of the object if it concerns some.

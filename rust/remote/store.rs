@@ -15,10 +15,10 @@ pub trait Store: Send + Sync {
     /// Requests a range of an object. The range may end after the object; it does not begin there.
     ///
     /// With a version, the answer is of that version, or a failure.
-    async fn get(&self, key: &str, range: Range<u64>, version: Option<&Version>) -> Result<Answer, Failure>;
+    async fn get(&self, key: &str, range: Range<u64>, version: Option<&Version>) -> Attempt<Answer>;
 
     /// Returns the keys below a prefix, not those in deeper levels. A service without listing returns `None`.
-    async fn list(&self, prefix: &str) -> Result<Option<Vec<String>>, Failure>;
+    async fn list(&self, prefix: &str) -> Attempt<Option<Vec<String>>>;
 
     /// Returns the requests that store objects, if the service has them.
     fn uploads(&self) -> Option<&dyn Uploads> {
@@ -37,29 +37,22 @@ impl fmt::Debug for dyn Store {
 #[async_trait]
 pub trait Uploads: Send + Sync {
     /// Stores an object in one request.
-    async fn put(&self, key: &str, bytes: Bytes) -> std::result::Result<(), Failure>;
+    async fn put(&self, key: &str, bytes: Bytes) -> Attempt<()>;
     /// Begins an upload in parts, of this length if it is known, and returns its id.
-    async fn begin(&self, key: &str, length: Option<u64>) -> std::result::Result<String, Failure>;
+    async fn begin(&self, key: &str, length: Option<u64>) -> Attempt<String>;
     /// Sends a part, which begins at `offset`, and returns its id. A part that was sent before is replaced.
-    async fn put_part(
-        &self,
-        key: &str,
-        id: &str,
-        index: usize,
-        offset: u64,
-        bytes: Bytes,
-    ) -> std::result::Result<String, Failure>;
+    async fn put_part(&self, key: &str, id: &str, index: usize, offset: u64, bytes: Bytes) -> Attempt<String>;
     /// Moves bytes that were sent towards the end, by at least their number. A service that puts the parts one after the
     /// other, whatever their offsets, does nothing.
-    async fn shift(&self, _id: &str, _range: Range<u64>, _distance: u64) -> std::result::Result<(), Failure> {
+    async fn shift(&self, _id: &str, _range: Range<u64>, _distance: u64) -> Attempt<()> {
         Ok(())
     }
     /// Stores the object that these parts make.
-    async fn complete(&self, key: &str, id: &str, parts: &[String]) -> std::result::Result<(), Failure>;
+    async fn complete(&self, key: &str, id: &str, parts: &[String]) -> Attempt<()>;
     /// Drops the parts of an upload.
-    async fn abort(&self, key: &str, id: &str) -> std::result::Result<(), Failure>;
+    async fn abort(&self, key: &str, id: &str) -> Attempt<()>;
     /// Removes an object. It need not exist.
-    async fn remove(&self, key: &str) -> std::result::Result<(), Failure>;
+    async fn remove(&self, key: &str) -> Attempt<()>;
     /// Says what becomes of parts that could not be removed.
     fn remains(&self) -> &'static str {
         "the service may charge for them: abort the multipart uploads of this object, or let a rule of the bucket do so"
@@ -75,8 +68,11 @@ pub struct Answer {
     /// Bytes of the object that the body has.
     pub range: Range<u64>,
     /// The bytes.
-    pub body: BoxStream<'static, Result<Bytes, Failure>>,
+    pub body: BoxStream<'static, Attempt<Bytes>>,
 }
+
+/// Result of one request.
+pub type Attempt<T> = std::result::Result<T, Failure>;
 
 /// Reason why a request failed, and whether to repeat it.
 #[derive(Clone, Debug)]

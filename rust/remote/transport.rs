@@ -3,10 +3,10 @@
 use super::body;
 use super::connections::without_client;
 use super::host_policy::HostPolicy;
-use super::http_error::{PROXY_REFUSAL, Refused, StatusFailure, refused};
+use super::http_error::{HttpResult, PROXY_REFUSAL, Refused, StatusFailure, refused};
 use super::progress::Progress;
 use super::runtime;
-use super::store::{Failure, FailureClass};
+use super::store::{Attempt, Failure, FailureClass};
 use super::trust::Trust;
 use async_trait::async_trait;
 use base64::Engine;
@@ -52,7 +52,7 @@ impl HttpConnector for Transport {
 
 #[async_trait]
 impl HttpService for Transport {
-    async fn call(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+    async fn call(&self, request: HttpRequest) -> HttpResult<HttpResponse> {
         let (mut parts, body) = request.into_parts();
         if parts.headers.get(header::AUTHORIZATION).is_some_and(|value| value.as_bytes().trim_ascii_end() == b"Bearer")
         {
@@ -93,15 +93,11 @@ impl Transport {
     }
 
     /// Sends one request, without following redirects.
-    pub(super) async fn send(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+    pub(super) async fn send(&self, request: HttpRequest) -> HttpResult<HttpResponse> {
         self.send_within(self.policy, request).await
     }
 
-    async fn send_within(
-        &self,
-        policy: HostPolicy,
-        request: HttpRequest,
-    ) -> std::result::Result<HttpResponse, HttpError> {
+    async fn send_within(&self, policy: HostPolicy, request: HttpRequest) -> HttpResult<HttpResponse> {
         let client = runtime::client().ok_or_else(|| refused("no runtime runs this request".into()))?;
         let connections = client.connections(&self.trust);
         let host = request.uri().host().unwrap_or_default();
@@ -123,7 +119,7 @@ impl Transport {
     }
 
     /// Sends a request to a service of instance metadata, whose whole answer arrives soon.
-    async fn ask_metadata(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+    async fn ask_metadata(&self, request: HttpRequest) -> HttpResult<HttpResponse> {
         // A proxy would answer for another machine.
         let tls = self.trust.config().map_err(|error| refused(error.to_string()))?;
         let direct = reqwest::Client::builder().no_proxy().tls_backend_preconfigured(ClientConfig::clone(&tls)).build();
@@ -154,7 +150,7 @@ fn watched(body: HttpResponseBody, stall: Duration) -> HttpResponseBody {
 }
 
 /// Returns a request for a URL. A user and password in it become a header.
-pub(super) fn get_request(url: &str, mut headers: HeaderMap) -> std::result::Result<HttpRequest, Failure> {
+pub(super) fn get_request(url: &str, mut headers: HeaderMap) -> Attempt<HttpRequest> {
     let invalid = || Failure::new(FailureClass::Invalid, "this is not a valid URL");
     // Also encodes what a URL cannot contain, such as spaces.
     let mut parsed = reqwest::Url::parse(url).map_err(|_| invalid())?;
@@ -174,11 +170,7 @@ pub(super) fn get_request(url: &str, mut headers: HeaderMap) -> std::result::Res
 }
 
 /// Returns where a redirect leads, or `None` for any other answer.
-pub(super) fn redirect_target<T>(
-    method: &Method,
-    from: &Uri,
-    response: &Response<T>,
-) -> std::result::Result<Option<Uri>, HttpError> {
+pub(super) fn redirect_target<T>(method: &Method, from: &Uri, response: &Response<T>) -> HttpResult<Option<Uri>> {
     let is_redirect = matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308);
     if !is_redirect || (*method != Method::GET && *method != Method::HEAD) {
         return Ok(None);

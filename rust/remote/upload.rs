@@ -13,7 +13,7 @@ use super::location::{Location, Service};
 use super::registry;
 use super::retry::repeat;
 use super::runtime;
-use super::store::{Failure, FailureClass, Store, Uploads};
+use super::store::{Attempt, Failure, FailureClass, Store, Uploads};
 use crate::error::{Error, Kind, Result};
 use crate::num::to_usize;
 use crate::os::retry::Check;
@@ -233,7 +233,7 @@ impl Upload {
         request: impl Fn() -> F + Send + Sync,
     ) -> Result<T>
     where
-        F: Future<Output = std::result::Result<T, Failure>> + Send,
+        F: Future<Output = Attempt<T>> + Send,
     {
         let permit = self.host.wait(check)?;
         let attempt = || async {

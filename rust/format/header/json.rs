@@ -4,6 +4,7 @@ use super::{DIMENSIONS_MAX, Header, LENGTH_BYTES, Record, to_u64};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::METADATA_KEY;
+use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -22,9 +23,8 @@ pub(super) fn parse(json: &[u8]) -> Result<Header> {
     }
     let mut failed_name = None;
     let mut parser = serde_json::Deserializer::from_str(text);
-    let parsed = HeaderSeed { failed_name: &mut failed_name }
-        .deserialize(&mut parser)
-        .and_then(|header| parser.end().map(|()| header));
+    let parsed = parser.deserialize_map(HeaderVisitor { failed_name: &mut failed_name });
+    let parsed = parsed.and_then(|header| parser.end().map(|()| header));
     parsed.map_err(|error| {
         let message = format!("the header is not valid safetensors: {}", without_position(&error));
         let fault = malformed(offset_of(text, &error), message);
@@ -50,41 +50,16 @@ fn without_position(error: &serde_json::Error) -> String {
 }
 
 /// String of the header, borrowed if it has no escapes.
-struct Key;
+#[derive(Deserialize)]
+#[serde(transparent)]
+struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
 
-impl<'de> DeserializeSeed<'de> for Key {
-    type Value = Cow<'de, str>;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Self::Value, D::Error> {
-        deserializer.deserialize_str(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Key {
-    type Value = Cow<'de, str>;
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string")
-    }
-    fn visit_borrowed_str<E>(self, text: &'de str) -> std::result::Result<Self::Value, E> {
-        Ok(Cow::Borrowed(text))
-    }
-    fn visit_str<E>(self, text: &str) -> std::result::Result<Self::Value, E> {
-        Ok(Cow::Owned(text.to_owned()))
-    }
-}
-
-struct HeaderSeed<'a> {
+struct HeaderVisitor<'a> {
     /// Tensor at which parsing failed, which an error of `serde_json` cannot hold.
     failed_name: &'a mut Option<String>,
 }
 
-impl<'de> DeserializeSeed<'de> for HeaderSeed<'_> {
-    type Value = Header;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Self::Value, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for HeaderSeed<'_> {
+impl<'de> Visitor<'de> for HeaderVisitor<'_> {
     type Value = Header;
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object of tensor names")
@@ -92,7 +67,7 @@ impl<'de> Visitor<'de> for HeaderSeed<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
         let mut header = Header::default();
         let mut metadata = None;
-        while let Some(key) = map.next_key_seed(Key)? {
+        while let Some(Key(key)) = map.next_key()? {
             if key == METADATA_KEY {
                 if metadata.is_some() {
                     return Err(A::Error::custom(format!("the key {METADATA_KEY:?} occurs twice")));
@@ -136,9 +111,9 @@ impl<'de> Visitor<'de> for MetadataSeed {
     }
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
         let mut metadata = BTreeMap::new();
-        while let Some(key) = map.next_key_seed(Key)? {
-            let value = map.next_value_seed(Key)?.into_owned();
-            if metadata.insert(key.clone().into_owned(), value).is_some() {
+        while let Some(Key(key)) = map.next_key()? {
+            let Key(value) = map.next_value()?;
+            if metadata.insert(key.clone().into_owned(), value.into_owned()).is_some() {
                 return Err(A::Error::custom(format!("the key {key:?} occurs twice in {METADATA_KEY}")));
             }
         }
@@ -166,10 +141,10 @@ impl<'de> Visitor<'de> for RecordSeed<'_> {
     }
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
         let (mut dtype, mut shape, mut offsets) = (None, None, None);
-        while let Some(key) = map.next_key_seed(Key)? {
+        while let Some(Key(key)) = map.next_key()? {
             let is_duplicate = match &*key {
                 "dtype" => {
-                    let name = map.next_value_seed(Key)?;
+                    let Key(name) = map.next_value()?;
                     let known = Dtype::from_name(&name)
                         .ok_or_else(|| A::Error::custom(format!("{name:?} is not a dtype of the format")))?;
                     dtype.replace(known).is_some()

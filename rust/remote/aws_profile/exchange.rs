@@ -2,7 +2,7 @@
 
 use crate::remote::http::collect;
 use crate::remote::http_error::failure_of;
-use crate::remote::store::{Failure, FailureClass};
+use crate::remote::store::{Attempt, Failure, FailureClass};
 use crate::remote::transport::Transport;
 use object_store::client::{HttpRequest, HttpService};
 use reqwest::StatusCode;
@@ -38,7 +38,7 @@ pub(super) async fn send(request: &HttpRequest) -> Result<(StatusCode, Vec<u8>),
     }
 }
 
-async fn send_once(request: HttpRequest) -> Result<(StatusCode, Vec<u8>), Failure> {
+async fn send_once(request: HttpRequest) -> Attempt<(StatusCode, Vec<u8>)> {
     let response = Transport::default().call(request).await.map_err(|error| failure_of(&error))?;
     Ok((response.status(), collect(response, ANSWER_BYTES_MAX).await?))
 }

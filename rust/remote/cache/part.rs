@@ -3,7 +3,6 @@
 use super::ranges::{RANGE_BYTES, Ranges};
 use super::{Cache, Entry, FILE_MODE, OBJECT, PART, RANGES, is_same, open_file, use_now};
 use crate::num::{to_u64, to_usize};
-use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::ops::Range;
@@ -63,7 +62,7 @@ impl Part {
     }
 
     fn new(cache: &Cache, entry: &Entry, data: File, ranges: File, known: Ranges, length: u64) -> io::Result<Part> {
-        flock(&data, FlockOperation::LockShared)?;
+        data.lock_shared()?;
         use_now(&data);
         let (cache, entry) = (cache.clone(), entry.clone());
         Ok(Part { cache, entry, data, ranges, known, length, has_failed: AtomicBool::new(false) })

@@ -1,11 +1,10 @@
 //! Connections that speak RESP, the protocol of Redis.
 
-use super::Attempt;
 use super::credentials::Credentials;
 use crate::num::{to_u64, to_usize};
 use crate::remote::connections::CONNECT_TIMEOUT;
 use crate::remote::progress::{Progress, stalled};
-use crate::remote::store::{Failure, FailureClass};
+use crate::remote::store::{Attempt, Failure, FailureClass};
 use crate::remote::{body, http_error, runtime};
 use bytes::{Bytes, BytesMut};
 use rustix::net::sockopt::set_tcp_user_timeout;

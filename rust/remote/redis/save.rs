@@ -12,9 +12,9 @@
 //! leave it behind.
 
 use super::connection::Connection;
-use super::{Attempt, Redis, find_keys};
+use super::{Redis, find_keys};
 use crate::num::to_usize;
-use crate::remote::store::{Failure, FailureClass, Uploads};
+use crate::remote::store::{Attempt, Failure, FailureClass, Uploads};
 use async_trait::async_trait;
 use bytes::Bytes;
 use std::hash::{BuildHasher, RandomState};
