@@ -22,7 +22,6 @@ pub enum Cipher {
     ChaCha20Poly1305,
 }
 
-/// Cipher with its key.
 #[derive(Clone)]
 pub(super) struct KeyedCipher(Arc<Wiped<LessSafeKey>>);
 

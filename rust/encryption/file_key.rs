@@ -35,7 +35,6 @@ impl FileKey {
         self.0.secret()
     }
 
-    /// Returns the cipher of the data.
     pub(super) fn data_cipher(&self, cipher: Cipher) -> Result<KeyedCipher> {
         with_wiped_stack(|| {
             cipher.keyed(expand_key(&extract(&[], self.secret()), &format!("data {}", cipher.name()))?.secret())
@@ -84,12 +83,10 @@ pub(super) fn extract(salt: &[u8], key: &[u8]) -> Prk {
     Salt::new(HKDF_SHA256, salt).extract(key)
 }
 
-/// Derives a key for one use.
 pub(super) fn expand_key(prk: &Prk, used_for: &str) -> Result<Key> {
     Key::with(|key| expand(prk, used_for, key))
 }
 
-/// Derives bytes for one use.
 pub(super) fn expand(prk: &Prk, used_for: &str, into: &mut [u8]) -> Result<()> {
     let info = format!("{CONTEXT} {used_for}");
     let info = [info.as_bytes()];

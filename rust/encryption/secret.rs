@@ -175,7 +175,6 @@ pub(super) fn check_limits(passes: u64, memory_bytes: u64) -> std::result::Resul
     Ok(())
 }
 
-/// Copies a secret string.
 pub(super) fn copied(string: &[u8]) -> Zeroizing<Vec<u8>> {
     with_wiped_stack(|| Zeroizing::new(string.to_vec()))
 }

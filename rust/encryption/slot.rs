@@ -206,7 +206,6 @@ fn other_key(others: &[Fields], keys: &[EncryptionKey]) -> String {
     format!("the file was encrypted with another key, or its key slots were changed: key {ids}{hint}")
 }
 
-/// Returns the ids and labels of keys.
 fn described(slots: &[Fields]) -> String {
     let described = |fields: &Fields| {
         let id: String = fields.id.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -42,9 +42,7 @@ pub const TAGS_NAME: &str = "fst.encryption.tags";
 const CRYPTOTENSORS_KEYS: [&str; 2] = ["__crypto_keys__", "__encryption__"];
 
 const VERSION: &str = "1";
-/// Number of characters of the code of the header.
 const CODE_CHARS: usize = (CODE_BYTES * 8).div_ceil(6);
-/// Number of characters of a key slot.
 const SLOT_CHARS: usize = SLOT_BYTES * 8 / 6;
 /// Number of characters of the code, the slots, and the separators between them.
 const SECRETS_CHARS: usize = CODE_CHARS + SLOTS * (1 + SLOT_CHARS);
@@ -188,7 +186,6 @@ impl Rotation {
     }
 }
 
-/// Returns the range of the authentication codes in the file.
 fn tags_range(header: &Header, chunk_bytes: u64, file_bytes: u64) -> Result<Range<u64>> {
     let malformed =
         |message: String, offset: u64| Error::new(Kind::Malformed, message).tensor(TAGS_NAME).offset(offset);

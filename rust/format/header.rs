@@ -189,7 +189,6 @@ impl Header {
         }
     }
 
-    /// Sorts the tensors by the places of their bytes.
     fn sort_by_place(&mut self) {
         if !self.records.is_sorted_by_key(|record| (record.begin, record.end)) {
             self.records.sort_by_key(|record| (record.begin, record.end));

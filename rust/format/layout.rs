@@ -198,7 +198,6 @@ pub fn pad(header: &mut Vec<u8>, bytes: usize) {
     }
 }
 
-/// Header entry of one tensor.
 struct EntryJson<'a> {
     tensor: &'a Tensor,
     data_offsets: [u64; 2],

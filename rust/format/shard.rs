@@ -23,7 +23,6 @@ pub struct Shard {
     save: String,
     /// Number of the file, from 1.
     number: usize,
-    /// Number of files.
     count: usize,
 }
 

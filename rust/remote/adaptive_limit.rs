@@ -60,12 +60,10 @@ impl AdaptiveLimit {
         AdaptiveLimit { limit: UPLOADS_START, ..AdaptiveLimit::default() }
     }
 
-    /// Returns how many requests the host gets at once.
     pub(super) fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Records that a request is sent.
     pub(super) fn sent(&mut self, now: Instant) {
         if matches!(self.phase, Phase::Idle) {
             self.phase = Phase::Starting { begin: now, answers: self.limit };

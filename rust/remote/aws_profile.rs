@@ -187,7 +187,6 @@ impl Profile {
         }
     }
 
-    /// Returns the keys that `credential_source` names.
     fn source_credentials(&self, source: &str, own: &Properties) -> Result<AwsCredentialProvider> {
         const KEY: &str = "credential_source";
         let place = own.place(KEY);

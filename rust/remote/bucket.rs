@@ -28,7 +28,6 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bucket or container.
 pub(super) struct Bucket {
     location: Location,
     settings: BTreeMap<String, String>,

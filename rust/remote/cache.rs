@@ -109,7 +109,6 @@ pub(super) struct Cache {
 /// Copy of one version of an object.
 #[derive(Clone, Debug)]
 pub(super) enum Copy {
-    /// All bytes.
     Whole(Arc<LocalFile>),
     /// Some bytes, to which the load adds what it pulls.
     Part(Arc<Part>),
@@ -126,7 +125,6 @@ impl Entry {
         self.stem.with_extension(ending)
     }
 
-    /// Removes all files of the entry.
     fn remove(&self) -> io::Result<()> {
         [RANGES, PART, OBJECT].iter().try_for_each(|ending| match fs::remove_file(self.path(ending)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -319,7 +317,6 @@ fn open_file(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Marks a copy as used now.
 fn use_now(file: &File) {
     if let Err(error) = file.set_modified(SystemTime::now()) {
         tracing::debug!(%error, "cannot mark a copy as used");

@@ -17,7 +17,6 @@ pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time after which an unused connection is not used again. Some servers close it soon afterwards.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Connections of a runtime.
 #[derive(Clone)]
 pub(super) struct Client {
     http: Connections,
@@ -68,7 +67,6 @@ impl Client {
         new
     }
 
-    /// Returns the connections without HTTP that no request uses.
     pub(super) fn idle(&self) -> &Idle {
         &self.idle
     }
@@ -78,14 +76,12 @@ impl Client {
         self.settings.stall
     }
 
-    /// Returns whether the settings are still the same.
     pub(super) fn is_current(&self) -> bool {
         Settings::from_env().is_ok_and(|settings| settings == self.settings)
     }
 }
 
 impl Connections {
-    /// Returns the client for requests without a body.
     pub(super) fn reader(&self, policy: HostPolicy, trust: &Trust, stall: Duration) -> HttpResult<&reqwest::Client> {
         let slot = match policy {
             HostPolicy::Configured => &self.0.configured,
@@ -113,7 +109,6 @@ struct Unused {
 }
 
 impl Idle {
-    /// Takes a connection that was opened with these credentials.
     pub(super) fn take<C: Any>(&self, credentials: &Arc<impl Any + Send + Sync>) -> Option<C> {
         let credentials: Arc<dyn Any + Send + Sync> = credentials.clone();
         let mut connections = self.lock();
@@ -122,7 +117,6 @@ impl Idle {
         connections.swap_remove(found).connection.downcast().ok().map(|connection| *connection)
     }
 
-    /// Keeps a connection for later requests with the same credentials.
     pub(super) fn keep(&self, credentials: &Arc<impl Any + Send + Sync>, connection: impl Any + Send) {
         let credentials: Arc<dyn Any + Send + Sync> = credentials.clone();
         self.lock().push(Unused { credentials, since: Instant::now(), connection: Box::new(connection) });

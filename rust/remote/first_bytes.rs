@@ -46,7 +46,6 @@ impl Drop for Received {
     }
 }
 
-/// Rest of an answer.
 struct Rest {
     body: Body,
     /// Number of all bytes of the answer.
@@ -100,7 +99,6 @@ impl Received {
         Received { bytes: Vec::with_capacity(rest.end), rest: Some(rest), runtime: None }
     }
 
-    /// Returns the bytes that have arrived.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -117,7 +115,6 @@ impl Received {
         buffers.into_iter().filter_map(rest).collect()
     }
 
-    /// Returns whether more bytes may arrive.
     pub(super) fn has_rest(&self) -> bool {
         self.rest.is_some()
     }

@@ -143,7 +143,6 @@ impl Target<'_> {
         }
     }
 
-    /// Requests a range and checks the answer.
     async fn request(&self, expected: &Expected<'_>) -> Attempt<Answer> {
         let answer = self.store.get(self.key, expected.range.clone(), Some(expected.version)).await?;
         expected.check(&answer)?;

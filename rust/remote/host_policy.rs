@@ -30,7 +30,6 @@ const METADATA_V6: [Ipv6Addr; 3] = [
 /// Name of a service of instance metadata, which a proxy would resolve.
 const METADATA_NAME: &str = "metadata.google.internal";
 
-/// Hosts that a request may reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum HostPolicy {
     /// All: the program or its environment names the host.

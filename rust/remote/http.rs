@@ -42,7 +42,6 @@ impl Store for HttpStore {
     }
 }
 
-/// Returns the headers of a request for a range of one version.
 pub(super) fn range_headers(range: &Range<u64>, version: Option<&Version>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let mut insert = |name: HeaderName, value: &str| {
@@ -61,7 +60,6 @@ pub(super) fn range_headers(range: &Range<u64>, version: Option<&Version>) -> He
     headers
 }
 
-/// Checks an answer to a request for a range.
 pub(super) fn answer(response: HttpResponse, range: &Range<u64>) -> Attempt<Answer> {
     let failed = |class, message: &str| Err(Failure::new(class, message));
     let encoding = text(&response, &header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity");

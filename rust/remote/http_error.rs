@@ -9,7 +9,6 @@ use std::error::Error as StdError;
 use std::io;
 use std::time::Duration;
 
-/// Result of a request over HTTP.
 pub(super) type HttpResult<T> = Result<T, HttpError>;
 
 /// Largest pause that a server may ask for.

@@ -115,7 +115,6 @@ pub(super) fn is_offline() -> bool {
     matches!(value.to_ascii_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE")
 }
 
-/// Token and address of the Hub.
 pub(super) struct Access {
     pub(super) endpoint: String,
     headers: HeaderMap,
@@ -164,13 +163,11 @@ pub(super) struct Description {
     pub(super) siblings: Vec<Sibling>,
 }
 
-/// File of a repository.
 #[derive(Deserialize)]
 pub(super) struct Sibling {
     pub(super) rfilename: String,
 }
 
-/// Requests the description of a repository at a commit.
 pub(super) async fn describe(address: &str, access: &Access) -> Attempt<Description> {
     let request = transport::get_request(address, access.headers.clone())?;
     let response = access.transport.call(request).await.map_err(|error| http_error::failure_of(&error))?;
@@ -178,7 +175,6 @@ pub(super) async fn describe(address: &str, access: &Access) -> Attempt<Descript
     parse_description(&http::collect(response, DESCRIPTION_BYTES_MAX).await?)
 }
 
-/// Parses the description of a repository.
 pub(super) fn parse_description(bytes: &[u8]) -> Attempt<Description> {
     let invalid = |error| Failure::new(FailureClass::Permanent, format!("the Hub's answer is not valid: {error}"));
     let described: Description = serde_json::from_slice(bytes).map_err(invalid)?;
@@ -205,7 +201,6 @@ fn check_status(status: StatusCode) -> Attempt<()> {
     }
 }
 
-/// Repository at a commit.
 pub(super) struct Repository {
     access: Access,
     repository: String,
@@ -253,7 +248,6 @@ impl Repository {
         Err(Failure::new(FailureClass::Permanent, "the Hub redirected too often"))
     }
 
-    /// Requests a range of a signed link.
     async fn follow(&self, link: &Link, range: &Range<u64>) -> Attempt<HttpResponse> {
         let request = transport::get_request(&link.target.to_string(), range_headers(range, None))?;
         let transport = self.access.transport.clone().within(HostPolicy::Redirected);
@@ -266,7 +260,6 @@ enum Asked {
     Link(Link),
 }
 
-/// Signed link of a file.
 #[derive(Clone)]
 struct Link {
     target: Uri,

@@ -21,7 +21,6 @@ pub enum Service {
     Redis,
 }
 
-/// Schemes with their services.
 const SCHEMES: [(&str, Service); 9] = [
     ("http", Service::Http),
     ("https", Service::Http),

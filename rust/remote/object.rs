@@ -43,7 +43,6 @@ pub fn open_known(location: &Location, length: u64, version: Version, first_byte
     Ok(Object::known(address(location, cache.as_ref())?, length, version, first_bytes))
 }
 
-/// Place of an object that is to be opened.
 struct Address<'a> {
     location: &'a Location,
     store: Arc<dyn Store>,

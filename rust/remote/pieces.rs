@@ -17,7 +17,6 @@ pub(super) struct Pieces<'a> {
 }
 
 impl<'a> Pieces<'a> {
-    /// Creates the memory for one range.
     pub(super) fn one(offset: u64, into: &'a mut [u8]) -> Pieces<'a> {
         let range = offset..offset.saturating_add(to_u64(into.len()));
         Pieces { pieces: vec![(offset, into)], reached: offset, range, next: 0, gaps: None }
@@ -48,12 +47,10 @@ impl<'a> Pieces<'a> {
         Pieces { gaps: Some(Vec::new()), ..self }
     }
 
-    /// Returns the range to request.
     pub(super) fn range(&self) -> Range<u64> {
         self.range.clone()
     }
 
-    /// Returns the first byte of the object that has not arrived.
     pub(super) fn reached(&self) -> u64 {
         self.reached
     }

@@ -9,7 +9,6 @@ use tokio::time::{Instant, timeout};
 /// can be used only once it is whole.
 pub(super) const STALL_BYTES: usize = 16 << 10;
 
-/// Bytes that arrive on a connection.
 #[derive(Debug)]
 pub(super) struct Progress {
     stall: Duration,

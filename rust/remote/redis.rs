@@ -38,7 +38,6 @@ use std::vec;
 /// Number of keys that the server looks at for each step of a search.
 const SCAN_COUNT: &str = "1000";
 
-/// Server with its credentials.
 pub(super) struct Redis {
     credentials: Arc<Credentials>,
     /// Values of the files that have several.
@@ -206,7 +205,6 @@ impl Store for Redis {
     }
 }
 
-/// Rest of an answer.
 struct Body {
     connection: Connection,
     /// Lengths of the replies that have not begun.

@@ -37,7 +37,6 @@ where
     }
 }
 
-/// Repetitions of one request.
 pub(super) struct Attempts<'a> {
     /// URL for errors.
     url: &'a str,

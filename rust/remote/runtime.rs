@@ -34,7 +34,6 @@ thread_local! {
     static SENT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Runtime with its connections.
 pub(super) struct Runtime {
     runtime: Option<tokio::runtime::Runtime>,
     client: Client,
@@ -57,7 +56,6 @@ impl Runtime {
         Ok(Runtime { runtime: Some(built.map_err(refused)?), client: Client::new()?, rest: None })
     }
 
-    /// Gives the runtime to later requests.
     pub(super) fn free(self) {
         lock().push(self);
     }
@@ -161,7 +159,6 @@ pub fn block_on<T: Send>(check: Check<'_>, request: impl Future<Output = Result<
     result
 }
 
-/// Returns the connections of the runtime of this thread.
 pub(super) fn client() -> Option<Client> {
     CLIENT.with_borrow(Clone::clone)
 }

@@ -87,7 +87,6 @@ impl Transport {
         Transport { trust, policy: HostPolicy::Configured }
     }
 
-    /// Returns the same transport for other hosts.
     pub(super) fn within(self, policy: HostPolicy) -> Transport {
         Transport { policy, ..self }
     }

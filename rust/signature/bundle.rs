@@ -9,9 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-/// Type of a bundle.
 const BUNDLE_TYPE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";
-/// Type of the payload: a statement of in-toto.
 const PAYLOAD_TYPE: &str = "application/vnd.in-toto+json";
 
 /// Bundle whose signature, made with a key, is not verified yet.
@@ -125,7 +123,6 @@ fn decoded(field: &str, text: &str) -> Result<Vec<u8>> {
     STANDARD.decode(text).map_err(|error| malformed(&format!("{field} is not base64: {error}")))
 }
 
-/// Returns the error of a signature that is not valid.
 pub(super) fn malformed(message: &str) -> Error {
     Error::new(Kind::Malformed, format!("the signature cannot be read: {message}"))
 }

@@ -70,7 +70,6 @@ enum Method {
     Shards,
 }
 
-/// Digest of a file or shard.
 #[derive(Deserialize, Serialize)]
 struct Resource {
     name: String,

@@ -90,7 +90,6 @@ fn texts(keys: &AwsCredential) -> (&str, &str, Option<&str>) {
     (&keys.key_id, &keys.secret_key, keys.token.as_deref())
 }
 
-/// Request that a server received.
 #[derive(Clone, Debug)]
 struct Request {
     line: String,
@@ -99,7 +98,6 @@ struct Request {
     form: BTreeMap<String, String>,
 }
 
-/// HTTP server on a port of its own.
 struct Server {
     url: String,
     requests: Arc<Mutex<Vec<Request>>>,
@@ -148,7 +146,6 @@ impl Server {
         self.requests.lock().unwrap().clone()
     }
 
-    /// Returns the only request.
     #[track_caller]
     fn request(&self) -> Request {
         let [request] = self.requests().try_into().unwrap();

@@ -236,7 +236,6 @@ fn requests_to_verify_are_told_from_manifests() {
     }
 }
 
-/// Returns a valid statement.
 fn statement() -> Value {
     let bundle: Value = serde_json::from_slice(&read("p256-shards-sha256.sig")).unwrap();
     let payload = STANDARD.decode(bundle["dsseEnvelope"]["payload"].as_str().unwrap()).unwrap();

@@ -202,7 +202,6 @@ fn key_is_found_among_several() {
     assert_eq!(open(&[]).unwrap_err().kind(), Kind::InvalidArgument);
 }
 
-/// Writes an encrypted file.
 fn write_encrypted(path: &Path, cipher: &Cipher, tensors: &[(&str, Vec<u8>)]) {
     let output = OutputFile::create(path, Box::new(Linux)).unwrap();
     let mut writer = Writer::begin_tensors(output, Some((cipher.clone(), 2)), &Options::default()).unwrap();

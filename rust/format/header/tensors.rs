@@ -80,7 +80,6 @@ fn parse_entry(fields: &mut Fields<'_>, header: &mut Header, preamble: &Preamble
 /// Version of a metadata entry whose dimensions have 8 bytes.
 const LONG_ENTRY: u64 = 5;
 
-/// Checks one tensor.
 fn check(entry: Entry<'_>, data_begin: u64, file_bytes: u64) -> Result<()> {
     let Entry { begin, end, shape, dtype, .. } = entry;
     if begin < data_begin || end > file_bytes {

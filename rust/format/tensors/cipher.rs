@@ -22,7 +22,6 @@ pub struct Cipher {
     derivation: Option<Derivation>,
 }
 
-/// Piece of the data in memory.
 struct Piece<'a> {
     nonce: Nonce,
     data: Mutex<&'a mut [u8]>,

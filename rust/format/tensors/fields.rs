@@ -23,7 +23,6 @@ impl<'a> Fields<'a> {
         self.offset
     }
 
-    /// Returns the number of unread bytes.
     pub(in crate::format) fn left(&self) -> usize {
         self.rest.len()
     }
@@ -61,12 +60,10 @@ impl<'a> Fields<'a> {
         std::str::from_utf8(bytes).map_err(|_| malformed(begin, format!("{what} is not UTF-8")))
     }
 
-    /// Returns the name of a tensor.
     pub(in crate::format) fn name(&mut self) -> Result<&'a str> {
         self.text::<2>("the name of a tensor")
     }
 
-    /// Returns the kind of a tensor.
     pub(in crate::format) fn kind(&mut self) -> Result<TensorKind> {
         let begin = self.offset;
         let number = self.number::<1>("the kind of a tensor")?;
@@ -74,7 +71,6 @@ impl<'a> Fields<'a> {
         kind.ok_or_else(|| malformed(begin, format!("the kind is {number}, but must be 0, 1 or 2")))
     }
 
-    /// Returns the dtype of a tensor.
     pub(in crate::format) fn dtype(&mut self) -> Result<Dtype> {
         let begin = self.offset;
         dtype::parse(self.text::<1>("the dtype")?).map_err(|error| error.offset(begin))

@@ -78,7 +78,6 @@ impl NewTensor {
     }
 }
 
-/// Tensor with its place in the file.
 #[derive(Debug)]
 struct PlacedTensor {
     tensor: NewTensor,

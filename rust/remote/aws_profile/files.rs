@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Profiles, SSO sessions and services by name.
 #[derive(Default)]
 pub(super) struct Files {
     pub(super) profiles: BTreeMap<String, Properties>,
@@ -80,12 +79,10 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Returns an error about a key of the section.
     pub(super) fn error(&self, kind: Kind, key: &str, message: impl AsRef<str>) -> Error {
         Error::new(kind, format!("[{}] {key}: {}", self.title, message.as_ref())).at(self.path.as_path())
     }
 
-    /// Returns an error about a value that does not fit.
     pub(super) fn invalid(&self, key: &str, message: impl AsRef<str>) -> Error {
         self.error(Kind::InvalidArgument, key, message)
     }
@@ -109,7 +106,6 @@ impl Properties {
         self.values.get(key)?.0.text().filter(|text| !text.is_empty())
     }
 
-    /// Returns a property that is nested in another one.
     pub(super) fn nested(&self, key: &str, nested: &str) -> Option<&str> {
         self.values.get(key)?.0.nested(nested).filter(|text| !text.is_empty())
     }
@@ -127,7 +123,6 @@ impl Properties {
         self.values.get(key).map_or(&self.place, |(_, place)| place)
     }
 
-    /// Returns whether a property is in the credentials file.
     pub(super) fn is_in_credentials_file(&self, key: &str) -> bool {
         self.values.get(key).is_some_and(|(_, place)| place.is_in_credentials_file)
     }

@@ -23,7 +23,6 @@ pub(super) fn of_container(variables: &Variables) -> Result<Option<AwsCredential
     provider(set.fold(builder(), |builder, (key, value)| builder.with_config(key, value))).map(Some)
 }
 
-/// Returns the keys of the role of an EC2 instance.
 pub(super) fn of_instance(variables: &Variables) -> Result<AwsCredentialProvider> {
     let builder = builder();
     provider(match variables.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") {

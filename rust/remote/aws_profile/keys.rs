@@ -10,14 +10,12 @@ use std::sync::Arc;
 /// Remaining validity at which keys are renewed. The longest request that they sign is shorter.
 const RENEWED_BEFORE: TimeDelta = TimeDelta::minutes(5);
 
-/// Access keys that may expire.
 pub(super) struct Keys {
     pub(super) credential: Arc<AwsCredential>,
     pub(super) expires: Option<DateTime<Utc>>,
 }
 
 impl Keys {
-    /// Returns whether the keys are still valid.
     pub(super) fn are_valid(&self, now: DateTime<Utc>) -> bool {
         self.expires.is_none_or(|expires| expires > now)
     }

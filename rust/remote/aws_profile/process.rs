@@ -22,7 +22,6 @@ const INTERVAL: Duration = Duration::from_millis(5);
 /// Upper bound for the length of the program's messages in an error, in characters.
 const MESSAGE_CHARS_MAX: usize = 1000;
 
-/// Program of a profile.
 pub(super) struct CredentialProcess {
     pub(super) place: Place,
     pub(super) command: String,

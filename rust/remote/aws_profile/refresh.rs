@@ -10,10 +10,8 @@ use object_store::aws::AwsCredential;
 use std::fmt;
 use std::sync::Arc;
 
-/// Source of keys.
 #[async_trait]
 pub(super) trait KeySource: Send + Sync {
-    /// Returns new keys.
     async fn fetch(&self) -> Result<Keys>;
 }
 

@@ -15,7 +15,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Role of an account in IAM Identity Center.
 pub(super) struct SsoRole {
     pub(super) place: Place,
     pub(super) profile: String,

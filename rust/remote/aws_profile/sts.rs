@@ -17,7 +17,6 @@ use std::sync::Arc;
 /// Upper bound for the length of a service's message in an error, in characters.
 const MESSAGE_CHARS_MAX: usize = 500;
 
-/// Role that a profile assumes.
 pub(super) struct Role {
     pub(super) place: Place,
     pub(super) arn: String,
@@ -166,7 +165,6 @@ pub(super) fn endpoint(region: Option<&str>) -> String {
     }
 }
 
-/// Returns the domain of the services in a region.
 pub(super) fn domain(region: &str) -> &'static str {
     const DOMAINS: [(&str, &str); 6] = [
         ("cn-", "amazonaws.com.cn"),

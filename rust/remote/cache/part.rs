@@ -68,7 +68,6 @@ impl Part {
         Ok(Part { cache, entry, data, ranges, known, length, has_failed: AtomicBool::new(false) })
     }
 
-    /// Returns the number of bytes that were on the disk when the copy was opened.
     pub(super) fn known_bytes(&self) -> u64 {
         self.known.bytes()
     }
@@ -103,7 +102,6 @@ impl Part {
         !(range.is_empty() || self.has_failed.load(Ordering::Relaxed) || is_known && range.end <= end)
     }
 
-    /// Stops writing to the copy.
     pub(super) fn fail(&self, error: &io::Error) {
         self.has_failed.store(true, Ordering::Relaxed);
         tracing::warn!(path = %self.path().display(), %error, "cannot write to the cache; the load goes on without it");

@@ -38,7 +38,6 @@ struct State {
     is_running: bool,
 }
 
-/// Bytes of an object to write.
 struct Piece {
     part: Arc<Part>,
     offset: u64,

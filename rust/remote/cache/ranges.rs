@@ -37,7 +37,6 @@ impl Ranges {
         rest.is_empty().then(|| Ranges::merge(records.iter().map(decode).collect(), length)).flatten()
     }
 
-    /// Encodes a range.
     pub(super) fn encode(range: &Range<u64>) -> [u8; RANGE_BYTES] {
         let mut record = [0; RANGE_BYTES];
         let (begin, end) = record.split_at_mut(RANGE_BYTES / 2);
@@ -51,7 +50,6 @@ impl Ranges {
         self.run(0) == (true, length)
     }
 
-    /// Returns the number of bytes in the set.
     pub(super) fn bytes(&self) -> u64 {
         self.0.iter().map(|range| range.end - range.start).sum()
     }

@@ -44,9 +44,7 @@ pub(super) struct Connection {
 /// Beginning of a reply.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reply {
-    /// Short text.
     Text(String),
-    /// Number.
     Integer(u64),
     /// Number of bytes, which follow.
     Bulk(u64),
@@ -84,7 +82,6 @@ impl Connection {
         }
     }
 
-    /// Sends commands.
     pub(super) async fn send(&mut self, commands: &[&[&str]]) -> Attempt<()> {
         let mut bytes = Vec::new();
         commands.iter().for_each(|command| encode(&mut bytes, command, None));
@@ -155,7 +152,6 @@ impl Connection {
         }
     }
 
-    /// Reads a number.
     pub(super) async fn integer(&mut self) -> Attempt<u64> {
         match self.reply().await? {
             Reply::Integer(number) => Ok(number),
@@ -163,7 +159,6 @@ impl Connection {
         }
     }
 
-    /// Reads the length of a list.
     pub(super) async fn array(&mut self) -> Attempt<u64> {
         match self.reply().await? {
             Reply::Array(length) => Ok(length),
@@ -179,7 +174,6 @@ impl Connection {
         }
     }
 
-    /// Reads a short value.
     pub(super) async fn bulk(&mut self) -> Attempt<Vec<u8>> {
         self.bulk_of(TEXT_BYTES_MAX).await
     }

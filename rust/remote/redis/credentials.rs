@@ -20,7 +20,6 @@ pub(super) struct Credentials {
     pub(super) user: String,
     /// Password. Empty if there is none.
     pub(super) password: String,
-    /// Number of the database.
     pub(super) database: u32,
 }
 
