@@ -12,7 +12,7 @@ use futures_util::TryStreamExt;
 use http::header::{self, HeaderMap};
 use http::{Response, StatusCode};
 use object_store::ClientOptions;
-use object_store::client::{HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService};
+use object_store::client::{HttpClient, HttpConnector, HttpRequest, HttpResponse, HttpService};
 use std::fmt;
 
 /// Hosts that are asked for keys if nothing else has any.

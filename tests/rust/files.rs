@@ -1,7 +1,9 @@
 //! Safetensors files for the tests, written by the reference implementation or byte by byte.
 
+use fst::error::Kind;
 use fst::os::local_file::LocalFile;
 use fst::source::Source;
+use proptest::prelude::*;
 use safetensors::tensor::{Dtype, TensorView};
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -73,6 +75,43 @@ pub fn fails_after(calls: usize) -> impl Fn() -> fst::Result<()> {
     let count = std::cell::Cell::new(0);
     move || {
         count.set(count.get() + 1);
-        if count.get() < calls { Ok(()) } else { Err(fst::Error::new(fst::error::Kind::Interrupted, "the test ends")) }
+        if count.get() < calls { Ok(()) } else { Err(fst::Error::new(Kind::Interrupted, "the test ends")) }
+    }
+}
+
+/// Changes a bit of a byte of a file, and returns the bytes before.
+pub fn damage(path: &Path, offset: u64) -> Vec<u8> {
+    let before = std::fs::read(path).unwrap();
+    let mut bytes = before.clone();
+    bytes[offset as usize] ^= 1;
+    std::fs::write(path, bytes).unwrap();
+    before
+}
+
+/// Returns the offset of the data of a safetensors file.
+pub fn data_begin(bytes: &[u8]) -> usize {
+    8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize
+}
+
+/// Checks that a result is an error of this kind, and that its text contains all of `expected`.
+#[track_caller]
+pub fn assert_fails<T>(result: fst::Result<T>, kind: Kind, expected: &[&str]) {
+    let error = result.err().unwrap();
+    assert_eq!(error.kind(), kind, "{error}");
+    for part in expected {
+        assert!(error.to_string().contains(part), "{part:?} is not in {error}");
+    }
+}
+
+/// Bytes that replace others, at any positions.
+pub type Damage = Vec<(prop::sample::Index, u8)>;
+
+pub fn any_damage() -> impl Strategy<Value = Damage> {
+    prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5)
+}
+
+pub fn apply(damage: &Damage, bytes: &mut [u8]) {
+    for (index, byte) in damage {
+        bytes[index.index(bytes.len())] = *byte;
     }
 }

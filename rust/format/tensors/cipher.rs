@@ -153,27 +153,6 @@ mod tests {
     }
 
     #[test]
-    fn data_is_decrypted_only_as_it_was_encrypted() {
-        let cipher = Cipher::new(Key::new(&[7; 32]).unwrap(), None);
-        for size in [1, PIECE_BYTES + 1] {
-            let plain: Vec<u8> = (0..=250).cycle().take(size).collect();
-            let mut data = plain.clone();
-            let encryption = cipher.encrypt(&mut data, 2).unwrap();
-            assert!(data != plain);
-            let parsed = Encryption::parse(&encryption.encode(), 0).unwrap().pieces.unwrap();
-            let encrypted = data.clone();
-            assert!(decrypt(&cipher, &parsed, &mut data));
-            assert_eq!(data, plain);
-            for position in [0, size / 2, size - 1] {
-                let mut damaged = encrypted.clone();
-                damaged[position] ^= 1;
-                assert!(!decrypt(&cipher, &parsed, &mut damaged));
-                assert!(damaged.chunks(PIECE_BYTES).any(|piece| piece.iter().all(|&byte| byte == 0)));
-            }
-        }
-    }
-
-    #[test]
     fn pieces_keep_their_places() {
         let cipher = Cipher::new(Key::new(&[7; 32]).unwrap(), None);
         let mut data = vec![5; 2 * PIECE_BYTES];
@@ -183,5 +162,6 @@ mod tests {
         assert!(!decrypt(&cipher, &pieces, &mut data.clone()));
         pieces.macs.reverse();
         assert!(!decrypt(&cipher, &pieces, &mut data));
+        assert!(data.iter().all(|&byte| byte == 0));
     }
 }
