@@ -5,11 +5,6 @@
 //! dynamic linker, for example, saves them on the stack of a later call. Copies that the kernel makes, such as pages in
 //! swap and registers of a thread that waits, are not overwritten.
 
-#[cfg(target_arch = "x86_64")]
-mod registers;
-
-#[cfg(target_arch = "x86_64")]
-use registers::wipe_registers;
 use std::hint::black_box;
 use std::mem::{MaybeUninit, needs_drop};
 use std::ops::Deref;
@@ -64,6 +59,29 @@ fn wipe_stack() {
     let mut stack = [0_u64; STACK_BYTES / size_of::<u64>()];
     stack.zeroize();
     black_box(&stack);
+}
+
+/// Overwrites the vector registers.
+#[cfg(target_arch = "x86_64")]
+fn wipe_registers() {
+    use std::arch::{asm, is_x86_feature_detected};
+    if !is_x86_feature_detected!("avx") {
+        return;
+    }
+    // SAFETY: the CPU has the instruction, which changes registers only that a function may change.
+    unsafe { asm!("vzeroall", clobber_abi("sysv64"), options(nomem, nostack, preserves_flags)) };
+    // Code that is compiled for all CPUs uses these registers only in assembly, such as that of `memcpy`.
+    if is_x86_feature_detected!("avx512f") {
+        // SAFETY: as above.
+        unsafe {
+            asm!(
+                ".irp number, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31",
+                "vpxord zmm\\number, zmm\\number, zmm\\number",
+                ".endr",
+                options(nomem, nostack, preserves_flags),
+            );
+        }
+    }
 }
 
 /// Leaves the vector registers of other processors as they are.

@@ -314,8 +314,7 @@ fn check_entry(entry: Entry<'_>, data_begin: u64, data_bytes: u64) -> Result<()>
         );
         return Err(fault(entry, offset, message));
     }
-    let bits = shape_bits(shape, dtype)
-        .ok_or_else(|| fault(entry, offset, format!("the shape {shape:?} x {dtype} overflows a 64-bit size")))?;
+    let bits = shape_bits(entry, offset)?;
     if bits % 8 != 0 {
         return Err(fault(entry, offset, format!("the shape {shape:?} x {dtype} is not a whole number of bytes")));
     }
@@ -330,11 +329,13 @@ fn check_entry(entry: Entry<'_>, data_begin: u64, data_bytes: u64) -> Result<()>
     Ok(())
 }
 
-/// Returns the size of a tensor in bits, or `None` if it or one of its strides exceeds 63 bits, PyTorch's limit.
-fn shape_bits(shape: &[u64], dtype: Dtype) -> Option<u64> {
+/// Returns the size of a tensor in bits. Neither it nor one of its strides exceeds 63 bits, PyTorch's limit.
+fn shape_bits(entry: Entry<'_>, offset: u64) -> Result<u64> {
+    let Entry { shape, dtype, .. } = entry;
     let fits = |value: u64| i64::try_from(value).ok().map(|_| value);
-    shape.iter().try_fold(dtype.bits(), |product, &size| product.checked_mul(size.max(1)).and_then(fits))?;
-    Some(shape.iter().fold(dtype.bits(), |product, &size| product.wrapping_mul(size)))
+    let largest = shape.iter().try_fold(dtype.bits(), |bits, &size| bits.checked_mul(size.max(1)).and_then(fits));
+    largest.ok_or_else(|| fault(entry, offset, format!("the shape {shape:?} x {dtype} overflows a 64-bit size")))?;
+    Ok(shape.iter().fold(dtype.bits(), |bits, &size| bits.wrapping_mul(size)))
 }
 
 fn fault(entry: Entry<'_>, offset: u64, message: String) -> Error {

@@ -30,21 +30,17 @@ pub const MAGIC: &[u8] = b"|TZR|";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorKind {
     /// Parameter of a module.
-    Parameter,
+    Parameter = 0,
     /// Buffer of a module.
-    Buffer,
+    Buffer = 1,
     /// Tensor of a state dictionary.
-    StateDict,
+    StateDict = 2,
 }
 
 impl TensorKind {
     /// Returns the number in a file.
     pub fn number(self) -> u8 {
-        match self {
-            TensorKind::Parameter => 0,
-            TensorKind::Buffer => 1,
-            TensorKind::StateDict => 2,
-        }
+        self as u8
     }
 
     /// Returns the kind with this number in a file.

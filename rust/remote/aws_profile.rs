@@ -6,7 +6,6 @@
 mod exchange;
 mod files;
 pub mod ini;
-mod keys;
 mod instance_metadata;
 pub mod process;
 mod refresh;
@@ -198,7 +197,7 @@ impl Profile {
                     let message = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY must be set for Environment";
                     return Err(place.invalid(KEY, message));
                 };
-                Ok(Arc::new(StaticCredentialProvider::new(keys::checked(place, KEY, (id, secret, token))?)))
+                Ok(Arc::new(StaticCredentialProvider::new(refresh::checked(place, KEY, (id, secret, token))?)))
             }
             "EcsContainer" => instance_metadata::of_container(&self.variables)?.ok_or_else(|| {
                 let message = "EcsContainer needs AWS_CONTAINER_CREDENTIALS_RELATIVE_URI, or \
@@ -323,7 +322,7 @@ fn static_credentials(own: &Properties) -> Result<AwsCredentialProvider> {
         own.required(secret, "aws_access_key_id needs it")?.to_owned(),
         own.text("aws_session_token").or_else(|| own.text("aws_security_token")).map(str::to_owned),
     );
-    Ok(Arc::new(StaticCredentialProvider::new(keys::checked(own.place(id), id, texts)?)))
+    Ok(Arc::new(StaticCredentialProvider::new(refresh::checked(own.place(id), id, texts)?)))
 }
 
 /// Checks a region, which becomes part of addresses and of headers.

@@ -134,13 +134,16 @@ impl Opened {
     }
 }
 
-/// Requests are repeated in [`super::retry`], which counts them.
-fn no_retries() -> RetryConfig {
-    RetryConfig { max_retries: 0, ..RetryConfig::default() }
-}
-
-fn client_options() -> ClientOptions {
-    ClientOptions::new().with_allow_http(true)
+/// Builds a store with these settings. Requests are repeated in [`super::retry`], which counts them.
+macro_rules! build {
+    ($builder:expr, $transport:expr, $url:expr) => {
+        $builder
+            .with_client_options(ClientOptions::new().with_allow_http(true))
+            .with_retry(RetryConfig { max_retries: 0, ..RetryConfig::default() })
+            .with_http_connector(Codes($transport))
+            .build()
+            .map_err(|error| Error::new(Kind::InvalidArgument, format!("the store cannot be opened: {error}")).at($url))
+    };
 }
 
 /// Returns the options of a service that the environment sets, in variables that begin with `prefix`.
@@ -165,15 +168,10 @@ fn s3(
     region: Option<&str>,
     url: &str,
 ) -> Result<object_store::aws::AmazonS3> {
-    let mut builder = AmazonS3Builder::new();
     let is_set = |key: AmazonS3ConfigKey, builder: &AmazonS3Builder| builder.get_config_value(&key).is_some();
     // What is set for the bucket goes before the environment, and that before the profile.
-    for (key, value) in from_environment("AWS_") {
-        builder = builder.with_config(key, value);
-    }
-    for (key, value) in from_settings(settings, url)? {
-        builder = builder.with_config(key, value);
-    }
+    let set = from_environment("AWS_").chain(from_settings(settings, url)?);
+    let mut builder = set.fold(AmazonS3Builder::new(), |builder, (key, value)| builder.with_config(key, value));
     // object_store panics if these do not fit a header.
     for key in [AmazonS3ConfigKey::AccessKeyId, AmazonS3ConfigKey::Token, AmazonS3ConfigKey::Region] {
         let value = builder.get_config_value(&key).unwrap_or_default();
@@ -203,13 +201,7 @@ fn s3(
     if let Some(region) = region {
         builder = builder.with_region(region);
     }
-    with_rules_of_aws(builder, location.host())
-        .with_bucket_name(location.host())
-        .with_client_options(client_options())
-        .with_retry(no_retries())
-        .with_http_connector(Codes(transport))
-        .build()
-        .map_err(|error| invalid(&error, url))
+    build!(with_rules_of_aws(builder, location.host()).with_bucket_name(location.host()), transport, url)
 }
 
 fn endpoint_of(builder: &AmazonS3Builder) -> Option<String> {
@@ -269,13 +261,7 @@ fn gcs(
         let unsigned = GcpCredential { bearer: String::new() };
         builder = builder.with_credentials(Arc::new(StaticCredentialProvider::new(unsigned)));
     }
-    builder
-        .with_bucket_name(location.host())
-        .with_client_options(client_options())
-        .with_retry(no_retries())
-        .with_http_connector(Codes(transport))
-        .build()
-        .map_err(|error| invalid(&error, url))
+    build!(builder.with_bucket_name(location.host()), transport, url)
 }
 
 fn azure(
@@ -291,19 +277,9 @@ fn azure(
     if let Some(endpoint) = options::variable("IDENTITY_ENDPOINT") {
         builder = builder.with_msi_endpoint(endpoint);
     }
-    for (key, value) in from_environment("AZURE_") {
-        builder = builder.with_config(key, value);
-    }
-    for (key, value) in from_settings(settings, url)? {
-        builder = builder.with_config(key, value);
-    }
-    builder
-        .with_url(url)
-        .with_client_options(client_options())
-        .with_retry(no_retries())
-        .with_http_connector(Codes(transport))
-        .build()
-        .map_err(|error| invalid(&error, url))
+    let set = from_environment("AZURE_").chain(from_settings(settings, url)?);
+    let builder = set.fold(builder, |builder, (key, value)| builder.with_config(key, value));
+    build!(builder.with_url(url), transport, url)
 }
 
 /// Applies a connection string of Azure: `AccountName=...;AccountKey=...;BlobEndpoint=...`.
@@ -318,10 +294,6 @@ fn with_connection_string(mut builder: MicrosoftAzureBuilder, text: &str) -> Mic
         };
     }
     builder
-}
-
-fn invalid(error: &object_store::Error, url: &str) -> Error {
-    Error::new(Kind::InvalidArgument, format!("the store cannot be opened: {error}")).at(url)
 }
 
 #[async_trait]

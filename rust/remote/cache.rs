@@ -51,51 +51,23 @@ const LOCK_INTERVAL: Duration = Duration::from_millis(2);
 const FILE_MODE: u32 = 0o600;
 const DIRECTORY_MODE: u32 = 0o700;
 
-/// Parameters of one kind of signed URLs, which differ for the same object. A server may use some of their names for other
-/// purposes, but not all that a signature requires.
-struct SignatureKind {
-    required: &'static [&'static str],
-    optional: &'static [&'static str],
-}
-
-const SIGNATURE_KINDS: [SignatureKind; 7] = [
+/// Required and optional parameters of each kind of signed URLs, which differ for the same object. A server may use some
+/// of their names for other purposes, but not all that a signature requires.
+const SIGNATURES: [(&str, &str); 7] = [
     // Amazon S3 and services with its API, version 4 and version 2.
-    SignatureKind {
-        required: &[
-            "X-Amz-Algorithm",
-            "X-Amz-Credential",
-            "X-Amz-Date",
-            "X-Amz-Expires",
-            "X-Amz-SignedHeaders",
-            "X-Amz-Signature",
-        ],
-        optional: &["X-Amz-Security-Token"],
-    },
-    SignatureKind { required: &["AWSAccessKeyId", "Expires", "Signature"], optional: &["x-amz-security-token"] },
+    (
+        "X-Amz-Algorithm X-Amz-Credential X-Amz-Date X-Amz-Expires X-Amz-SignedHeaders X-Amz-Signature",
+        "X-Amz-Security-Token",
+    ),
+    ("AWSAccessKeyId Expires Signature", "x-amz-security-token"),
     // Google Cloud Storage, version 4 and version 2.
-    SignatureKind {
-        required: &[
-            "X-Goog-Algorithm",
-            "X-Goog-Credential",
-            "X-Goog-Date",
-            "X-Goog-Expires",
-            "X-Goog-SignedHeaders",
-            "X-Goog-Signature",
-        ],
-        optional: &[],
-    },
-    SignatureKind { required: &["GoogleAccessId", "Expires", "Signature"], optional: &[] },
+    ("X-Goog-Algorithm X-Goog-Credential X-Goog-Date X-Goog-Expires X-Goog-SignedHeaders X-Goog-Signature", ""),
+    ("GoogleAccessId Expires Signature", ""),
     // Amazon CloudFront, with a canned and with a custom policy.
-    SignatureKind { required: &["Expires", "Signature", "Key-Pair-Id"], optional: &["Hash-Algorithm"] },
-    SignatureKind { required: &["Policy", "Signature", "Key-Pair-Id"], optional: &["Hash-Algorithm"] },
+    ("Expires Signature Key-Pair-Id", "Hash-Algorithm"),
+    ("Policy Signature Key-Pair-Id", "Hash-Algorithm"),
     // Shared access signatures of Azure.
-    SignatureKind {
-        required: &["sv", "sig"],
-        optional: &[
-            "ss", "srt", "sr", "sp", "st", "se", "sip", "spr", "si", "ses", "skoid", "sktid", "skt", "ske", "sks",
-            "skv", "saoid", "suoid", "scid",
-        ],
-    },
+    ("sv sig", "ss srt sr sp st se sip spr si ses skoid sktid skt ske sks skv saoid suoid scid"),
 ];
 
 /// Directory with copies of objects.
@@ -275,12 +247,12 @@ fn unsigned(query: &str) -> String {
     fn name(parameter: &str) -> &str {
         parameter.split_once('=').map_or(parameter, |(name, _)| name)
     }
-    let has = |required: &&str| query.split('&').any(|parameter| name(parameter) == *required);
-    let signed: Vec<&SignatureKind> = SIGNATURE_KINDS.iter().filter(|kind| kind.required.iter().all(has)).collect();
-    let is_kept = |parameter: &&str| {
-        let names = signed.iter().flat_map(|kind| kind.required.iter().chain(kind.optional));
-        !names.into_iter().any(|signature| *signature == name(parameter))
-    };
+    let has = |required: &str| query.split('&').any(|parameter| name(parameter) == required);
+    let signed = SIGNATURES.iter().filter(|(required, _)| required.split_whitespace().all(has));
+    let names: Vec<&str> = signed
+        .flat_map(|(required, optional)| required.split_whitespace().chain(optional.split_whitespace()))
+        .collect();
+    let is_kept = |parameter: &&str| !names.contains(&name(parameter));
     query.split('&').filter(is_kept).collect::<Vec<_>>().join("&")
 }
 

@@ -93,8 +93,7 @@ fn check(entry: Entry<'_>, data_begin: u64, file_bytes: u64) -> Result<()> {
         let message = "the header of the tensor is not between the metadata and the data of the tensor";
         return Err(fault(entry, begin, message.into()));
     }
-    let bits = shape_bits(shape, dtype)
-        .ok_or_else(|| fault(entry, begin, format!("the shape {shape:?} x {dtype} overflows a 64-bit size")))?;
+    let bits = shape_bits(entry, begin)?;
     // A tensor without data was on the device "meta" when it was written.
     if bits / 8 != end - begin && end != begin {
         let message =

@@ -13,30 +13,26 @@ use std::collections::BTreeMap;
 /// Properties of a section, by their names in lower case.
 pub type Section = BTreeMap<String, Value>;
 
-/// Value of a property. It may be a secret, so it has no `Debug`.
+/// Value of a property: text, or nested properties on lines of their own. It may be a secret, so it has no `Debug`.
 #[derive(Clone, PartialEq, Eq)]
-pub enum Value {
-    /// Text without the spaces around it. Lines of a continued value are joined by line feeds.
-    Text(String),
-    /// Nested properties.
-    Nested(BTreeMap<String, String>),
-}
+pub struct Value(String);
 
 impl Value {
-    /// Returns the text, or `None` if the value has nested properties.
+    /// Returns the text, or `None` if the value has nested properties. It has no spaces around it, and line feeds between
+    /// the lines of a continued value.
     pub fn text(&self) -> Option<&str> {
-        match self {
-            Value::Text(text) => Some(text),
-            Value::Nested(_) => None,
-        }
+        (!self.is_nested()).then_some(&self.0)
     }
 
     /// Returns a nested property.
     pub fn nested(&self, key: &str) -> Option<&str> {
-        match self {
-            Value::Text(_) => None,
-            Value::Nested(properties) => properties.get(key).map(String::as_str),
-        }
+        let properties = self.0.lines().filter_map(|line| line.split_once('=')).filter(|_| self.is_nested());
+        properties.filter(|(name, _)| name.trim() == key).last().map(|(_, value)| value.trim())
+    }
+
+    /// Nothing is on the line of the key.
+    fn is_nested(&self) -> bool {
+        self.0.starts_with('\n')
     }
 }
 
@@ -54,7 +50,7 @@ impl Value {
 /// # Errors
 /// `invalid-argument` with the number of the line, whose text may be a secret, and what was expected there.
 pub fn parse(text: &str) -> Result<BTreeMap<String, Section>> {
-    let mut raw: BTreeMap<String, BTreeMap<String, RawValue>> = BTreeMap::new();
+    let mut sections: BTreeMap<String, Section> = BTreeMap::new();
     let mut section: Option<String> = None;
     let mut key: Option<String> = None;
     let mut indent = 0;
@@ -64,17 +60,21 @@ pub fn parse(text: &str) -> Result<BTreeMap<String, Section>> {
             continue;
         }
         let depth = line.chars().take_while(|character| character.is_whitespace()).count();
-        let properties = section.as_ref().and_then(|name| raw.get_mut(name));
+        let properties = section.as_ref().and_then(|name| sections.get_mut(name));
         let continued = properties.and_then(|properties| properties.get_mut(key.as_ref()?));
-        if let Some(value) = continued.filter(|_| depth > indent) {
-            value.lines.push((number, content.to_owned()));
+        if let Some(Value(value)) = continued.filter(|_| depth > indent) {
+            value.push('\n');
+            value.push_str(content);
+            if value.starts_with('\n') && !content.contains('=') {
+                return Err(expected(number, "a nested \"key = value\""));
+            }
             continue;
         }
         indent = depth;
         if let Some(title) = content.strip_prefix('[') {
             let (name, _) = title.split_once(']').ok_or_else(|| expected(number, "a ']' after the section's name"))?;
             let name = name.trim().to_owned();
-            raw.entry(name.clone()).or_default();
+            sections.entry(name.clone()).or_default();
             (section, key) = (Some(name), None);
             continue;
         }
@@ -85,42 +85,12 @@ pub fn parse(text: &str) -> Result<BTreeMap<String, Section>> {
         if property.is_empty() {
             return Err(expected(number, "a key before the \"=\""));
         }
-        let value = RawValue { lines: vec![(number, value.trim().to_owned())] };
-        raw.entry(name.clone()).or_default().insert(property.clone(), value);
+        sections.entry(name.clone()).or_default().insert(property.clone(), Value(value.trim().to_owned()));
         key = Some(property);
     }
-    let sections = raw.into_iter().map(|(name, properties)| {
-        let section =
-            properties.into_iter().map(|(key, value)| Ok((key, value.finish()?))).collect::<Result<Section>>();
-        Ok((name, section?))
-    });
-    sections.collect()
+    Ok(sections)
 }
 
 fn expected(number: usize, what: &str) -> Error {
     Error::new(Kind::InvalidArgument, format!("line {number} is invalid: expected {what}"))
-}
-
-/// Lines of a value with their numbers.
-struct RawValue {
-    lines: Vec<(usize, String)>,
-}
-
-impl RawValue {
-    fn finish(self) -> Result<Value> {
-        match self.lines.split_first() {
-            Some(((_, first), nested)) if first.is_empty() && !nested.is_empty() => {
-                let properties = nested.iter().map(|(number, line)| {
-                    let (key, value) =
-                        line.split_once('=').ok_or_else(|| expected(*number, "a nested \"key = value\""))?;
-                    Ok((key.trim().to_owned(), value.trim().to_owned()))
-                });
-                Ok(Value::Nested(properties.collect::<Result<_>>()?))
-            }
-            _ => {
-                let lines: Vec<String> = self.lines.into_iter().map(|(_, line)| line).collect();
-                Ok(Value::Text(lines.join("\n")))
-            }
-        }
-    }
 }

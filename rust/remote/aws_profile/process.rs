@@ -1,8 +1,7 @@
 //! Keys from the program of `credential_process`.
 
 use super::files::Place;
-use super::keys::{self, Keys, parse_date};
-use super::refresh::KeySource;
+use super::refresh::{self, KeySource, Keys, parse_date};
 use super::shell_words;
 use crate::error::{Kind, Result};
 use async_trait::async_trait;
@@ -58,7 +57,7 @@ impl KeySource for CredentialProcess {
             Err(()) => return Err(denied("the program wrote an \"Expiration\" that is not a date in RFC 3339")),
         };
         let texts = (answer.access_key_id, answer.secret_access_key, answer.session_token);
-        Ok(Keys { credential: Arc::new(keys::checked(&self.place, KEY, texts)?), expires })
+        Ok(Keys { credential: Arc::new(refresh::checked(&self.place, KEY, texts)?), expires })
     }
 }
 

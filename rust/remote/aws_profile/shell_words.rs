@@ -16,13 +16,9 @@ pub fn split(text: &str) -> Option<Vec<String>> {
     while let Some(character) = characters.next() {
         match character {
             '\'' => {
-                let quoted = word.get_or_insert_default();
-                loop {
-                    match characters.next()? {
-                        '\'' => break,
-                        other => quoted.push(other),
-                    }
-                }
+                let (quoted, rest) = characters.as_str().split_once('\'')?;
+                word.get_or_insert_default().push_str(quoted);
+                characters = rest.chars();
             }
             '"' => {
                 let quoted = word.get_or_insert_default();

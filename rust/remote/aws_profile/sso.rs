@@ -2,8 +2,7 @@
 
 use super::exchange;
 use super::files::Place;
-use super::keys::{self, Keys, parse_date};
-use super::refresh::KeySource;
+use super::refresh::{self, KeySource, Keys, parse_date};
 use crate::error::{Error, Kind, Result};
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
@@ -82,7 +81,7 @@ impl KeySource for SsoRole {
         };
         let expires = DateTime::from_timestamp_millis(role.expiration);
         let texts = (role.access_key_id, role.secret_access_key, Some(role.session_token));
-        Ok(Keys { credential: Arc::new(keys::checked(&self.place, "sso_role_name", texts)?), expires })
+        Ok(Keys { credential: Arc::new(refresh::checked(&self.place, "sso_role_name", texts)?), expires })
     }
 }
 

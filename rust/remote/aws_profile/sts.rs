@@ -2,8 +2,7 @@
 
 use super::exchange;
 use super::files::Place;
-use super::keys::{self, Keys, parse_date};
-use super::refresh::{self, KeySource};
+use super::refresh::{self, KeySource, Keys, parse_date};
 use crate::error::{Error, Kind, Result};
 use async_trait::async_trait;
 use object_store::HeaderValue;
@@ -153,7 +152,7 @@ impl KeySource for AssumedRole {
             role.place.error(Kind::Io, "role_arn", "STS answered with an Expiration that is not a date in RFC 3339")
         })?;
         let texts = (access_key_id, secret_access_key, Some(session_token));
-        Ok(Keys { credential: Arc::new(keys::checked(&role.place, "role_arn", texts)?), expires: Some(expires) })
+        Ok(Keys { credential: Arc::new(refresh::checked(&role.place, "role_arn", texts)?), expires: Some(expires) })
     }
 }
 
