@@ -128,24 +128,15 @@ fn parse_fields(bytes: &[u8], entry: Entry<'_>, tensors_entry: TensorsEntry) -> 
         let message = format!("the header of the tensor has another {what} than the metadata of the file");
         Error::new(Kind::Malformed, message).offset(offset)
     };
+    let check = |agrees: bool, what: &str, offset: u64| if agrees { Ok(()) } else { Err(differs(what, offset)) };
     let mut fields = Fields::new(bytes, begin);
-    if fields.number::<8>("the size of the header")? != to_u64(bytes.len()) {
-        return Err(differs("size", begin));
-    }
+    check(fields.number::<8>("the size of the header")? == to_u64(bytes.len()), "size", begin)?;
     let module = u16::try_from(fields.number::<2>("the index of the module")?).unwrap_or(u16::MAX);
     let kind = fields.kind()?;
-    if kind != tensors_entry.kind {
-        return Err(differs("kind", fields.offset()));
-    }
-    if fields.name()? != entry.name {
-        return Err(differs("name", fields.offset()));
-    }
-    if fields.dtype()? != entry.dtype {
-        return Err(differs("dtype", fields.offset()));
-    }
-    if fields.shape(entry.dtype, tensors_entry.is_long)? != entry.shape {
-        return Err(differs("shape", fields.offset()));
-    }
+    check(kind == tensors_entry.kind, "kind", fields.offset())?;
+    check(fields.name()? == entry.name, "name", fields.offset())?;
+    check(fields.dtype()? == entry.dtype, "dtype", fields.offset())?;
+    check(fields.shape(entry.dtype, tensors_entry.is_long)? == entry.shape, "shape", fields.offset())?;
     let hashes_begin = fields.offset();
     let (hashes, values) = parse_hashes(&mut fields)?;
     let data_bytes = entry.end.saturating_sub(entry.begin);
@@ -157,9 +148,7 @@ fn parse_fields(bytes: &[u8], entry: Entry<'_>, tensors_entry: TensorsEntry) -> 
         Encryption::default()
     };
     let encryption_end = fields.offset();
-    if fields.number::<8>("the size of the data")? != data_bytes {
-        return Err(differs("size of its data", fields.offset()));
-    }
+    check(fields.number::<8>("the size of the data")? == data_bytes, "size of its data", fields.offset())?;
     if fields.left() > 0 {
         return Err(Error::new(Kind::Malformed, "the header of the tensor is too long").offset(fields.offset()));
     }
