@@ -71,7 +71,7 @@ impl Profile {
             return Err(Error::new(Kind::InvalidArgument, message));
         };
         if let Some(region) = properties.text("region") {
-            checked_region(region).map_err(|expected| properties.place("region").invalid("region", expected))?;
+            checked_region(region).map_err(|expected| properties.invalid("region", expected))?;
         }
         Ok(Some(Profile { name, files, variables, home: home.map(Path::to_path_buf) }))
     }
@@ -106,57 +106,43 @@ impl Profile {
     /// # Errors
     /// `invalid-argument` with the file, section and key, if the profile lacks a key or has one that does not fit.
     pub fn credentials(&self) -> Result<Option<AwsCredentialProvider>> {
-        let mut profile = self.name.as_str();
-        let mut own = self.own()?;
-        // Roles from the requested one to the one that is assumed first.
-        let mut roles: Vec<(&str, Role)> = Vec::new();
-        let base = loop {
-            // Keys beside a role assume the roles of other profiles, or of this one if it is its own source.
-            let is_base = own.text("role_arn").is_none()
-                || own.text("web_identity_token_file").is_some()
-                || (!roles.is_empty() && has_static_keys(own));
-            if is_base {
-                break self.base_credentials(profile, own)?;
-            }
-            roles.push((profile, self.role(own)?));
-            match (own.text("source_profile"), own.text("credential_source")) {
-                (Some(source), None) => {
-                    let place = own.place("source_profile");
-                    let next = self.files.profiles.get(source).ok_or_else(|| {
-                        place.invalid("source_profile", format!("the profile {source:?} does not exist"))
-                    })?;
-                    let is_own_source = source == profile && has_static_keys(next);
-                    if !is_own_source && roles.iter().any(|(visited, _)| *visited == source) {
-                        let cycle: Vec<&str> = roles.iter().map(|(name, _)| *name).chain([source]).collect();
-                        let message = format!("the profiles {} form a cycle", cycle.join(" -> "));
-                        return Err(place.invalid("source_profile", message));
-                    }
-                    (profile, own) = (source, next);
-                }
-                (None, Some(source)) => break Some(self.source_credentials(source, own)?),
-                (Some(_), Some(_)) => {
-                    let message = "a role has either source_profile or credential_source, not both";
-                    return Err(own.place("credential_source").invalid("credential_source", message));
-                }
-                (None, None) => {
-                    let message = "a role needs source_profile, credential_source or web_identity_token_file";
-                    return Err(own.place("role_arn").invalid("role_arn", message));
-                }
-            }
-        };
-        let Some(mut provider) = base else {
-            return match roles.last() {
-                None => Ok(None),
-                Some((_, role)) => {
-                    let message = format!("the profile {profile:?} has no keys, which the role needs");
-                    Err(role.place.invalid("source_profile", message))
-                }
-            };
-        };
-        for (_, role) in roles.into_iter().rev() {
-            provider = Arc::new(Refreshed::new(AssumedRole { role, proof: Proof::Keys(provider) }));
+        self.provider(&self.name, self.own()?, &[])
+    }
+
+    /// Returns a provider of the keys of a profile. The profiles in `visited` assume roles with them.
+    fn provider(&self, name: &str, own: &Properties, visited: &[&str]) -> Result<Option<AwsCredentialProvider>> {
+        // Keys beside a role assume the roles of other profiles, or of this one if it is its own source.
+        let is_base = own.text("role_arn").is_none()
+            || own.text("web_identity_token_file").is_some()
+            || (!visited.is_empty() && has_static_keys(own));
+        if is_base {
+            return self.base_credentials(name, own);
         }
-        Ok(Some(provider))
+        let role = self.role(own)?;
+        let keys = match (own.text("source_profile"), own.text("credential_source")) {
+            (Some(source), None) => {
+                let invalid = |message: String| own.invalid("source_profile", message);
+                let next = self.files.profiles.get(source);
+                let next = next.ok_or_else(|| invalid(format!("the profile {source:?} does not exist")))?;
+                let visited = [visited, &[name]].concat();
+                if visited.contains(&source) && !(source == name && has_static_keys(next)) {
+                    let cycle = [&visited[..], &[source]].concat().join(" -> ");
+                    return Err(invalid(format!("the profiles {cycle} form a cycle")));
+                }
+                let missing = || invalid(format!("the profile {source:?} has no keys, which the role needs"));
+                self.provider(source, next, &visited)?.ok_or_else(missing)?
+            }
+            (None, Some(source)) => self.source_credentials(source, own)?,
+            (Some(_), Some(_)) => {
+                let message = "a role has either source_profile or credential_source, not both";
+                return Err(own.invalid("credential_source", message));
+            }
+            (None, None) => {
+                let message = "a role needs source_profile, credential_source or web_identity_token_file";
+                return Err(own.invalid("role_arn", message));
+            }
+        };
+        Ok(Some(Arc::new(Refreshed::new(AssumedRole { role, proof: Proof::Keys(keys) }))))
     }
 
     fn own(&self) -> Result<&Properties> {
@@ -218,12 +204,12 @@ impl Profile {
         if own.text("mfa_serial").is_some() {
             let message = "fst cannot ask for the code of a device; use a profile with credential_process = \
                            aws configure export-credentials --profile NAME";
-            return Err(own.place("mfa_serial").invalid("mfa_serial", message));
+            return Err(own.invalid("mfa_serial", message));
         }
         let duration_seconds = own.text("duration_seconds");
         if duration_seconds.is_some_and(|text| text.parse::<u32>().is_err()) {
             let message = "it must be a whole number of seconds, such as 3600";
-            return Err(own.place("duration_seconds").invalid("duration_seconds", message));
+            return Err(own.invalid("duration_seconds", message));
         }
         let place = own.place("role_arn").clone();
         let session_name = own.text("role_session_name").or_else(|| self.variable("AWS_ROLE_SESSION_NAME"));
@@ -250,7 +236,7 @@ impl Profile {
             Some(session) => {
                 let missing = || {
                     let message = format!("the section [sso-session {session}] does not exist");
-                    own.place("sso_session").invalid("sso_session", message)
+                    own.invalid("sso_session", message)
                 };
                 (self.files.sso_sessions.get(session).ok_or_else(missing)?, session)
             }
@@ -261,7 +247,7 @@ impl Profile {
             if session.text("sso_region").is_none() && own.text("sso_region").is_some() { own } else { session };
         let region = session.required("sso_region", "IAM Identity Center needs it")?;
         let place = own.place("sso_role_name").clone();
-        let invalid = |expected| session.place("sso_region").invalid("sso_region", expected);
+        let invalid = |expected: String| session.invalid("sso_region", expected);
         let region = checked_region(region).map_err(invalid)?;
         let default = || format!("https://portal.sso.{region}.{}", sts::domain(region));
         let address = self.service_endpoint("sso").map_or_else(default, str::to_owned);

@@ -123,6 +123,10 @@ impl Properties {
         self.values.get(key).map_or(&self.place, |(_, place)| place)
     }
 
+    pub(super) fn invalid(&self, key: &str, message: impl AsRef<str>) -> Error {
+        self.place(key).invalid(key, message)
+    }
+
     pub(super) fn is_in_credentials_file(&self, key: &str) -> bool {
         self.values.get(key).is_some_and(|(_, place)| place.is_in_credentials_file)
     }
