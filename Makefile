@@ -47,7 +47,7 @@ demo: ## load a real model, compare every tensor, embed a few sentences
 .PHONY: test
 test: ## all tests of Rust, Python and the C++ programs, on libraries of a development profile
 	@$(MAKE) --jobs=2 $(VENV)/dev rust-tests
-	@$(MAKE) test-rust
+	@$(MAKE) --jobs=2 --output-sync=target test-rust develop
 	@$(MAKE) test-python
 
 .PHONY: test-rust
