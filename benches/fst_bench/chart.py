@@ -24,22 +24,33 @@ DEVICE_TITLES = {"cpu": "CPU", "cuda": "GPU"}
 
 
 class Panel(NamedTuple):
-    """Panel of the chart: all libraries in loads of a workload from one state of its files."""
+    """Panel of a chart: all libraries in loads of a workload from one state of its files, by one time of theirs."""
 
     workload: str
     state: str
+    time: str
     title: str
 
     def cell(self, peer: str) -> Cell:
         return Cell(self.workload, "load", self.state, peer)
 
 
-PANELS = (
-    Panel("dense", "warm", "Dense, warm page cache"),
-    Panel("dense", "cold", "Dense, cold page cache"),
-    Panel("moe", "warm", "Mixture of experts, warm page cache"),
-    Panel("moe", "tmpfs", "Mixture of experts, tmpfs"),
-)
+# A load to the CPU may only have mapped the file; a load to a GPU has moved all of it.
+READ, FIRST, SECOND = "load_and_read_seconds", "load_seconds", "second_load_seconds"
+PANELS = {
+    "cpu": (
+        Panel("dense", "warm", READ, "Dense, warm page cache"),
+        Panel("dense", "cold", READ, "Dense, cold page cache"),
+        Panel("moe", "warm", READ, "Mixture of experts, warm page cache"),
+        Panel("moe", "tmpfs", READ, "Mixture of experts, tmpfs"),
+    ),
+    "cuda": (
+        Panel("dense", "warm", FIRST, "Dense, warm page cache, first load of a process"),
+        Panel("dense", "warm", SECOND, "Dense, warm page cache, second load"),
+        Panel("moe", "warm", FIRST, "Mixture of experts, warm page cache, first load"),
+        Panel("moe", "warm", SECOND, "Mixture of experts, warm page cache, second load"),
+    ),
+}
 
 
 def number(value: float) -> str:
@@ -51,7 +62,7 @@ def draw(runs: Mapping[str, Run], folder: Path) -> None:
     """Writes bench-DEVICE.png for each run."""
     for device in DEVICE_TITLES.keys() & runs.keys():
         run = runs[device]
-        panels = [panel for panel in PANELS if any(_rates(run, panel, peer) for peer in run.peers())]
+        panels = [panel for panel in PANELS[device] if any(_rates(run, panel, peer) for peer in run.peers())]
         if panels:
             _chart(run, panels).savefig(folder / f"bench-{device}.png", dpi=150, metadata={"Software": None})
 
@@ -74,8 +85,7 @@ def _chart(run: Run, panels: list[Panel]) -> Picture:
 
 def _rates(run: Run, panel: Panel, peer: str) -> Figure | None:
     """Returns the GB/s of a library, or None if it has no figure."""
-    # A load to the CPU may only have mapped the file; a load to a GPU has moved all of it.
-    seconds = run.figure(panel.cell(peer), "load_and_read_seconds" if run.device == "cpu" else "load_seconds")
+    seconds = run.figure(panel.cell(peer), panel.time)
     return seconds and seconds.map(lambda value: run.workloads[panel.workload]["bytes"] / 1e9 / value)
 
 
