@@ -125,8 +125,8 @@ def ranks() -> Iterator[Callable[[int], Ranks]]:
 
 @pytest.fixture(scope="session")
 def python_environ() -> dict[str, str]:
-    """Environment variables with which another Python imports the same fst."""
-    path = [str(Path(fst.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    """Environment variables with which another Python imports the same fst, and the helpers of the tests."""
+    path = [str(Path(fst.__file__).parents[1]), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 

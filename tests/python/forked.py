@@ -6,7 +6,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -91,6 +92,26 @@ def run_forked(program: str, *arguments: str, environ: Mapping[str, str], direct
         return forked.succeed()
     finally:
         forked.close()
+
+
+def run_in_fork(function: Callable[[], object]) -> None:
+    """Runs a function in a forked child of this process, which must succeed within a minute.
+
+    PyTorch's own threads do not survive the fork.
+    """
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.alarm(60)
+            function()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def _run(program: str, arguments: tuple[str, ...], environ: dict[str, str], directory: Path, texts: Path) -> None:

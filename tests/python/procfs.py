@@ -21,6 +21,21 @@ def written_bytes(process: int | str = "self") -> int:
     return _field(process, "wchar")
 
 
+def status_mib(field: str) -> int:
+    """Returns a size of this process in MiB, such as VmRSS."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(dict(line.split(":") for line in lines)[field].split()[0]) // 1024
+
+
+def peak_mib(function: Callable[[], object]) -> int:
+    """Returns by how many MiB the memory of this process grows at most while a function runs."""
+    # Resets the peak to the current size.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = status_mib("VmRSS")
+    function()
+    return status_mib("VmHWM") - before
+
+
 def wait_for_reads(process: subprocess.Popen[Any] | ForkedProgram, count: int) -> int:
     """Waits until a process has read `count` more bytes. Returns its counter before the wait."""
     return _wait(process, read_bytes, count)

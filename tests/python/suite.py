@@ -12,6 +12,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 # Without a GPU, `gds` is the same as `auto`, and so is tested only with one.
 READERS = ["mmap", "pread", "uring", *(["gds"] if torch.cuda.is_available() else [])]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 CHUNKS = ["default chunks", "small chunks"]
 READER_AND_CHUNKS = [(reader, CHUNKS[index % 2]) for index, reader in enumerate(READERS)]
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import fst
 from rawfile import CASTABLE_DTYPES, assert_same, assert_same_numbers, random_raw, write
+from suite import DEVICES
 
 TENSORS = {
     "vector": random_raw("F32", (30_000,)),
@@ -32,6 +33,7 @@ DTYPES = st.sampled_from([None, torch.float16, torch.bfloat16, torch.float32, to
 
 def assert_part(tensor: torch.Tensor, name: str, stored: torch.Tensor, dtype: torch.dtype | None) -> None:
     assert tensor.is_contiguous()
+    assert tensor.device == stored.device
     if dtype is not None and TENSORS[name].dtype in CASTABLE_DTYPES:
         assert_same_numbers(tensor, stored.to(dtype))
     else:
@@ -54,20 +56,21 @@ def index_of(spans: list[tuple[int, int, int]]) -> tuple[slice, ...]:
 
 
 @pytest.mark.usefixtures("reader_and_chunks")
+@pytest.mark.parametrize("device", DEVICES)
 @given(chosen=st.lists(boxes(), min_size=1, max_size=8), dtype=DTYPES, data=st.data())
-def test_parts_match_indexing(path, chosen, dtype, data):
-    loaded = fst.load_boxes(path, *(list(column) for column in zip(*chosen, strict=True)), dtype=dtype)
+def test_parts_match_indexing(path, device, chosen, dtype, data):
+    loaded = fst.load_boxes(path, *(list(column) for column in zip(*chosen, strict=True)), device, dtype=dtype)
     for tensor, (name, spans) in zip(loaded, chosen, strict=True):
-        assert_part(tensor, name, TENSORS[name].tensor()[index_of(spans)], dtype)
+        assert_part(tensor, name, TENSORS[name].tensor()[index_of(spans)].to(device), dtype)
     # Slices of one dimension of each.
     slices = []
     for name, spans in chosen:
         if spans:
             dim = data.draw(st.integers(-len(spans), len(spans) - 1))
             slices.append((name, dim, *spans[dim][:2]))
-    loaded = fst.load_slices(path, *map(list, zip(*slices, strict=True)), dtype=dtype) if slices else []
+    loaded = fst.load_slices(path, *map(list, zip(*slices, strict=True)), device, dtype=dtype) if slices else []
     for tensor, (name, *where) in zip(loaded, slices, strict=True):
-        assert_part(tensor, name, TENSORS[name].tensor().narrow(*where), dtype)
+        assert_part(tensor, name, TENSORS[name].tensor().narrow(*where).to(device), dtype)
 
 
 # The planner's tests, tests/rust/plan.rs, have more of both.

@@ -6,15 +6,12 @@ Tests are skipped where the machine does not permit to set up a restriction, for
 import os
 import shutil
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
-
-from rawfile import write_sparse
 
 # Loads and saves, with each reader, and prints the readers. The file has 2 MiB, so that requests are read directly.
 LOAD = """
@@ -152,48 +149,3 @@ load("target")
 """
     )
     assert output.split() == ["mmap", "mmap", "pread", "pread"]
-
-
-@pytest.fixture
-def small_memory() -> Iterator[Path]:
-    """A memory cgroup of 160 MiB."""
-    name, limit = f"fst-test-{uuid.uuid4().hex}", str(160 << 20)
-    for root, file in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
-        group = Path(root, name)
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        try:
-            # Without the controller, the file is missing and cannot be created.
-            if not (group / file).exists():
-                continue
-            (group / file).write_text(limit)
-            yield group
-            return
-        finally:
-            group.rmdir()
-    pytest.skip("no memory cgroup can be created here")
-
-
-def test_memory_smaller_than_file(contained, directory, small_memory):
-    """A file of 256 MiB in tensors of 16 MiB."""
-    write_sparse(directory / "large.safetensors", "F32", (16, 1 << 22), "w")
-    output = contained(
-        """
-import sys, fst, torch
-open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
-[whole] = fst.load_file("large.safetensors").values()
-print(sum(row.count_nonzero().item() for row in whole))
-fst.save_file({str(index): row for index, row in enumerate(whole)}, "target/rows.safetensors")
-del whole
-for reader in ("mmap", "pread", "uring"):
-    os.environ["FST_READER"] = reader
-    tensors = fst.stream("target/rows.safetensors", dtype=torch.float16, window_bytes=32 << 20)
-    print(sum(tensor.count_nonzero().item() for _, tensor in tensors))
-    with fst.safe_open("target/rows.safetensors", "pt") as file:
-        print(sum(file.get_tensor(name).count_nonzero().item() for name in file.keys()))
-""",
-        str(small_memory),
-    )
-    assert output.split() == ["0"] * 7

@@ -3,8 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
-from torch._subclasses.fake_tensor import FakeTensorMode
+from safetensors.torch import save_file
 from torch.distributed.tensor import Replicate, Shard
 
 import fst
@@ -66,20 +65,9 @@ def test_only_tensors_that_match_are_cast(path, name):
 
 
 def test_single_dtype_is_the_pattern_of_all(path):
-    expected = {
-        name: tensor.to(torch.bfloat16) if tensor.dtype in (torch.float32, torch.float64) else tensor
-        for name, tensor in load_file(path).items()
-    }
-    for dtype in (torch.bfloat16, {"*": torch.bfloat16}):
-        for name, tensor in fst.load_file(path, dtype=dtype).items():
-            assert_same(tensor, expected[name])
-
-
-def test_encrypted_file(tmp_path):
-    key = fst.EncryptionKey.random()
-    fst.save_file(WEIGHTS, tmp_path / "model.safetensors", encryption_key=key)
-    for name, tensor in fst.load_file(tmp_path / "model.safetensors", dtype=DTYPE, encryption_key=key).items():
-        assert_same(tensor, EXPECTED[name])
+    expected = fst.load_file(path, dtype=torch.bfloat16)
+    for name, tensor in fst.load_file(path, dtype={"*": torch.bfloat16}).items():
+        assert_same(tensor, expected[name])
 
 
 def test_a_part_of_the_checkpoint_may_match_nothing(path):
@@ -98,6 +86,7 @@ def test_a_part_of_the_checkpoint_may_match_nothing(path):
         ({"*.weight": "float16"}, TypeError, "must map str to torch.dtype or None"),
         ({0: torch.float16}, TypeError, "must map str to torch.dtype or None"),
         ("float16", TypeError, "a mapping"),
+        *((dtype, ValueError, "floating-point") for dtype in (torch.int32, torch.bool, torch.complex64, torch.quint8)),
     ],
     ids=str,
 )
@@ -124,55 +113,19 @@ def test_ranks(ranks, path, strategy):
     ranks(2).run(check_ranks, path, strategy)
 
 
-def test_compile(path):
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def load():
-        weight, scale = fst.load_tensors(path, ["layers.1.weight", "layers.0.weight_scale"], dtype=DTYPE)
-        return weight + 0, scale + 0
-
-    weight, scale = load()
-    assert_same(weight, EXPECTED["layers.1.weight"])
-    assert_same(scale, EXPECTED["layers.0.weight_scale"])
-
-
-def test_fakes(path):
-    with FakeTensorMode():
-        loaded = fst.load_file(path, dtype=DTYPE)
-    assert {name: tensor.dtype for name, tensor in loaded.items()} == {
-        name: tensor.dtype for name, tensor in EXPECTED.items()
-    }
-
-
-class Layer(torch.nn.Module):
-    """Linear layer with a quantized weight."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(8, 4, dtype=torch.float8_e4m3fn), requires_grad=False)
-        self.register_buffer("weight_scale", torch.zeros(8))
-
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = torch.nn.ModuleList([Layer(), torch.nn.Linear(4, 8)])
-        self.layers[1].bias.data = self.layers[1].bias.data.double()
-        self.register_buffer("steps", torch.zeros(8, dtype=torch.int64))
-        # The checkpoint does not hold this one.
-        self.register_buffer("extra_scale", torch.ones(2))
-        self.register_buffer("extra", torch.ones(2))
-
-
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_load_module(path, device):
-    with torch.device(device):
-        module = Model()
-    if device == "meta":
-        module.extra, module.extra_scale = torch.ones(2), torch.ones(2)
+    module = torch.nn.Module()
+    module.layers = torch.nn.ModuleList([torch.nn.Module(), torch.nn.Module()])
+    for name, tensor in WEIGHTS.items():
+        parent, _, leaf = name.rpartition(".")
+        module.get_submodule(parent).register_buffer(leaf, torch.zeros_like(tensor, device=device))
+    # The checkpoint does not hold these.
+    module.register_buffer("extra", torch.ones(2))
+    module.register_buffer("extra_scale", torch.ones(2))
     fst.load_module(module, path, device="cpu", dtype=DTYPE, strict=False)
-    for name, tensor in module.state_dict().items():
-        if name in EXPECTED:
-            assert_same(tensor, EXPECTED[name])
+    for name, tensor in EXPECTED.items():
+        assert_same(module.state_dict()[name], tensor)
     assert (module.extra.dtype, module.extra_scale.dtype) == (torch.bfloat16, torch.float32)
     with pytest.raises(ValueError, match='"wieght" matches no tensor'):
         fst.load_module(module, path, dtype={"wieght": torch.float16}, strict=False)

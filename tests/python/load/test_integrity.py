@@ -1,10 +1,9 @@
 """Digests: saves write them, and loads compare them before a tensor is returned."""
 
-import hashlib
 import json
 import subprocess
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 
@@ -15,8 +14,10 @@ from torch import Tensor
 
 import fst
 from combinations import pairwise
+from saved import damage, manifest_of
 from suite import READERS
 
+EVERY_READER = ["default", *READERS]
 TENSORS = {
     "large": torch.arange(300_000, dtype=torch.float32).reshape(1000, 300),
     "half": torch.arange(1000, dtype=torch.bfloat16).reshape(10, 100),
@@ -31,35 +32,10 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "model.safetensors"
 
 
-@pytest.fixture(params=["default", *READERS])
-def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    if request.param != "default":
-        monkeypatch.setenv("FST_READER", request.param)
-    return request.param
-
-
-def damage(path: Path, name: str = "large") -> None:
-    """Changes the last byte of a tensor."""
-    content = bytearray(path.read_bytes())
-    offsets = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])[name]["data_offsets"]
-    content[8 + int.from_bytes(content[:8], "little") + offsets[1] - 1] ^= 1
-    path.write_bytes(content)
-
-
 def assert_loaded(tensors: dict[str, Tensor]) -> None:
     assert tensors.keys() == TENSORS.keys()
     for name, tensor in tensors.items():
         torch.testing.assert_close(tensor, TENSORS[name], rtol=0, atol=0)
-
-
-def sha256_of(path: Path) -> dict[str, str]:
-    return {path.name: "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()}
-
-
-def module() -> torch.nn.Module:
-    linear = torch.nn.Linear(300, 1000, bias=False)
-    linear.weight.data.zero_()
-    return linear
 
 
 def stream(path: Path, verify: object) -> dict[str, Tensor]:
@@ -87,20 +63,22 @@ LOADS: dict[str, Callable[[Path, object], object]] = {
 
 
 @pytest.mark.parametrize(
-    ("load", "reader", "digests"), pairwise(LOADS, READERS, ["blake3", "sha256"]), indirect=["reader"]
+    ("load", "named_reader", "digests"), pairwise(LOADS, READERS, ["blake3", "sha256"]), indirect=["named_reader"]
 )
-def test_every_load_compares_the_digests_of_the_file(path, reader, load, digests):
+@pytest.mark.usefixtures("named_reader")
+def test_every_load_compares_the_digests_of_the_file(path, load, digests):
     fst.save_file(TENSORS, path, digests=digests)
     LOADS[load](path, True)
-    damage(path)
+    damage(path, "large")
     with pytest.raises(fst.IntegrityError, match=f'model.safetensors.*"large".*{digests}:[0-9a-f]{{64}}'):
         LOADS[load](path, True)
 
 
-@pytest.mark.parametrize(("load", "reader"), list(zip(LOADS, cycle(["default", *READERS]))), indirect=["reader"])
-def test_every_load_compares_a_manifest(path, reader, load):
+@pytest.mark.parametrize(("load", "named_reader"), list(zip(LOADS, cycle(EVERY_READER))), indirect=["named_reader"])
+@pytest.mark.usefixtures("named_reader")
+def test_every_load_compares_a_manifest(path, load):
     fst.save_file(TENSORS, path)
-    manifest = sha256_of(path)
+    manifest = manifest_of(path)
     if load in ("stream", "progress"):
         with pytest.raises(ValueError, match="cannot verify them with a manifest"):
             LOADS[load](path, manifest)
@@ -111,9 +89,11 @@ def test_every_load_compares_a_manifest(path, reader, load):
         LOADS[load](path, manifest)
 
 
-def test_verified_tensors_are_those_of_the_file(path, reader):
+@pytest.mark.parametrize("named_reader", EVERY_READER, indirect=True)
+@pytest.mark.usefixtures("named_reader")
+def test_verified_tensors_are_those_of_the_file(path):
     fst.save_file(TENSORS, path, {"format": "pt"}, digests="blake3")
-    for verify in (True, sha256_of(path)):
+    for verify in (True, manifest_of(path)):
         with fst.profile() as profile:
             assert_loaded(fst.load_file(path, verify=verify))
         assert profile.summary().stages["hash"].bytes >= sum(tensor.nbytes for tensor in TENSORS.values())
@@ -121,27 +101,27 @@ def test_verified_tensors_are_those_of_the_file(path, reader):
     assert fst.metadata(path)["format"] == "pt"
 
 
-def test_load_into_has_written_nothing(path, reader):
+@pytest.mark.parametrize("named_reader", EVERY_READER, indirect=True)
+@pytest.mark.usefixtures("named_reader")
+def test_loads_into_tensors_have_written_nothing(path):
     fst.save_file(TENSORS, path, digests="blake3")
-    damage(path, "bytes")
+    module = torch.nn.Module()
     out = [torch.zeros_like(TENSORS[name]) for name in ("large", "bytes")]
-    with pytest.raises(fst.IntegrityError):
-        fst.load_into(path, ["large", "bytes"], out, verify=True)
-    assert not any(tensor.any() for tensor in out)
-
-
-@pytest.mark.parametrize("verify", ["digests", "manifest"])
-def test_load_module_has_written_nothing(path, verify):
-    fst.save_file({"weight": TENSORS["large"]}, path, digests="blake3")
-    request = True if verify == "digests" else sha256_of(path)
-    linear = module()
-    fst.load_module(linear, path, verify=request)
-    assert linear.weight.equal(TENSORS["large"])
-    damage(path, "weight")
-    linear = module()
-    with pytest.raises(fst.IntegrityError):
-        fst.load_module(linear, path, verify=request)
-    assert not linear.weight.any()
+    for name, tensor in zip(("large", "bytes"), out, strict=True):
+        module.register_buffer(name, tensor)
+    manifest = manifest_of(path)
+    damage(path, "bytes")
+    for verify in (True, manifest):
+        for load in (
+            lambda verify: fst.load_into(path, ["large", "bytes"], out, verify=verify),
+            lambda verify: fst.load_module(module, path, strict=False, verify=verify),
+        ):
+            with pytest.raises(fst.IntegrityError):
+                load(verify)
+            assert not any(tensor.any() for tensor in out)
+    damage(path, "bytes")
+    fst.load_module(module, path, strict=False, verify=True)
+    assert module.large.equal(TENSORS["large"])
 
 
 def prefetched(path: Path, verify: object) -> Tensor:
@@ -173,8 +153,8 @@ SOME: dict[str, Callable[[Path, object], object]] = {
 )
 def test_parts_without_digests_are_refused_unless_allowed(path, load, is_manifest):
     fst.save_file(TENSORS, path, digests="sha256")
-    verify = sha256_of(path) if is_manifest else True
-    damage(path)
+    verify = manifest_of(path) if is_manifest else True
+    damage(path, "large")
     for refused in (verify, fst.Verify(verify)):
         pattern = r'model.safetensors.*"large".*cannot be verified.*fst.verify.*partial="allow"'
         with pytest.raises(fst.IntegrityError, match=pattern):
@@ -198,9 +178,12 @@ def test_loads_that_digests_cover_are_compared_if_parts_are_allowed(path):
         fst.load_slices(path, ["large", "large"], [0, 0], [0, 5], [1000, 0], verify=allowed)
         fst.load_tensors(path, ["half", "half"], verify=allowed)
         fst.load_file(path, "meta", verify=True)
-        fst.load_tensors(path, ["half"], "meta", verify=sha256_of(path))
-    manifest = sha256_of(path)
-    damage(path)
+        fst.load_tensors(path, ["half"], "meta", verify=manifest_of(path))
+        with fst.safe_open(path, verify=manifest_of(path)) as file:
+            # The whole file was verified, so that slices are covered.
+            assert file.get_slice("large")[:2].shape == (2, 300)
+    manifest = manifest_of(path)
+    damage(path, "large")
     for load in (LOADS["load_file"], LOADS["load_into"], LOADS["stream"]):
         with pytest.raises(fst.IntegrityError):
             load(path, allowed)
@@ -214,7 +197,7 @@ def test_loads_that_digests_cover_are_compared_if_parts_are_allowed(path):
 
 def test_operators_take_the_permission(path):
     fst.save_file(TENSORS, path)
-    request = {"verify": {"source": json.dumps(sha256_of(path)), "partial": "allow"}}
+    request = {"verify": {"source": json.dumps(manifest_of(path)), "partial": "allow"}}
     arguments = [str(path)], ["half"]
     # Operators raise the exceptions of C++.
     with pytest.raises(ValueError, match=r"^\[integrity\].*cannot be verified"):
@@ -225,23 +208,12 @@ def test_operators_take_the_permission(path):
         torch.ops.fst.load_tensors(*arguments, verify=json.dumps(request))
 
 
-def test_safe_open_verifies_files_with_a_manifest(path):
-    fst.save_file(TENSORS, path)
-    with fst.safe_open(path, verify=sha256_of(path)) as file:
-        # The whole file was verified, so that slices are covered.
-        assert file.get_slice("large")[:2].shape == (2, 300)
-    manifest = sha256_of(path)
-    damage(path, "bytes")
-    with pytest.raises(fst.IntegrityError):
-        fst.safe_open(path, verify=manifest)
-
-
 def test_manifests_of_other_programs(path, tmp_path):
     fst.save_file(TENSORS, path)
     lines = subprocess.run(["sha256sum", path.name], cwd=tmp_path, capture_output=True, check=True).stdout
     tagged = subprocess.run(["sha256sum", "--tag", path.name], cwd=tmp_path, capture_output=True, check=True).stdout
     blake2b = subprocess.run(["b2sum", "--tag", path.name], cwd=tmp_path, capture_output=True, check=True).stdout
-    for content in (lines, tagged, blake2b, json.dumps(sha256_of(path)).encode()):
+    for content in (lines, tagged, blake2b, json.dumps(manifest_of(path)).encode()):
         manifest = tmp_path / "digests"
         manifest.write_bytes(content)
         assert_loaded(fst.load_file(path, verify=manifest))
@@ -263,61 +235,3 @@ def test_errors_say_what_to_do(path):
         fst.load_file(path, verify="absent")
     with pytest.raises(ValueError, match="digests must be"):
         fst.save_file(TENSORS, path, digests="md5")
-
-
-def test_every_save_writes_digests(path, tmp_path):
-    fst.save_file_async(TENSORS, path, digests="sha256").result()
-    assert_loaded(fst.load_file(path, verify=True))
-    sharded = tmp_path / "sharded" / "model.safetensors"
-    sharded.parent.mkdir()
-    fst.save_file(TENSORS, sharded, max_shard_bytes=3000, digests="blake3")
-    assert len(list(sharded.parent.glob("*.safetensors"))) > 1
-    assert fst.safe_open(sharded.parent).metadata() == {}
-    assert_loaded(fst.load_file(sharded.parent, verify=True))
-    written = tmp_path / "written.safetensors"
-    with fst.Writer(written, digests="blake3") as writer:
-        for name, tensor in TENSORS.items():
-            writer.write(name, tensor)
-    assert_loaded(fst.load_file(written, verify=True))
-    # A copy of the metadata renews the digests.
-    tensors = {"other": torch.ones(3)}
-    serialized = torch.ops.fst.serialize(list(tensors.values()), list(tensors), metadata=fst.metadata(path))
-    path.write_bytes(serialized.numpy().tobytes())
-    assert fst.load_file(path, verify=True)["other"].equal(torch.ones(3))
-    fst.save_file(tensors, path, fst.metadata(written))
-    fst.verify(path)
-
-
-def test_many_tensors(path):
-    tensors = {f"model.layers.{index}.weight": torch.full((5,), index) for index in range(5000)}
-    fst.save_file(tensors, path, digests="blake3")
-    loaded = fst.load_file(path, verify=True)
-    assert loaded.keys() == tensors.keys()
-    # 43 characters for each digest.
-    assert len(fst.metadata(path)["fst.digests"]) < 5000 * 43 + 100
-
-
-def load_sharded(path: str, verify: object) -> Tensor:
-    from torch.distributed.tensor import Shard
-
-    return fst.load_sharded(path, {"large": Shard(0), "*": None}, strategy="exchange", verify=verify)["large"]
-
-
-def refuse_sharded(path: str, verify: object) -> str:
-    try:
-        load_sharded(path, verify)
-    except (fst.IntegrityError, fst.RankError) as error:
-        return type(error).__name__
-    return "loaded"
-
-
-@pytest.mark.parametrize("is_manifest", [False, True])
-def test_ranks_share_the_verdict(path, ranks, is_manifest):
-    fst.save_file(TENSORS, path, digests="blake3")
-    verify = sha256_of(path) if is_manifest else True
-    group = ranks(2)
-    parts = group.run(load_sharded, str(path), verify)
-    assert torch.cat(parts).equal(TENSORS["large"])
-    damage(path)
-    names = group.run(refuse_sharded, str(path), verify)
-    assert sorted(names) == ["IntegrityError", "RankError"]

@@ -77,20 +77,16 @@ def count_copies(pid: int, secrets: dict[str, bytes]) -> dict[str, int]:
 
 
 def test_no_key_stays_in_memory(tmp_path: Path, start_python: Callable[..., ForkedProgram]) -> None:
-    own = {name: os.urandom(32) for name in ("hex", "passphrase")}
-    contents = {
-        "hex": own["hex"].hex().encode(),
-        "passphrase": own["passphrase"],
-    }
-    paths = [tmp_path / f"key.{name}" for name in own]
-    for path, content in zip(paths, contents.values(), strict=True):
+    own = {tmp_path / f"key.{kind}": os.urandom(32) for kind in ("hex", "passphrase")}
+    contents = {path: secret.hex().encode() if path.suffix == ".hex" else secret for path, secret in own.items()}
+    for path, content in contents.items():
         path.write_bytes(content)
-    process = start_python(PROGRAM, *map(str, paths))
+    process = start_python(PROGRAM, *map(str, own))
     assert process.readline() == "ready"
     secrets = {
         f"{name} of {path.name}": secret
-        for path, kind in zip(paths, own, strict=True)
-        for name, secret in secrets_of(Path(f"{path}.safetensors"), contents[kind], own[kind]).items()
+        for path in own
+        for name, secret in secrets_of(Path(f"{path}.safetensors"), contents[path], own[path]).items()
     }
     assert len(secrets) == 12
     assert count_copies(process.pid, secrets) == {}

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file as safetensors_load_file
-from safetensors.torch import save_file
 
 import fst
 from combinations import pairwise
@@ -17,50 +15,32 @@ from rawfile import (
     random_raw,
     write,
 )
-from suite import CHUNKS, READERS
+from suite import CHUNKS, DEVICES, READERS
 
 # Dtypes that a load casts to.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-@pytest.fixture
-def every_dtype(tmp_path):
-    """A file with one tensor per dtype of PyTorch, each larger than a small chunk."""
-    tensors = {name: random_raw(name, (3, 2500, 2)) for name in DTYPES}
-    return write(tmp_path / "dtypes.safetensors", tensors), tensors
-
-
 @pytest.mark.usefixtures("reader", "chunks")
-def test_every_dtype(every_dtype):
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_dtype(every_dtype, device):
     path, tensors = every_dtype
-    loaded = fst.load_file(path)
+    loaded = fst.load_file(path, device)
     assert list(loaded) == list(tensors)
     for name, raw in tensors.items():
+        assert loaded[name].device.type == device
         assert_same(loaded[name], raw.tensor())
 
 
-@pytest.mark.usefixtures("reader", "chunks")
-def test_load_file_matches_safetensors(tmp_path):
-    path = tmp_path / "model.safetensors"
-    tensors = {
-        f"layer.{index}": torch.randn(index, 31).to(dtype)
-        for index, dtype in enumerate([*FLOATS, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn])
-    }
-    save_file(tensors, path, metadata={"format": "pt"})
-    loaded, expected = fst.load_file(path), safetensors_load_file(path)
-    assert loaded.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert_same(loaded[name], tensor)
-
-
 @pytest.mark.usefixtures("reader")
-def test_shapes(tmp_path):
+@pytest.mark.parametrize("device", DEVICES)
+def test_shapes(tmp_path, device):
     shapes = [(), (0,), (1,), (3, 0, 5), (0, 0), (1, 1, 1, 1, 1, 1), (2,) * 12]
     tensors = {f"{name} {shape}": random_raw(name, shape) for shape in shapes for name in DTYPES if name != "F4"}
     # An element of F4 holds two numbers.
     packed = [(2,), (0,), (3, 4), (4, 0), (0, 8), (2, 3, 6)]
     tensors |= {f"F4 {shape}": random_raw("F4", shape) for shape in packed}
-    loaded = fst.load_file(write(tmp_path / "shapes.safetensors", tensors))
+    loaded = fst.load_file(write(tmp_path / "shapes.safetensors", tensors), device)
     for name, tensor in loaded.items():
         assert_same(tensor, tensors[name].tensor())
     for shape in packed:
@@ -83,7 +63,11 @@ def test_unsupported_dtype_is_named_and_other_tensors_load(tmp_path, dtype):
     before, after = random_raw("F32", (3,)), random_raw("I16", (5,))
     tensors = {"before": before, "six bits": random_raw(dtype, (8, 4)), "after": after}
     path = write(tmp_path / "six.safetensors", tensors)
-    for load in (lambda: fst.load_file(path), lambda: fst.load_tensors(path, ["after", "six bits"])):
+    for load in (
+        lambda: fst.load_file(path),
+        lambda: fst.load_tensors(path, ["after", "six bits"]),
+        lambda: fst.load_into(path, ["six bits"], [torch.zeros(24, dtype=torch.uint8)]),
+    ):
         with pytest.raises(NotImplementedError, match=f'{path}: tensor "six bits": .*{dtype}'):
             load()
     loaded = fst.load_tensors(path, ["before", "after"])
@@ -108,13 +92,11 @@ def test_unaligned_data(tmp_path, padding):
         assert torch.equal(tensor.clone().view(torch.uint8), tensor.view(torch.uint8))
 
 
-@pytest.mark.usefixtures("reader", "chunks")
+@pytest.mark.usefixtures("reader_and_chunks")
 def test_names_reordered_and_repeated(every_dtype):
     path, tensors = every_dtype
     names = [*reversed(tensors), *tensors, "F32", "F32"]
-    loaded = fst.load_tensors(path, names)
-    assert len(loaded) == len(names)
-    for name, tensor in zip(names, loaded, strict=True):
+    for name, tensor in zip(names, fst.load_tensors(path, names), strict=True):
         assert_same(tensor, tensors[name].tensor())
 
 
@@ -129,13 +111,6 @@ def test_names_with_special_characters(tmp_path):
         assert_same(tensor, tensors[name].tensor())
 
 
-def test_order_follows_data_offsets(tmp_path):
-    save_file({"small": torch.zeros(2, dtype=torch.uint8), "large": torch.zeros(2)}, tmp_path / "m.safetensors")
-    # safetensors writes wide dtypes first.
-    assert fst.tensor_names(tmp_path / "m.safetensors") == ["large", "small"]
-    assert list(fst.load_file(tmp_path / "m.safetensors")) == ["large", "small"]
-
-
 @pytest.mark.parametrize(
     ("dtype", "reader", "chunks"),
     pairwise([*FLOATS, torch.float8_e5m2], READERS, CHUNKS),
@@ -143,61 +118,33 @@ def test_order_follows_data_offsets(tmp_path):
     ids=str,
 )
 @pytest.mark.usefixtures("reader", "chunks")
-def test_cast(every_dtype, dtype):
+@pytest.mark.parametrize("device", DEVICES)
+def test_cast(every_dtype, dtype, device):
     path, tensors = every_dtype
-    loaded = fst.load_file(path, dtype=dtype)
+    loaded = fst.load_file(path, device, dtype=dtype)
     for name, raw in tensors.items():
-        if name in CASTABLE_DTYPES:
-            assert_same_numbers(loaded[name], raw.tensor().to(dtype))
+        if raw.dtype in CASTABLE_DTYPES:
+            assert_same_numbers(loaded[name], raw.tensor().to(device).to(dtype))
         else:
             assert_same(loaded[name], raw.tensor())
-    for name, tensor in zip(tensors, fst.load_tensors(path, list(tensors), dtype=dtype), strict=True):
-        assert_same(tensor, loaded[name])
 
 
 @pytest.mark.usefixtures("reader")
-def test_cast_of_tensor_larger_than_scratch(tmp_path):
+@pytest.mark.parametrize("device", DEVICES)
+def test_cast_of_tensor_larger_than_scratch(tmp_path, device):
     """A cast uses at most 64 MiB of scratch memory, so a larger tensor is cast in parts."""
-    rows, columns = 9, 2_000_003
-    tensor = torch.arange(rows * columns, dtype=torch.float32).view(rows, columns) / 7
-    raw = Raw("F32", (rows, columns), bytes(tensor.numpy()))
-    path = write(tmp_path / "large.safetensors", {"w": raw})
-    assert_same(fst.load_tensors(path, ["w"], dtype=torch.float16)[0], tensor.to(torch.float16))
+    tensor = torch.arange(9 * 2_000_003, dtype=torch.float32).view(9, -1) / 7
+    path = write(tmp_path / "large.safetensors", {"w": Raw("F32", (9, 2_000_003), bytes(tensor.numpy()))})
+    [loaded] = fst.load_tensors(path, ["w"], device, dtype=torch.float16)
+    assert_same(loaded, tensor.to(torch.float16))
 
 
-def test_cast_to_unsupported_dtype(every_dtype):
+def test_reader_option(every_dtype, monkeypatch, fork_python):
+    """`fst::reader` names the reader, also the fallback if the system refuses io_uring."""
     path, _ = every_dtype
-    for dtype in (torch.int32, torch.uint8, torch.bool, torch.complex64, torch.quint8):
-        with pytest.raises(ValueError, match="floating-point"):
-            fst.load_file(path, dtype=dtype)
-        with pytest.raises(ValueError, match="floating-point"):
-            fst.load_tensors(path, ["F32"], dtype=dtype)
-
-
-@pytest.mark.usefixtures("reader", "chunks")
-def test_many_tiny_tensors(tmp_path):
-    tensors = {f"t{index}": random_raw("F32", (index % 5,), seed=index) for index in range(3000)}
-    path = write(tmp_path / "tiny.safetensors", tensors)
-    loaded = fst.load_file(path)
-    assert len(loaded) == len(tensors)
-    for name, raw in tensors.items():
-        assert_same(loaded[name], raw.tensor())
-
-
-@pytest.mark.parametrize("choice", ["mmap", "pread"])
-def test_reader_option(every_dtype, monkeypatch, choice):
-    path, _ = every_dtype
-    assert torch.ops.fst.reader([str(path)]) == "mmap"
-    monkeypatch.setenv("FST_READER", choice)
-    assert torch.ops.fst.reader([str(path)]) == choice
-
-
-def test_reader_falls_back_without_io_uring(every_dtype, monkeypatch, fork_python):
-    """`fst::reader` names the fallback reader if the system refuses io_uring."""
-    path, _ = every_dtype
-    monkeypatch.setenv("FST_READER", "uring")
-    assert torch.ops.fst.reader([str(path)]) in ("uring", "pread")
-    fst.load_file(path)
+    for choice, readers in {"auto": "mmap", "mmap": "mmap", "pread": "pread", "uring": "uring pread"}.items():
+        monkeypatch.setenv("FST_READER", choice)
+        assert torch.ops.fst.reader([str(path)]) in readers.split()
     # The limit on file descriptors leaves one for the file and none for a ring.
     program = """
 import os, resource, sys, fst, torch
@@ -248,7 +195,9 @@ for os.environ["FST_READER"] in ("pread", "uring"):
 
 def test_meta_device_reads_headers_only(every_dtype):
     path, tensors = every_dtype
-    for name, tensor in fst.load_file(path, "meta").items():
-        assert tensor.is_meta
-        assert (tensor.dtype, tensor.shape) == (tensors[name].torch_dtype, tensors[name].torch_shape)
+    for loaded in (fst.load_file(path, "meta"), dict(fst.stream(path, "meta"))):
+        assert loaded.keys() == tensors.keys()
+        for name, tensor in loaded.items():
+            assert tensor.is_meta
+            assert (tensor.dtype, tensor.shape) == (tensors[name].torch_dtype, tensors[name].torch_shape)
     assert fst.load_tensors(path, ["F32"], "meta", dtype=torch.float16)[0].dtype == torch.float16

@@ -1,23 +1,21 @@
 """Loads that verify a signature of OpenSSF Model Signing. tests/rust/signatures.rs tests what is in a statement."""
 
-import doctest
 import json
 import random
 import shutil
 import subprocess
 import sys
 from base64 import b64decode, b64encode
-from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file as load_with_safetensors
 
 import fst
-from combinations import pairwise
 from fst.compat.tensorizer import TensorSerializer
+from saved import damage, flip_bit
 from suite import CHECKOUT, READERS
 
 # Made with model-signing 1.1.1: see README.md there.
@@ -33,6 +31,8 @@ SIGNATURES = {
     )
 }
 NAMES = ["embedding", "head", "norm"]
+# test_integrity.py has all loads, which take a manifest in the same way.
+LOADS = [fst.load_file, fst.safe_open, lambda path, verify: fst.verify(path, verify)]
 
 
 @pytest.fixture
@@ -45,102 +45,57 @@ def signature(request: pytest.FixtureRequest) -> fst.Signature:
     return request.param
 
 
-def damage(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+@pytest.mark.parametrize("named_reader", ["default", *READERS], indirect=True)
+@pytest.mark.usefixtures("named_reader")
+def test_loads_verify_a_signature(path, signature):
+    assert fst.load_file(path, dtype=torch.float64, verify=signature).keys() == set(NAMES)
+    damage(path, "norm")
+    for load in LOADS:
+        with pytest.raises(fst.IntegrityError, match=r"model.safetensors: .*byte \d+: .*the signature states"):
+            load(path, verify=signature)
 
 
-def load_module(path: Path, verify: object) -> None:
-    module = torch.nn.Module()
-    for name in NAMES:
-        module.register_buffer(name, torch.empty(8, 4))
-    fst.load_module(module, path, verify=verify)
-
-
-LOADS: dict[str, Callable[[Path, object], object]] = {
-    "load_file": lambda path, verify: fst.load_file(path, verify=verify),
-    "cast": lambda path, verify: fst.load_file(path, dtype=torch.float64, verify=verify),
-    "load_files": lambda path, verify: fst.load_files([path], verify=verify),
-    "load_tensors": lambda path, verify: fst.load_tensors(path, NAMES, verify=verify),
-    "safe_open": lambda path, verify: fst.safe_open(path, verify=verify),
-    "load_into": lambda path, verify: fst.load_into(path, NAMES, [torch.empty(8, 4) for _ in NAMES], verify=verify),
-    "load_module": load_module,
-    "verify": lambda path, verify: fst.verify(path, verify),
-}
-
-
-@pytest.mark.parametrize(("load", "reader", "signature"), pairwise(LOADS, ["default", *READERS], SIGNATURES))
-def test_every_load_verifies_a_signature(path, load, reader, signature, monkeypatch):
-    if reader != "default":
-        monkeypatch.setenv("FST_READER", reader)
-    LOADS[load](path, SIGNATURES[signature])
-    damage(path)
-    with pytest.raises(fst.IntegrityError, match=r"model.safetensors: .*byte \d+: .*the signature states"):
-        LOADS[load](path, SIGNATURES[signature])
-
-
-@pytest.mark.parametrize("chunk_bytes", ["4096", "8192"])
-def test_shards_end_anywhere_in_chunks(tmp_path, command_line, chunk_bytes, monkeypatch, reader):
+@pytest.mark.parametrize(("chunk_bytes", "reader"), list(zip(cycle(["4096", "8192"]), READERS)), indirect=["reader"])
+@pytest.mark.usefixtures("reader")
+def test_shards_end_anywhere_in_chunks(model, sign, chunk_bytes, monkeypatch):
     """Verifies a file whose shards are larger and smaller than chunks, and whose header fills several shards."""
     monkeypatch.setenv("FST_CHUNK_BYTES", chunk_bytes)
     monkeypatch.setenv("FST_STAGING_BYTES", "16384")
-    model = tmp_path / "model"
-    model.mkdir()
+    path = model / "model.safetensors"
     weights = {f"t{index:03}": torch.randn(17 * index) for index in range(60)}
-    fst.save_file(weights, model / "model.safetensors")
-    content = (model / "model.safetensors").read_bytes()
-    for size in (97, 4096, 5000, 30_000, len(content), len(content) + 1):
-        verify = command_line.sign(model, "--shard-size", size)
+    fst.save_file(weights, path)
+    end = path.stat().st_size
+    for size in (97, 4096, 5000, 30_000, end, end + 1):
+        verify = sign(model, "--shard-size", size)
         for dtype in (None, torch.float64):
-            tensors = fst.load_file(model / "model.safetensors", dtype=dtype, verify=verify)
-            for name, tensor in load_with_safetensors(model / "model.safetensors").items():
-                torch.testing.assert_close(tensors[name], tensor.to(dtype or tensor.dtype), rtol=0, atol=0)
-            for position in (9, len(content) // 2, len(content) - 1):
-                changed = bytearray(content)
-                changed[position] ^= 1
-                (model / "model.safetensors").write_bytes(changed)
+            tensors = fst.load_file(path, dtype=dtype, verify=verify)
+            expected = {name: tensor.to(dtype or tensor.dtype) for name, tensor in weights.items()}
+            torch.testing.assert_close(tensors, expected, rtol=0, atol=0)
+            for position in (9, end // 2, end - 1):
+                flip_bit(path, position)
                 with pytest.raises((fst.IntegrityError, fst.SafetensorError)):
-                    fst.load_file(model / "model.safetensors", dtype=dtype, verify=verify)
-            (model / "model.safetensors").write_bytes(content)
+                    fst.load_file(path, dtype=dtype, verify=verify)
+                flip_bit(path, position)
 
 
 @pytest.mark.parametrize("options", [(), ("--shard-size", 5000)], ids=["files", "shards"])
-def test_files_in_the_format_of_tensorizer(tmp_path, command_line, options, reader):
-    model = tmp_path / "model"
-    model.mkdir()
+@pytest.mark.usefixtures("reader")
+def test_files_in_the_format_of_tensorizer(model, sign, options):
     path = model / "model.tensors"
     weights = {name: torch.randn(8, 4) for name in NAMES}
     with TensorSerializer(path) as serializer:
         serializer.write_state_dict(weights)
-    signature = command_line.sign(model, *options)
-    for load in LOADS.values():
-        load(path, signature)
-    for name, tensor in fst.load_file(path, verify=signature).items():
-        assert torch.equal(tensor, weights[name])
+    signature = sign(model, *options)
+    fst.verify(path, signature)
+    torch.testing.assert_close(fst.load_file(path, verify=signature), weights, rtol=0, atol=0)
     content = path.read_bytes()
     # In the file's header, in that of a tensor, and in data. tensorizer's own hashes are not compared here.
     for position in (20, content.index(b"norm") + 1, content.rindex(weights["norm"].numpy().tobytes())):
-        changed = bytearray(content)
-        changed[position] ^= 1
-        path.write_bytes(changed)
-        for load in LOADS.values():
+        flip_bit(path, position)
+        for load in LOADS:
             with pytest.raises((fst.IntegrityError, fst.SafetensorError)):
-                load(path, signature)
-
-
-class CommandLine:
-    """Signs models with new keys."""
-
-    def __init__(self, directory: Path, run: Callable[..., object]) -> None:
-        self.key = directory / "key.pem"
-        self.run = run
-        openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", self.key)
-        openssl("ec", "-in", self.key, "-pubout", "-out", directory / "key.pub")
-
-    def sign(self, model: Path, *options: object) -> fst.Signature:
-        self.run("sign", model, "--private-key", self.key, *options)
-        return fst.Signature(model / "model.sig", public_key=self.key.with_suffix(".pub"))
+                load(path, verify=signature)
+        flip_bit(path, position)
 
 
 def openssl(*arguments: object) -> None:
@@ -148,15 +103,9 @@ def openssl(*arguments: object) -> None:
 
 
 @pytest.fixture
-def command_line(tmp_path: Path) -> CommandLine:
-    from fst import cli
-
-    def run(*arguments: object) -> None:
-        with pytest.raises(SystemExit) as end:
-            cli.main([str(argument) for argument in arguments])
-        assert end.value.code == 0
-
-    return CommandLine(tmp_path, run)
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    return tmp_path / "model"
 
 
 def test_no_byte_is_read_twice(path, monkeypatch):
@@ -170,24 +119,16 @@ def test_no_byte_is_read_twice(path, monkeypatch):
 
 
 def test_operators_take_the_request(path):
+    @torch.jit.script
+    def load(path: str, verify: str) -> dict[str, torch.Tensor]:
+        return torch.ops.fst.load_file(path, verify=verify)
+
     request = {"path": str(FIXTURES / "p256-files-sha256.sig"), "public_key": str(FIXTURES / "p256.pub")}
     text = json.dumps({"signature": request})
-    assert torch.ops.fst.load_file(str(path), verify=text).keys() == set(NAMES)
-    program = torch.jit.script(LoadVerified(str(path), text))
-    assert program().keys() == set(NAMES)
-    damage(path)
+    assert load(str(path), text).keys() == set(NAMES)
+    damage(path, "norm")
     with pytest.raises(Exception, match="the signature states"):
-        program()
-
-
-class LoadVerified(torch.nn.Module):
-    def __init__(self, path: str, verify: str) -> None:
-        super().__init__()
-        self.path = path
-        self.verify = verify
-
-    def forward(self) -> dict[str, torch.Tensor]:
-        return torch.ops.fst.load_file(self.path, verify=self.verify)
+        load(str(path), text)
 
 
 def test_files_that_the_signature_does_not_name(path, signature):
@@ -197,7 +138,7 @@ def test_files_that_the_signature_does_not_name(path, signature):
     # The name of a signature of one file does not count.
     only = fst.Signature(FIXTURES / "single-file.sig", public_key=FIXTURES / "p256.pub")
     assert fst.load_file(renamed, verify=only).keys() == set(NAMES)
-    damage(renamed)
+    damage(renamed, "norm")
     with pytest.raises(fst.IntegrityError):
         fst.load_file(renamed, verify=only)
 
@@ -209,11 +150,6 @@ def test_files_in_directories(tmp_path, signature):
     shutil.copy(FIXTURES / "model" / "model.safetensors", part / "adapter.safetensors")
     with pytest.raises(fst.IntegrityError):
         fst.load_file(part, verify=signature)
-
-
-def test_streams_cannot_verify_files(path, signature):
-    with pytest.raises(ValueError, match="cannot verify them with a manifest"):
-        dict(fst.stream(path, verify=signature))
 
 
 CHAINS = json.loads((FIXTURES / "chains.json").read_text())
@@ -257,16 +193,6 @@ def test_a_chain_needs_a_trusted_root(path, tmp_path):
         fst.load_file(path, verify=other)
 
 
-@pytest.mark.parametrize("version", ["v0.2.0", "v0.3.1"])
-def test_older_signatures_with_certificates(path, version):
-    root = FIXTURES / "older" / "root.pem"
-    verify = fst.Signature(FIXTURES / "older" / f"{version}-certificate.sig", certificate_chain=root)
-    assert fst.load_file(path, verify=verify).keys() == set(NAMES)
-    damage(path)
-    with pytest.raises(fst.IntegrityError, match="the signature states"):
-        fst.load_file(path, verify=verify)
-
-
 def test_a_key_that_the_core_does_not_know(path, tmp_path):
     verify = SIGNATURES["p521-files-blake3"]
     bundle = json.loads(verify.path.read_text())
@@ -294,15 +220,20 @@ def test_a_key_that_the_core_does_not_know(path, tmp_path):
     assert fst.load_file(path, verify=verify).keys() == set(NAMES)
 
 
-@pytest.mark.parametrize("request_of", [
-    lambda path: fst.Signature(path, public_key=FIXTURES / "p521.pub"),
-    lambda path: fst.Signature(path, certificate_chain=FIXTURES / "older" / "root.pem"),
-], ids=["P-521", "certificates"])  # fmt: skip
-def test_signatures_without_cryptography(path, request_of, monkeypatch):
+@pytest.mark.parametrize(
+    ("package", "trust"),
+    [
+        ("cryptography", {"public_key": FIXTURES / "p521.pub"}),
+        ("cryptography", {"certificate_chain": FIXTURES / "older" / "root.pem"}),
+        ("sigstore", {"identity": "signer", "issuer": "issuer"}),
+    ],
+)
+def test_signatures_without_packages(path, package, trust, monkeypatch):
     monkeypatch.delitem(sys.modules, "fst._core.bundle", raising=False)
-    monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(ImportError, match="pip install cryptography"):
-        fst.load_file(path, verify=request_of("model.sig"))
+    for name in ("cryptography", "sigstore.errors"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=f"pip install {package}"):
+        fst.load_file(path, verify=fst.Signature("model.sig", **trust))
     assert fst.load_file(path, verify=SIGNATURES["p256-files-sha256"]).keys() == set(NAMES)
 
 
@@ -365,7 +296,7 @@ def test_mutated_signatures_never_verify_other_data(path, tmp_path, name):
     verify = fst.Signature(target, **trust)
     target.write_bytes(text)
     fst.verify(path, verify)
-    damage(path)
+    damage(path, "norm")
     numbers = random.Random(8)
     for _ in range(2000):
         mutated = bytearray(text)
@@ -425,25 +356,9 @@ def test_keyless_signatures_of_an_identity(path, sigstore):
     assert fst.load_file(path, verify=verify).keys() == set(NAMES)
     with pytest.raises(fst.IntegrityError, match=r"p256-shards-sha256.sig: the signature of other .* another identity"):
         fst.load_file(path, verify=fst.Signature(file, identity="other", issuer="issuer"))
-    damage(path)
+    damage(path, "norm")
     with pytest.raises(fst.IntegrityError, match="the signature states"):
         fst.load_file(path, verify=verify)
-
-
-def test_keyless_signatures_without_sigstore(path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sigstore.errors", None)
-    with pytest.raises(ImportError, match="pip install sigstore"):
-        fst.load_file(path, verify=fst.Signature("model.sig", identity="signer", issuer="issuer"))
-
-
-def test_docstring(path, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(FIXTURES / "p256-files-sha256.sig", "model.sig")
-    shutil.copy(FIXTURES / "p256.pub", "key.pub")
-    [test] = doctest.DocTestFinder(recurse=False).find(fst.Signature, "Signature", globs={"fst": fst})
-    assert test.examples
-    report: list[str] = []
-    assert doctest.DocTestRunner().run(test, out=report.append).failed == 0, "".join(report)
 
 
 def refuse_sharded(path, verify):
@@ -458,5 +373,5 @@ def test_ranks_share_the_verdict(path, ranks):
     group = ranks(2)
     verify = SIGNATURES["p256-shards-sha256"]
     assert group.run(refuse_sharded, str(path), verify) == ["loaded", "loaded"]
-    damage(path)
+    damage(path, "norm")
     assert sorted(group.run(refuse_sharded, str(path), verify)) == ["IntegrityError", "RankError"]

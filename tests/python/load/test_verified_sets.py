@@ -1,9 +1,7 @@
 """Checkpoints of several files: none may be left out, exchanged or added where the files are verified or encrypted."""
 
-import hashlib
 import json
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,10 +11,8 @@ from safetensors import safe_open as safetensors_open
 from safetensors.torch import save_file as save_with_safetensors
 
 import fst
-from fst import cli
-from ranks import Ranks
+from saved import KEY, manifest_of, registered
 
-KEY = fst.EncryptionKey.from_bytes(bytes(range(32)))
 TENSORS = {name: torch.full((100,), float(value)) for value, name in enumerate("abc", 1)}
 INDEX = "model.safetensors.index.json"
 FILES = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
@@ -41,21 +37,8 @@ def edit_index(path: Path, edit: Callable[[dict[str, str]], object]) -> None:
     (path / INDEX).write_text(json.dumps(index))
 
 
-def manifest_of(path: Path, pattern: str = "*") -> dict[str, str]:
-    files = [file for file in sorted(path.glob(pattern)) if file.is_file()]
-    return {file.name: "sha256:" + hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-
-
-def signature_of(path: Path) -> fst.Signature:
-    key, public_key = path.parent / "key.pem", path.parent / "key.pub"
-    create = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", key]
-    subprocess.run(create, check=True)
-    subprocess.run(["openssl", "ec", "-in", key, "-pubout", "-out", public_key], check=True, capture_output=True)
-    signature = path.parent / "model.sig"
-    with pytest.raises(SystemExit) as end:
-        cli.main(["sign", str(path), "--private-key", str(key), "--signature", str(signature)])
-    assert end.value.code == 0
-    return fst.Signature(signature, public_key=public_key)
+def manifest_in(path: Path, pattern: str = "*") -> dict[str, str]:
+    return manifest_of(*(file for file in path.glob(pattern) if file.is_file()))
 
 
 def safe_open(path: Path, **options: object) -> None:
@@ -79,31 +62,31 @@ EDITS: dict[str, Callable[[dict[str, str]], object]] = {
 }
 
 
-@pytest.mark.parametrize("request_of", [manifest_of, signature_of])
-def test_an_index_with_a_digest_is_compared(path, request_of):
+@pytest.mark.parametrize("by", ["manifest", "signature"])
+def test_an_index_with_a_digest_is_compared(path, sign, by):
     save(path, key=None)
     (path / "sub").mkdir()
     save_with_safetensors({name: tensor + 10 for name, tensor in TENSORS.items()}, path / "sub" / "other.safetensors")
-    request = request_of(path)
+    request = manifest_in(path) if by == "manifest" else sign(path)
     assert fst.load_file(path, verify=request).keys() == TENSORS.keys()
     index = (path / INDEX).read_bytes()
     for edit in EDITS.values():
         edit_index(path, edit)
         for load in LOADS.values():
             for named in (path, path / INDEX):
-                with pytest.raises(fst.IntegrityError, match=rf"{INDEX}: .*the (manifest|signature) states sha256:"):
+                with pytest.raises(fst.IntegrityError, match=rf"{INDEX}: .*the {by} states sha256:"):
                     load(named, verify=request)
         (path / INDEX).write_bytes(index)
 
 
 def test_an_index_without_a_digest_names_all_files_of_the_manifest(path):
     save(path, key=None)
-    manifest = manifest_of(path, "*.safetensors")
+    manifest = manifest_in(path, "*.safetensors")
     assert fst.load_file(path, verify=manifest).keys() == TENSORS.keys()
     assert fst.load_file(path / INDEX, verify={f"model/{name}": digest for name, digest in manifest.items()})
     (path / "sub").mkdir()
     save_with_safetensors(TENSORS, path / "sub" / "other.safetensors")
-    below = {"sub/other.safetensors": manifest_of(path / "sub")["other.safetensors"]}
+    below = {"sub/other.safetensors": manifest_in(path / "sub")["other.safetensors"]}
     index = (path / INDEX).read_bytes()
     patterns = {"left out": FILES[2], "emptied": "names no file", "exchanged": FILES[0]}
     for edit, pattern in patterns.items():
@@ -114,17 +97,17 @@ def test_an_index_without_a_digest_names_all_files_of_the_manifest(path):
         (path / INDEX).write_bytes(index)
     # The files of an index may be some of those in the manifest. Then its digest is required.
     save_with_safetensors(TENSORS, path / "other.safetensors")
-    manifest = manifest_of(path, "*.safetensors")
+    manifest = manifest_in(path, "*.safetensors")
     with pytest.raises(fst.IntegrityError, match=r'"other.safetensors" is not among its files'):
         fst.load_file(path, verify=manifest)
     # The caller may name files.
     assert fst.load_files([path / file for file in FILES[:2]], verify=manifest).keys() == {"a", "b"}
 
 
-def test_a_signature_without_the_index_binds_its_files(path):
+def test_a_signature_without_the_index_binds_its_files(path, sign):
     save(path, key=None)
     index = (path / INDEX).rename(path.parent / INDEX)
-    signature = signature_of(path)
+    signature = sign(path)
     index.rename(path / INDEX)
     assert fst.load_file(path, verify=signature).keys() == TENSORS.keys()
     edit_index(path, EDITS["left out"])
@@ -134,7 +117,7 @@ def test_a_signature_without_the_index_binds_its_files(path):
 
 def test_a_directory_without_an_index_has_all_files(path):
     save(path, key=None)
-    manifest = manifest_of(path)
+    manifest = manifest_in(path)
     (path / INDEX).unlink()
     assert fst.load_file(path, verify=manifest).keys() == TENSORS.keys()
     (path / FILES[1]).unlink()
@@ -146,25 +129,9 @@ def test_other_directories_of_a_manifest_are_not_missing(path):
     for name in ("one", "two"):
         (path / name).mkdir()
         save(path / name, key=None)
-    files = {f"{name}/{file}": digest for name in ("one", "two") for file, digest in manifest_of(path / name).items()}
+    files = {f"{name}/{file}": digest for name in ("one", "two") for file, digest in manifest_in(path / name).items()}
     manifest = {file: digest for file, digest in files.items() if not file.endswith(INDEX)}
     assert fst.load_file(path / "two", verify=manifest).keys() == TENSORS.keys()
-
-
-def test_ranks_compare_the_index(path, ranks: Callable[[int], Ranks]):
-    save(path, key=None)
-    manifest = manifest_of(path)
-    edit_index(path, EDITS["left out"])
-    for errors in ranks(2).run(load_on_ranks, path, manifest):
-        assert INDEX in errors
-
-
-def load_on_ranks(path: Path, manifest: dict[str, str]) -> str:
-    try:
-        fst.load_sharded(path, torch.distributed.tensor.Replicate(), verify=manifest)
-    except (fst.IntegrityError, fst.RankError) as error:
-        return str(error)
-    return ""
 
 
 def test_encrypted_shards_are_bound_to_each_other(path, tmp_path):
@@ -190,6 +157,10 @@ def test_encrypted_shards_are_bound_to_each_other(path, tmp_path):
     other = fst.EncryptionKey.random()
     fst.rotate_key(path, KEY, other)
     assert fst.load_file(path, encryption_key=other)["c"].equal(TENSORS["c"])
+    with pytest.raises(fst.IntegrityError, match="another key"):
+        fst.load_file(path, encryption_key=KEY)
+    with pytest.raises(TypeError, match="two keys"):
+        fst.rotate_key(path, other, None)  # type: ignore[arg-type]
     fst.rotate_key(path, other, KEY)
 
     shutil.copy(older / FILES[1], shards[1])
@@ -217,16 +188,12 @@ def test_complete_saves_load_together(path, tmp_path):
 
 
 def test_registered_keys_bind_shards(path):
-    key = fst.EncryptionKey.from_bytes(bytes(range(32)), label="bound")
-    key.register()
-    try:
+    with registered(fst.EncryptionKey.from_bytes(KEY.to_bytes(), label="bound")):
         metadata = {"fst.encryption": "bound"}
         fst.save_file(TENSORS, path / "model.safetensors", metadata, max_shard_bytes=400)
         edit_index(path, EDITS["left out"])
         with pytest.raises(fst.IntegrityError, match="file 3 of 3"):
             fst.load_file(path)
-    finally:
-        key.unregister()
     with safetensors_open(path / FILES[0], "pt") as file:
         save_id, _, place = file.metadata()["fst.encryption.shard"].partition(":")
         assert (len(save_id), place) == (32, "1:3")
