@@ -6,14 +6,7 @@ import pytest
 import torch
 
 import fst
-from rawfile import (
-    Raw,
-    assert_same,
-    bits_of,
-    random_raw,
-    write,
-    write_sparse,
-)
+from rawfile import Raw, assert_same, bits_of, random_raw, write, write_sparse
 
 pytestmark = pytest.mark.gpu
 

@@ -38,10 +38,6 @@ def assert_loaded(tensors: dict[str, Tensor]) -> None:
         torch.testing.assert_close(tensor, TENSORS[name], rtol=0, atol=0)
 
 
-def stream(path: Path, verify: object) -> dict[str, Tensor]:
-    return dict(fst.stream(path, verify=verify, dtype=torch.float64))
-
-
 def safe_open(path: Path, verify: object) -> dict[str, Tensor]:
     with fst.safe_open(path, verify=verify) as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -53,7 +49,7 @@ LOADS: dict[str, Callable[[Path, object], object]] = {
     "load_files": lambda path, verify: fst.load_files([path], verify=verify),
     "load_tensors": lambda path, verify: fst.load_tensors(path, list(TENSORS), verify=verify),
     "progress": lambda path, verify: fst.load_file(path, progress=True, verify=verify),
-    "stream": stream,
+    "stream": lambda path, verify: dict(fst.stream(path, verify=verify, dtype=torch.float64)),
     "safe_open": safe_open,
     "load_into": lambda path, verify: fst.load_into(
         path, list(TENSORS), [torch.empty_like(tensor) for tensor in TENSORS.values()], verify=verify

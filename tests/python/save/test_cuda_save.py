@@ -7,7 +7,7 @@ import safetensors.torch
 import torch
 
 import fst
-from rawfile import DTYPES, assert_same, random_raw
+from saved import write_each
 
 pytestmark = pytest.mark.gpu
 
@@ -20,46 +20,10 @@ def save(path, tensors):
     torch.ops.fst.save_file(list(tensors.values()), list(tensors), str(path))
 
 
-def write(path, tensors):
-    with fst.Writer(path) as writer:
-        for name, tensor in tensors.items():
-            writer.write(name, tensor)
+SAVES = pytest.mark.parametrize("save_with", [save, write_each], ids=["save_file", "Writer"])
 
 
-@pytest.fixture(params=[save, write], ids=["save_file", "Writer"])
-def save_with(request):
-    return request.param
-
-
-@pytest.mark.usefixtures("chunks")
-def test_every_dtype_from_both_devices(tmp_path, save_with):
-    expected = {name: random_raw(name, (31, 250)).tensor() for name in DTYPES}
-    expected |= {f"{name} on the host": tensor.clone() for name, tensor in expected.items()}
-    placed = {name: tensor if name.endswith("host") else tensor.cuda() for name, tensor in expected.items()}
-    save_with(tmp_path / "x", placed)
-    loaded = safetensors.torch.load_file(tmp_path / "x")
-    assert set(loaded) == set(expected)
-    for name, tensor in loaded.items():
-        assert_same(tensor, expected[name])
-
-
-def test_files_match_safetensors(tmp_path):
-    tensors = {f"t{index}": torch.randn(300, index * 11, device="cuda") for index in range(20)}
-    save(tmp_path / "x", tensors)
-    safetensors.torch.save_file({name: tensor.cpu() for name, tensor in tensors.items()}, tmp_path / "y")
-    assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
-
-
-def test_strided_and_special_tensors(tmp_path, save_with):
-    base = torch.randn(600, 500, device="cuda")
-    numbers = torch.randn(7, 9, dtype=torch.complex64, device="cuda")
-    large = torch.arange(40 * MIB, dtype=torch.int32, device="cuda").view(20 * MIB, 2)
-    tensors = {"t": base.t(), "s": base[::3, 5:40:7], "c": numbers.conj(), "n": numbers.conj().imag, "l": large.t()}
-    save_with(tmp_path / "x", tensors)
-    for name, tensor in fst.load_file(tmp_path / "x").items():
-        assert_same(tensor, tensors[name].resolve_conj().resolve_neg().contiguous().cpu())
-
-
+@SAVES
 def test_save_waits_for_queued_work(tmp_path, save_with):
     side = torch.cuda.Stream()
     for stream in (torch.cuda.current_stream(), side):
@@ -75,6 +39,7 @@ def test_save_waits_for_queued_work(tmp_path, save_with):
         assert (loaded["t"] == 7).all()
 
 
+@SAVES
 def test_current_device_is_unchanged(tmp_path, save_with):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
@@ -98,20 +63,14 @@ def test_memory_is_bounded(tmp_path, run_python):
     """Host memory stays bounded, and so does GPU memory for making tensors contiguous."""
     program = """
 import sys, torch, fst
-
-def mib(field):
-    status = dict(line.split(":") for line in open("/proc/self/status").read().splitlines())
-    return int(status[field].split()[0]) // 1024
-
+from procfs import peak_mib
 tensors = [torch.ones(512 << 20, device="cuda"), torch.ones(64 << 20, 3, device="cuda").t()]
 torch.ops.fst.save_file([torch.ones(1, device="cuda")], ["w"], sys.argv[1])
 torch.cuda.synchronize()
 torch.cuda.reset_peak_memory_stats()
 allocated = torch.cuda.memory_allocated()
-open("/proc/self/clear_refs", "w").write("5")
-before = mib("VmRSS")
-torch.ops.fst.save_file(tensors, ["plain", "transposed"], sys.argv[1])
-print(mib("VmHWM") - before, (torch.cuda.max_memory_allocated() - allocated) >> 20)
+host = peak_mib(lambda: torch.ops.fst.save_file(tensors, ["plain", "transposed"], sys.argv[1]))
+print(host, (torch.cuda.max_memory_allocated() - allocated) >> 20)
 """
     host, device = map(int, run_python(program, str(tmp_path / "x")).split())
     assert host <= 320

@@ -48,18 +48,14 @@ def test_private_checkpoint_stays_private(tmp_path, monkeypatch, old, new):
         (tmp_path / name).chmod(0o600)
     modes = set()
 
-    def watch(name):
+    for name in ("save_shard", "write_bytes", "link_file"):
         function = getattr(ops, name)
 
-        def watched(*args):
+        def watched(*args, function=function):
             function(*args)
             modes.update(map(mode_of, tmp_path.iterdir()))
 
         monkeypatch.setattr(ops, name, watched)
-
-    watch("save_shard")
-    watch("write_bytes")
-    watch("link_file")
     save(tmp_path, 2, LIMITS[new])
     assert sorted(os.listdir(tmp_path)) == sorted(FILES[new])
     modes.update(map(mode_of, tmp_path.iterdir()))
@@ -160,37 +156,6 @@ def test_special_files_are_not_replaced(tmp_path, name, kind, limit):
     with pytest.raises((ValueError, IsADirectoryError), match=f"{path}: is a "):
         save(tmp_path, 1, limit)
     assert os.listdir(tmp_path) == [name]
-
-
-def test_failed_replacement_of_the_index_leaves_nothing(tmp_path, monkeypatch):
-    save(tmp_path, 1)
-    before = content_of(tmp_path)
-
-    def refuse(*_):
-        raise PermissionError("refused")
-
-    monkeypatch.setattr(ops, "write_bytes", refuse)
-    with pytest.raises(PermissionError, match="refused"):
-        save(tmp_path, 2)
-    assert content_of(tmp_path) == before
-
-
-def test_error_after_the_index_is_replaced_keeps_the_new_checkpoint(tmp_path, monkeypatch):
-    """If only the directory cannot be flushed, the index already names the new files."""
-    save(tmp_path, 1)
-    write = ops.write_bytes
-
-    def fail_late(*args):
-        write(*args)
-        raise OSError("cannot flush the directory")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ops, "write_bytes", fail_late)
-        with pytest.raises(OSError, match="flush"):
-            save(tmp_path, 2)
-    assert value_in(tmp_path) == 2
-    save(tmp_path, 3)
-    assert sorted(os.listdir(tmp_path)) == sorted(FILES["shards"])
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

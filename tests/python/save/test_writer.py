@@ -1,17 +1,17 @@
 """`fst.Writer`: contents, header layout, errors, threads and memory."""
 
-import json
 import os
-import threading
 
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import fst
+from forked import run_in_fork
+from gil import assert_released_by
 from rawfile import DTYPES, assert_same, random_raw
+from saved import read_header, write_each
+from suite import DEVICES
 
 MIB = 1 << 20
 
@@ -26,83 +26,33 @@ def assert_contains(path, tensors):
 
 
 @pytest.mark.usefixtures("chunks")
-def test_every_dtype(tmp_path):
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_dtype(tmp_path, device):
     path = tmp_path / "x"
     tensors = {name: random_raw(name, (4, 6)).tensor() for name in DTYPES}
     tensors |= {"scalar": torch.tensor(3.0), "empty": torch.empty(0, 3), "transposed": torch.randn(3, 4).t()}
     files = os.listdir("/proc/self/fd")
     with fst.Writer(path, {"format": "pt"}) as writer:
         for name, tensor in tensors.items():
-            writer.write(name, tensor)
+            writer.write(name, tensor.to(device))
         assert os.listdir(tmp_path) == []
     # A second close does nothing.
     writer.close()
     with pytest.raises(ValueError, match='tensor "v": the writer is closed'):
         writer.write("v", torch.ones(1))
-    assert os.listdir("/proc/self/fd") == files
+    # The first use of a GPU opens files, too.
+    assert device == "cuda" or os.listdir("/proc/self/fd") == files
     assert_contains(path, tensors)
     assert fst.tensor_names(path) == list(tensors)
     assert fst.metadata(path) == {"format": "pt"}
 
 
-@pytest.mark.parametrize("metadata", [None, {}, {"a": "b"}])
-def test_small_sorted_file_matches_safetensors(tmp_path, metadata):
-    with fst.Writer(tmp_path / "x", metadata) as writer:
-        writer.write("a", torch.ones(3))
-        writer.write("b", torch.zeros(5, dtype=torch.uint8))
-    tensors = {"a": torch.ones(3), "b": torch.zeros(5, dtype=torch.uint8)}
-    safetensors.torch.save_file(tensors, tmp_path / "y", metadata)
-    assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
-
-
-def test_caller_may_change_tensor_after_write(tmp_path):
-    path = tmp_path / "x"
-    tensor = torch.empty(3 * MIB)
-    with fst.Writer(path) as writer:
-        for value in range(10):
-            tensor.fill_(value)
-            writer.write(str(value), tensor)
-        tensor.fill_(-1)
-    for name, loaded in fst.load_file(path).items():
-        assert (loaded == int(name)).all()
-
-
-@given(st.lists(st.tuples(st.sampled_from(list(DTYPES)), st.integers(0, 3000)), max_size=12))
-def test_any_tensors(tmp_path_factory, drawn):
-    path = tmp_path_factory.mktemp("any") / "x"
-    tensors = {str(index): random_raw(dtype, (2 * size,)).tensor() for index, (dtype, size) in enumerate(drawn)}
-    with fst.Writer(path) as writer:
-        for name, tensor in tensors.items():
-            writer.write(name, tensor)
-    assert_contains(path, tensors)
-
-
-def test_header_larger_than_reserved(tmp_path):
-    """The header has more entries than the space that was reserved in front of the data."""
-    path = tmp_path / "x"
-    first = torch.randn(3 * MIB)
-    with fst.Writer(path) as writer:
-        writer.write("first", first)
-        for index in range(6000):
-            writer.write(f"tensor {index:050}", torch.full((3,), index, dtype=torch.int16))
-    loaded = safetensors.torch.load_file(path)
-    assert len(loaded) == 6001
-    assert_same(loaded["first"], first)
-    assert all(loaded[f"tensor {index:050}"].tolist() == [index] * 3 for index in range(0, 6000, 97))
-    with safetensors.safe_open(path, "pt") as opened:
-        assert len(opened.keys()) == 6001
-
-
 def test_large_file_data_is_page_aligned(tmp_path):
     path = tmp_path / "x"
-    with fst.Writer(path) as writer:
-        writer.write("w", torch.ones(3 * MIB))
-    head = path.read_bytes()[: 1 << 20]
-    length = int.from_bytes(head[:8], "little")
-    assert (8 + length) % 4096 == 0
-    assert json.loads(head[8 : 8 + length]) == {
-        "w": {"dtype": "F32", "shape": [3 * MIB], "data_offsets": [0, 12 * MIB]}
-    }
+    write_each(path, {"w": torch.ones(3 * MIB)})
+    begin, header = read_header(path)
+    assert begin % 4096 == 0
+    assert header == {"w": {"dtype": "F32", "shape": [3 * MIB], "data_offsets": [0, 12 * MIB]}}
 
 
 def test_writer_continues_after_invalid_arguments(tmp_path):
@@ -124,10 +74,18 @@ def test_writer_continues_after_invalid_arguments(tmp_path):
     assert_contains(path, {"w": torch.ones(1), "c": torch.ones(2)})
 
 
-@pytest.mark.parametrize("metadata", [{"a": 1}, {1: "a"}, {"a": None}, ["a"], "a"])
-def test_invalid_metadata(tmp_path, metadata):
-    with pytest.raises(TypeError, match="metadata"):
-        fst.Writer(tmp_path / "x", metadata)
+def test_invalid_metadata_and_paths(tmp_path):
+    for metadata in ({"a": 1}, {1: "a"}, {"a": None}, ["a"], "a"):
+        with pytest.raises(TypeError, match="metadata"):
+            fst.Writer(tmp_path / "x", metadata)
+    for path, error in [
+        (tmp_path, IsADirectoryError),
+        (tmp_path / "none" / "x", FileNotFoundError),
+        ("https://host/x", ValueError),
+        (3, TypeError),
+    ]:
+        with pytest.raises(error):
+            fst.Writer(path)
     assert os.listdir(tmp_path) == []
 
 
@@ -164,27 +122,6 @@ def test_unclosed_writer_removes_file(tmp_path):
     assert os.listdir("/proc/self/task") == threads
 
 
-def test_rewrite_file_from_its_stream(tmp_path):
-    path = tmp_path / "x"
-    tensors = {str(index): torch.randn(500, 1000) for index in range(8)}
-    safetensors.torch.save_file(tensors, path)
-    with fst.Writer(path) as writer, fst.stream(path) as stream:
-        for name, tensor in stream:
-            writer.write(name, tensor * 2)
-    assert_contains(path, {name: tensor * 2 for name, tensor in tensors.items()})
-
-
-def test_invalid_paths(tmp_path):
-    for path, error in [
-        (tmp_path, IsADirectoryError),
-        (tmp_path / "none" / "x", FileNotFoundError),
-        ("https://host/x", ValueError),
-        (3, TypeError),
-    ]:
-        with pytest.raises(error):
-            fst.Writer(path)
-
-
 def test_threads_share_writer(tmp_path, run_threads):
     path = tmp_path / "x"
     count = iter(range(1000))
@@ -202,91 +139,46 @@ def test_threads_share_writer(tmp_path, run_threads):
 
 
 def test_write_releases_gil(tmp_path):
-    counted, stop = 0, threading.Event()
-
-    def count() -> None:
-        nonlocal counted
-        while not stop.is_set():
-            counted += 1
-            stop.wait(1e-4)
-
     tensor = torch.ones(32 * MIB)
-    thread = threading.Thread(target=count)
-    with fst.Writer(tmp_path / "x") as writer:
-        thread.start()
-        try:
-            before = counted
-            for index in range(4):
-                writer.write(str(index), tensor)
-            during = counted - before
-        finally:
-            stop.set()
-            thread.join()
-    assert during > 20
+    assert_released_by(lambda: write_each(tmp_path / "x", dict.fromkeys("abcd", tensor)))
 
 
 def test_peak_memory(tmp_path, fork_python):
     """A writer needs memory for a few blocks only."""
     program = """
 import sys, torch, fst
-
-def mib(field):
-    status = dict(line.split(":") for line in open("/proc/self/status").read().splitlines())
-    return int(status[field].split()[0]) // 1024
-
-tensor = torch.ones(32 << 20)
-open("/proc/self/clear_refs", "w").write("5")
-before = mib("VmRSS")
-with fst.Writer(sys.argv[1]) as writer:
-    for index in range(6):
-        writer.write(str(index), tensor)
-print(mib("VmHWM") - before)
+from procfs import peak_mib
+from saved import write_each
+tensors = dict.fromkeys("abcdef", torch.ones(32 << 20))
+print(peak_mib(lambda: write_each(sys.argv[1], tensors)))
 """
     assert int(fork_python(program, str(tmp_path / "x"))) <= 64
 
 
-def test_forked_child_hashes(fork_python, tmp_path):
+def test_forked_child_hashes(tmp_path):
     """A child writes tensors with hashes although its parent has, which needs threads that the child lacks."""
-    program = """
-import os
-import signal
-import sys
 
-import torch
+    def write() -> None:
+        writer = torch.classes.fst.Writer(str(tmp_path / "x"), None, True)
+        writer.write_hashed("x", torch.zeros(4), 2, 0)
+        writer.close()
 
-def write():
-    writer = torch.classes.fst.Writer(sys.argv[1], None, True)
-    writer.write_hashed("x", torch.zeros(4), 2, 0)
-    writer.close()
-
-import fst
-
-write()
-child = os.fork()
-if child == 0:
-    signal.alarm(10)
     write()
-    os._exit(0)
-print(os.waitpid(child, 0)[1])
-"""
-    assert fork_python(program, str(tmp_path / "x")) == "0\n"
+    run_in_fork(write)
 
 
 def test_forked_child_cannot_use_writer(tmp_path):
     path = tmp_path / "x"
     writer = fst.Writer(path)
     writer.write("a", torch.ones(3 * MIB))
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            with pytest.raises(ValueError, match="fork"):
-                writer.write("b", torch.ones(1))
-            del writer
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def use() -> None:
+        nonlocal writer
+        with pytest.raises(ValueError, match="fork"):
+            writer.write("b", torch.ones(1))
+        del writer
+
+    run_in_fork(use)
     writer.write("b", torch.ones(2))
     writer.close()
     assert_contains(path, {"a": torch.ones(3 * MIB), "b": torch.ones(2)})
