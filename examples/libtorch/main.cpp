@@ -20,9 +20,10 @@
 //
 // Prints one line per tensor: name, dtype, shape, sum in double precision, and the first values.
 
+#include <ATen/ops/linspace.h>
 #include <fst/fst.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
-#include <torch/script.h>
+#include <torch/csrc/jit/serialization/import.h>
 
 #include <algorithm>
 #include <exception>

@@ -2,7 +2,9 @@
 // contains "a", F32 of shape [4, 6]; "b", BF16 of shape [6]; "c", I64 of shape [2, 3]; and the metadata {"format":
 // "pt"}. The first failed check ends the program with an error.
 
-#include <ATen/Functions.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
 #include <fst/fst.h>
 
 #include <cstdint>

@@ -15,9 +15,11 @@ import torch
 import fst
 from fst._core.build import layer_for
 from rawfile import DTYPES, Raw, bits_of, random_raw, write
+from saved import KEY
 from suite import CHECKOUT
 
 EXAMPLE = CHECKOUT / "examples" / "libtorch"
+PROGRAMS = CHECKOUT / "tests" / "cpp"
 PACKAGE = Path(fst.__file__).parent
 LIBRARY = layer_for(torch.__version__)
 
@@ -25,28 +27,31 @@ LIBRARY = layer_for(torch.__version__)
 def tool(name: str) -> str:
     """Returns the path of a build tool, from this environment or the system."""
     found = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if not found and os.environ.get("FST_REQUIRE_GPU") == "1":
+        pytest.skip(f"machines with a GPU may lack {name}")
     assert found, f"{name} is needed to build the C++ programs: pip install {name}"
     return found
 
 
-def configure(source: Path, build: Path, prefix: str = fst.cmake_prefix_path) -> subprocess.CompletedProcess[str]:
-    command = [tool("cmake"), "-S", source, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"]
+def configure(build: Path, prefix: str = fst.cmake_prefix_path) -> subprocess.CompletedProcess[str]:
+    command = [tool("cmake"), "-S", PROGRAMS, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"]
     # No build type: a debug build takes more than twice as long and has the same assertions.
     command += ["-DCMAKE_COMPILE_WARNING_AS_ERROR=ON", f"-DCMAKE_PREFIX_PATH={prefix};{torch.utils.cmake_prefix_path}"]
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def build_program(source: Path, build: Path) -> Path:
-    done = configure(source, build)
-    assert done.returncode == 0, done.stdout + done.stderr
-    done = subprocess.run([tool("cmake"), "--build", build], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory):
+    """Directory with the example and the program `header`."""
+    build = tmp_path_factory.mktemp("programs")
+    for done in (configure(build), subprocess.run([tool("cmake"), "--build", build], capture_output=True, text=True)):
+        assert done.returncode == 0, done.stdout + done.stderr
     return build
 
 
 @pytest.fixture(scope="session")
-def example(tmp_path_factory):
-    return build_program(EXAMPLE, tmp_path_factory.mktemp("libtorch")) / "fst_example"
+def example(programs):
+    return programs / "example" / "fst_example"
 
 
 @pytest.fixture(scope="session")
@@ -101,24 +106,14 @@ def test_run_package(example, modules):
         checkpoint.write_bytes(stored)
 
 
-def test_list_and_stream_checkpoint(example, tmp_path):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_list_and_stream_checkpoint(example, tmp_path, device):
     kinds = {"BF16": "BFloat16", "I64": "Long", "U8": "Byte", "F64": "Double", "BOOL": "Bool"}
     tensors = {name: torch.arange(6).view(2, 3).to(DTYPES[name][0]) for name in kinds}
     path = write(tmp_path / "m.safetensors", {name: Raw(name, (2, 3), bits_of(of)) for name, of in tensors.items()})
     for mode in ("list", "stream"):
-        lines = run(example, mode, path)
+        lines = run(example, mode, path, device)
         assert [parsed(line) for line in lines] == [words_of(name, tensors[name], kind) for name, kind in kinds.items()]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("mode", ["list", "stream"])
-def test_gpu(mode, request, tmp_path):
-    if not (shutil.which("cmake") and shutil.which("ninja")):
-        pytest.skip("building the example requires cmake and ninja")
-    tensor = torch.arange(6, dtype=torch.float32)
-    path = write(tmp_path / "w.safetensors", {"w": Raw("F32", (6,), bits_of(tensor))})
-    lines = run(request.getfixturevalue("example"), mode, path, "cuda:0")
-    assert [parsed(line) for line in lines] == [words_of("w", tensor, "Float")]
 
 
 def test_errors_are_reported(example, tmp_path):
@@ -128,8 +123,7 @@ def test_errors_are_reported(example, tmp_path):
     assert f"[file-not-found] {path}" in done.stderr
 
 
-def test_all_functions_of_header(tmp_path):
-    program = build_program(CHECKOUT / "tests" / "cpp", tmp_path / "build") / "header"
+def test_all_functions_of_header(programs, tmp_path):
     # No NaN, because the program compares values.
     a = torch.arange(24, dtype=torch.float32).view(4, 6)
     raws = {
@@ -138,11 +132,9 @@ def test_all_functions_of_header(tmp_path):
         "c": random_raw("I64", (2, 3)),
     }
     path = write(tmp_path / "model.safetensors", raws, {"format": "pt"})
-    key = bytes(range(32))
-    (tmp_path / "model.key").write_bytes(key)
-    encryption_key = fst.EncryptionKey.from_bytes(key)
-    fst.save_file({"a": a}, tmp_path / "secret.safetensors", encryption_key=encryption_key)
-    assert run(program, path, tmp_path) == ["all checks passed"]
+    (tmp_path / "model.key").write_bytes(KEY.to_bytes())
+    fst.save_file({"a": a}, tmp_path / "secret.safetensors", encryption_key=KEY)
+    assert run(programs / "header", path, tmp_path) == ["all checks passed"]
 
 
 @pytest.mark.parametrize("missing", ["library", "PyTorch"])
@@ -156,7 +148,7 @@ def test_cmake_reports_unusable_library(missing, tmp_path):
             layer = package / f"libfst_torch_{release}.so"
             layer.write_bytes(b"\x7fELF" + bytes(100) + b"fst 0.1.0: built for PyTorch 1\0")
         message = f"was built for PyTorch 1.12, 1.13, but this is PyTorch {torch.__version__[:4]}"
-    done = configure(CHECKOUT / "tests" / "cpp", tmp_path / "build", str(package / "share" / "cmake"))
+    done = configure(tmp_path / "build", str(package / "share" / "cmake"))
     assert done.returncode != 0
     assert message in " ".join(done.stderr.split())
 
@@ -184,7 +176,7 @@ def test_docs_match_example():
     """Every C++ and CMake block of the page is part of the programs that the tests build."""
     page = (CHECKOUT / "docs" / "cpp.md").read_text()
     blocks = re.findall(r"```(?:cpp|cmake)\n(.*?)```", page, re.DOTALL)
-    sources = [EXAMPLE / "main.cpp", EXAMPLE / "CMakeLists.txt", CHECKOUT / "tests" / "cpp" / "main.cpp"]
+    sources = [EXAMPLE / "main.cpp", EXAMPLE / "CMakeLists.txt", PROGRAMS / "main.cpp"]
     text = "\n".join(source.read_text() for source in sources)
     dedented = re.sub(r"^ +", "", text, flags=re.MULTILINE)
     assert blocks
