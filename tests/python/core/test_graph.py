@@ -156,24 +156,6 @@ def check_results(result, weights):
         tensor.zero_()
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_training(path, backend):
-    """Gradients flow through operations with loaded and with cast tensors."""
-    weights = write_linear(path, 1)
-
-    def forward(x, y):
-        [weight] = fst.load_tensors(str(path), ["weight"])
-        first, second = fst.cast([x @ weight.t(), y], torch.bfloat16)
-        return first @ second + 1
-
-    x, y = X.clone().requires_grad_(), torch.randn(5, 2)
-    result = torch.compile(forward, fullgraph=True, backend=backend)(x, y)
-    torch.testing.assert_close(result, forward(x, y))
-    [gradient] = torch.autograd.grad(result.sum(), x)
-    torch.testing.assert_close(gradient, torch.autograd.grad(forward(x, y).sum(), x)[0])
-    assert weights["weight"].shape == (5, 3)
-
-
 def test_dynamic_shapes():
     """A compiled program takes tensors of other shapes, and but for serialized ones without another compilation."""
 

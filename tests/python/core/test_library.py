@@ -31,17 +31,11 @@ def test_corrupt_library(tmp_path):
         load_library(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("version", "name"),
-    [
-        ("2.11.0+cu130", "libfst_torch_2.11.so"),
-        ("2.11.1", "libfst_torch_2.11.so"),
-        ("2.16.0a0+git1234", "libfst_torch_2.16.so"),
-        ("2.16.0.dev20261101+cpu", "libfst_torch_2.16.so"),
-    ],
-)
-def test_layer_for_version(version, name, tmp_path):
-    assert layer_for(version, tmp_path) == tmp_path / name
+def test_layer_for_version(tmp_path):
+    for version in ("2.11.0+cu130", "2.11.1"):
+        assert layer_for(version, tmp_path) == tmp_path / "libfst_torch_2.11.so"
+    for version in ("2.16.0a0+git1234", "2.16.0.dev20261101+cpu"):
+        assert layer_for(version, tmp_path) == tmp_path / "libfst_torch_2.16.so"
 
 
 def test_layers_contain_their_versions():

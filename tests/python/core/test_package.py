@@ -1,5 +1,7 @@
 """Names of the package `fst`, and what an import and first loads import."""
 
+from pathlib import Path
+
 import pytest
 
 import fst
@@ -67,6 +69,7 @@ def test_fresh_process(run_python):
 
 
 def test_public_names():
+    assert (Path(fst.__file__).parent / "py.typed").is_file()
     assert set(fst.__all__) <= set(dir(fst))
     assert [name for name in fst.__all__ if not hasattr(fst, name)] == []
     with pytest.raises(AttributeError, match="module 'fst' has no attribute 'lod_file'"):

@@ -8,6 +8,7 @@ import torch
 
 import fst
 from forked import run_forked
+from saved import KEY, write_each
 
 
 def kinds():
@@ -148,6 +149,7 @@ def test_tensors_without_memory_are_errors(tmp_path):
             assert result != "done" or (call, kind) == ("Writer.write_hashed", "meta"), (call, kind)
             if call in NAMES_TENSOR and kind not in ("meta", "jagged", "vmap"):
                 assert 'tensor "x": ' in result, (call, kind)
+    assert "memory of its own; for a DTensor, pass the local tensor" in results["Checkpoint.load_into", "wrapper"]
 
 
 class Dispatched(torch.Tensor):
@@ -174,11 +176,9 @@ def test_subclasses_with_memory_are_saved(tmp_path, encrypted):
         "empty": torch.empty(0, 3),
         "conjugate": torch.complex(values, values).conj(),
     }
-    key = fst.EncryptionKey.from_bytes(bytes(range(32))) if encrypted else None
-    with fst.Writer(tmp_path / "a", encryption_key=key) as writer:
-        for name, tensor in tensors.items():
-            writer.write(name, tensor)
-    loaded = fst.load_file(tmp_path / "a", encryption_key=key) if encrypted else fst.load_file(tmp_path / "a")
+    options = {"encryption_key": KEY} if encrypted else {}
+    write_each(tmp_path / "a", tensors, **options)
+    loaded = fst.load_file(tmp_path / "a", **options)
     for name, tensor in tensors.items():
         plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj()
         assert torch.equal(loaded[name], plain), name
