@@ -193,6 +193,16 @@ def test_a_chain_needs_a_trusted_root(path, tmp_path):
         fst.load_file(path, verify=other)
 
 
+@pytest.mark.parametrize("version", ["v0.2.0", "v0.3.1"])
+def test_older_signatures_with_certificates(path, version):
+    root = FIXTURES / "older" / "root.pem"
+    verify = fst.Signature(FIXTURES / "older" / f"{version}-certificate.sig", certificate_chain=root)
+    assert fst.load_file(path, verify=verify).keys() == set(NAMES)
+    damage(path, "norm")
+    with pytest.raises(fst.IntegrityError, match="the signature states"):
+        fst.load_file(path, verify=verify)
+
+
 def test_a_key_that_the_core_does_not_know(path, tmp_path):
     verify = SIGNATURES["p521-files-blake3"]
     bundle = json.loads(verify.path.read_text())
