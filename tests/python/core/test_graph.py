@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import fst
 from procfs import SLACK_BYTES, read_bytes
-from rawfile import Raw, assert_same, bits_of, random_raw, write, write_sparse
+from rawfile import assert_same, random_raw, write, write_sparse
 
 SHAPES = {"weight": (5, 3), "bias": (5,)}
 X = torch.linspace(-1, 1, 12).view(4, 3)
@@ -21,8 +22,7 @@ def write_linear(path: Path, seed: int, dtype: torch.dtype = torch.float32) -> d
     """Writes the weights of a linear layer from 3 to 5 features, and returns them."""
     generator = torch.Generator().manual_seed(seed)
     weights = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in SHAPES.items()}
-    name = {torch.float32: "F32", torch.bfloat16: "BF16"}[dtype]
-    write(path, {key: Raw(name, tuple(tensor.shape), bits_of(tensor)) for key, tensor in weights.items()})
+    save_file(weights, path)
     return weights
 
 

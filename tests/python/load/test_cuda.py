@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fst
-from rawfile import Raw, assert_same, bits_of, random_raw, write, write_sparse
+from rawfile import Raw, assert_same, random_raw, write, write_sparse
 
 pytestmark = pytest.mark.gpu
 
@@ -202,10 +202,8 @@ class Loads(torch.nn.Module):
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compile(tmp_path, mode):
     tensors = {"weight": torch.randn(5, 3), "scale": torch.randn(5)}
-    path = write(
-        tmp_path / "m.safetensors",
-        {name: Raw("F32", tuple(tensor.shape), bits_of(tensor)) for name, tensor in tensors.items()},
-    )
+    path = tmp_path / "m.safetensors"
+    fst.save_file(tensors, path)
     torch._dynamo.reset()
     compiled = torch.compile(Loads(path), fullgraph=True, mode=mode)
     x = torch.randn(4, 3, device="cuda")
