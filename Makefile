@@ -141,6 +141,10 @@ gpu-check: ## GPU tests and benchmarks with a prebuilt library; needs no Rust, n
 	PYTHONPATH=$(CURDIR)/torch_ext FST_REQUIRE_GPU=1 $(PYTHON) -m pytest -m gpu
 	PYTHONPATH=$(CURDIR)/torch_ext:$(CURDIR)/benches $(PYTHON) -m fst_bench --device cuda --no-install --workloads dense,moe,adapter $(BENCH_ARGS)
 
+.PHONY: gpu-experiments
+gpu-experiments: ## what decides how loads to a GPU work, in less than eight minutes; needs what gpu-check needs
+	PYTHONPATH=$(CURDIR)/torch_ext:$(CURDIR)/benches $(PYTHON) -m fst_bench.experiments
+
 .PHONY: lint
 lint: lint-rust lint-cxx lint-python ## all linters
 

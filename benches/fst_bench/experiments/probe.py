@@ -1,0 +1,58 @@
+"""Properties of the machine that decide how staging memory is made."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from .driver import Driver, DriverError
+from .experiment import Row, Rows, Settings
+
+FILES = {
+    "order of free pages that go back to the host": "/sys/module/page_reporting/parameters/page_reporting_order",
+    "huge pages set aside": "/proc/sys/vm/nr_hugepages",
+    "NUMA nodes": "/sys/devices/system/node/online",
+    "threads of the first core": "/sys/devices/system/cpu/cpu0/topology/thread_siblings_list",
+}
+CHOICES = {
+    "transparent huge pages": "/sys/kernel/mm/transparent_hugepage/enabled",
+    "transparent huge pages of tmpfs": "/sys/kernel/mm/transparent_hugepage/shmem_enabled",
+}
+# CUdevice_attribute.
+ATTRIBUTES = {
+    "integrated GPU": 18,
+    "copy engines": 40,
+    "reads pageable memory": 88,
+    "reads it through the page tables of the host": 100,
+    "registers memory that is only read": 113,
+}
+
+
+def probe(driver: Driver | None, settings: Settings) -> Rows:
+    """Reads the settings of the kernel and the attributes of the GPU."""
+    for what, text in _texts(driver):
+        yield Row(f"{what}: {text}", (), "")
+
+
+def _texts(driver: Driver | None) -> Iterator[tuple[str, str]]:
+    for what, path in FILES.items():
+        yield what, _read(Path(path))
+    for what, path in CHOICES.items():
+        _, _, chosen = _read(Path(path)).partition("[")
+        yield what, chosen.partition("]")[0] or "not known"
+    if driver is None:
+        return
+    address = driver.pci_address()
+    yield "PCI address", address
+    for what, name in {"link": "current_link_speed", "lanes": "current_link_width", "NUMA node": "numa_node"}.items():
+        yield what, _read(Path("/sys/bus/pci/devices") / address / name)
+    for what, attribute in ATTRIBUTES.items():
+        try:
+            yield what, str(driver.integer("cuDeviceGetAttribute", attribute, 0))
+        except DriverError as error:
+            yield what, str(error)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return "not known"
