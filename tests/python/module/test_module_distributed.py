@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import fst
 from combinations import pairwise
+from ranks import on_ranks
 from rawfile import assert_same
 
 
@@ -131,8 +132,8 @@ def check_parallel(path, parallel, start, dtype):
             model(tokens).sum().backward()
         assert model.blocks[0].up.weight.grad is not None
     # A second load works in any state that the forward pass leaves.
-    changed = fst.load_file(path.replace("model.safe", "later.safe"))
-    fst.load_module(model, path.replace("model.safe", "later.safe"))
+    changed = fst.load_file(other(path, "later"))
+    fst.load_module(model, other(path, "later"))
     for name, parameter in model.named_parameters():
         assert parameter is parameters[name]
         assert_same(whole(parameter.detach()), changed[name].to(parameter.dtype))
@@ -143,12 +144,27 @@ def check_parallel(path, parallel, start, dtype):
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
+    """A checkpoint of the model, beside others."""
     torch.manual_seed(0)
+    model, later = ({name: torch.randn_like(tensor) for name, tensor in Model().state_dict().items()} for _ in range(2))
+    blocks = [{name: tensor for name, tensor in model.items() if name.startswith(f"blocks.{i}.")} for i in range(2)]
+    files = {
+        "model": model,
+        "later": later,
+        "partial": blocks[1],
+        **{f"stage-{i}": {name[9:]: tensor for name, tensor in blocks[i].items()} for i in range(2)},
+        "crossed": {name: torch.randn(4, 2) for name in "01"},
+        "uneven": {f"{rows}.weight": torch.randn(rows, 4) for rows in (5, 9, 16)},
+    }
     directory = tmp_path_factory.mktemp("files")
-    for name in ("model", "later"):
-        tensors = {name: torch.randn_like(tensor) for name, tensor in Model().state_dict().items()}
+    for name, tensors in files.items():
         save_file(tensors, directory / f"{name}.safetensors")
     return str(directory / "model.safetensors")
+
+
+def other(path, name):
+    """Returns the path of another checkpoint of the fixture."""
+    return path.replace("model.safetensors", f"{name}.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +177,8 @@ def test_parallel_modules(ranks, path, parallel, start, dtype):
     ranks(4).run(check_parallel, path, parallel, start, dtype)
 
 
-def check_options_and_kept_state(path):
+@on_ranks(3)
+def test_options_and_kept_state(path):
     """Compares with set_model_state_dict, and checks the state that a load keeps."""
     full = fst.load_file(path)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -193,10 +210,7 @@ def check_options_and_kept_state(path):
         assert_same(mine.grad.to_local(), torch.ones_like(mine.to_local()))
 
     # Options of fully_shard.
-    for arguments in (
-        {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
-        {"reshard_after_forward": False},
-    ):
+    for arguments in ({"offload_policy": CPUOffloadPolicy(pin_memory=False)}, {"reshard_after_forward": False}):
         model = fully_shard(on_meta(), mesh=mesh, **arguments)
         for _ in range(2):
             fst.load_module(model, path, device="cpu")
@@ -216,24 +230,13 @@ def check_options_and_kept_state(path):
     model = data_parallel(Model())
     some = [name for name in full if name.startswith("blocks.1")]
     outside = model.scale.to_local().clone()
-    keys = fst.load_module(model.blocks[1], path.replace("model.safe", "block.safe"))
+    keys = fst.load_module(model.blocks[1], other(path, "stage-1"))
     assert keys == ([], [])
-    keys = fst.load_module(model, path.replace("model.safe", "partial.safe"), dtype=torch.float16, strict=False)
+    keys = fst.load_module(model, other(path, "partial"), dtype=torch.float16, strict=False)
     assert keys.missing_keys == [name for name in model.state_dict() if name not in some]
     assert_same(model.scale.to_local(), outside.half())
     for name in some:
         assert_same(model.get_parameter(name).full_tensor(), full[name].half())
-
-
-def test_options_and_kept_state(ranks, path):
-    full = fst.load_file(path)
-    block = {name: tensor for name, tensor in full.items() if name.startswith("blocks.1.")}
-    save_file(block, path.replace("model.safe", "partial.safe"))
-    save_file(
-        {name.removeprefix("blocks.1."): tensor for name, tensor in block.items()},
-        path.replace("model.safe", "block.safe"),
-    )
-    ranks(3).run(check_options_and_kept_state, path)
 
 
 class Tied(nn.Module):
@@ -285,7 +288,8 @@ def test_tied_dtensors(ranks, tmp_path):
     ranks(3).run(check_ties, paths)
 
 
-def check_errors(path):
+@on_ranks(4)
+def test_errors_on_all_ranks(path):
     """Checks that an error on any rank is raised on all ranks and changes no parameter."""
     rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
 
@@ -338,7 +342,7 @@ def check_errors(path):
             distribute_tensor(torch.zeros(4, 2), mesh["model"], [Shard(0)]),
         ]
     )
-    save = path.replace("model.safe", "crossed.safe")
+    save = other(path, "crossed")
     with pytest.raises(
         ValueError, match="no mesh contains all of these ranks; pass the ranks that load together as group="
     ):
@@ -349,12 +353,8 @@ def check_errors(path):
     check_parallel(path, two_dimensional, "memory", None)
 
 
-def test_errors_on_all_ranks(ranks, path):
-    save_file({name: torch.randn(4, 2) for name in "01"}, path.replace("model.safe", "crossed.safe"))
-    ranks(4).run(check_errors, path)
-
-
-def check_meshes(path):
+@on_ranks(8)
+def test_meshes_with_some_ranks(path):
     """Loads two pipeline stages on separate ranks, and onto meshes that lack some ranks."""
     rank = dist.get_rank()
     full = fst.load_file(path)
@@ -364,7 +364,7 @@ def check_meshes(path):
     parallelize_module(stage, cube["model"], PLAN)
     fully_shard(stage, mesh=cube["data"])
     prefix = f"blocks.{cube.get_local_rank('stages')}."
-    fst.load_module(stage, path.replace("model.safe", f"stage-{prefix[7]}.safe"))
+    fst.load_module(stage, other(path, f"stage-{prefix[7]}"))
     for name, parameter in stage.named_parameters():
         assert_same(parameter.full_tensor().detach(), full[prefix + name])
 
@@ -387,37 +387,25 @@ def check_meshes(path):
         fst.load_module(plain, path, group=dist.group.WORLD)
     for name, tensor in plain.state_dict().items():
         assert_same(tensor, full[name])
-    return recorded.summary().read_bytes
-
-
-def test_meshes_with_some_ranks(ranks, path):
-    full = fst.load_file(path)
-    for stage in range(2):
-        tensors = {name[9:]: tensor for name, tensor in full.items() if name.startswith(f"blocks.{stage}.")}
-        save_file(tensors, path.replace("model.safe", f"stage-{stage}.safe"))
+    read = torch.tensor(recorded.summary().read_bytes)
+    dist.all_reduce(read)
     total = sum(tensor.nbytes for tensor in full.values())
-    assert total <= sum(ranks(8).run(check_meshes, path)) < 1.05 * total
+    assert total <= read < 1.05 * total
 
 
-def check_uneven(path):
+@on_ranks(4, 8)
+def test_uneven_rows_sharded_twice(path):
     """Loads a dimension that is sharded twice. PyTorch assigns wrong rows to some ranks if it divides unevenly."""
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "model"))
-    for name, weight in fst.load_file(path).items():
+    for name, weight in fst.load_file(other(path, "uneven")).items():
         rows = name.partition(".")[0]
         model = nn.Sequential(OrderedDict({rows: nn.Linear(4, len(weight), bias=False)}))
         parallelize_module(model, mesh["model"], {rows: ColwiseParallel()})
         fully_shard(model, mesh=mesh["data"])
         if rows == "9" and mesh.size(0) == 4:
             with pytest.raises((fst.ModuleMismatchError, fst.RankError), match="has to divide evenly"):
-                fst.load_module(model, path, strict=False)
+                fst.load_module(model, other(path, "uneven"), strict=False)
             continue
-        fst.load_module(model, path, strict=False)
+        fst.load_module(model, other(path, "uneven"), strict=False)
         x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
         torch.testing.assert_close(model(x), x @ weight.chunk(2)[mesh.get_local_rank("model")].T)
-
-
-def test_uneven_rows_sharded_twice(ranks, tmp_path):
-    path = str(tmp_path / "model.safetensors")
-    save_file({f"{rows}.weight": torch.randn(rows, 4) for rows in (5, 9, 16)}, path)
-    ranks(4).run(check_uneven, path)
-    ranks(8).run(check_uneven, path)
