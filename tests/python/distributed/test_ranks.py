@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 import torch
@@ -96,22 +97,14 @@ def test_error_reaches_other_ranks(ranks, error, text):
 
 def count_bytes(work):
     """Calls `work`, and returns its result and the bytes of the messages that this rank has given to collectives."""
-    sent = 0
-
-    def counted(collective):
-        def call(first, *arguments, **options):
-            nonlocal sent
-            own = arguments[0] if arguments and isinstance(arguments[0], torch.Tensor) else first
-            sent += own.nbytes
-            return collective(first, *arguments, **options)
-
-        return call
-
+    collectives = mock.Mock(wraps=dist)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("broadcast", "all_to_all_single", "all_gather_into_tensor", "all_reduce"):
-            patch.setattr(dist, name, counted(getattr(dist, name)))
+            patch.setattr(dist, name, getattr(collectives, name))
         result = work()
-    return result, sent
+    # The messages of this rank follow those of the others.
+    tensors = [[one for one in call.args if isinstance(one, torch.Tensor)] for call in collectives.mock_calls]
+    return result, sum(own.nbytes for *_, own in tensors)
 
 
 # Messages of many ranks must be short: each rank sends its own to all others.

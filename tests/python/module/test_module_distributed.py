@@ -256,36 +256,32 @@ class Tied(nn.Module):
         self.state = state
 
 
-def check_ties(paths):
+@on_ranks(3)
+def test_tied_dtensors(tmp_path):
+    weight = torch.arange(44.0).view(11, 4)
+    others = {f"norm.{name}": torch.full((4,), 0.5) for name in ("weight", "bias", "running_mean", "running_var")}
+    others["_extra_state"] = torch.arange(4)
+
+    def file_of(name, **weights):
+        path = tmp_path / f"{dist.get_rank()}" / name
+        path.parent.mkdir(exist_ok=True)
+        save_file(others | {f"{owner}.weight": value.clone() for owner, value in weights.items()}, path)
+        return path
+
+    different = file_of("different", head=weight, embedding=weight + torch.eye(11, 4))
     for start in ("cpu", "meta"):
         with torch.device(start):
             model = Tied()
         model = fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-        assert model.head.weight is model.embedding.weight
         with pytest.raises(fst.ModuleMismatchError, match="different values in the checkpoint, one tensor"):
-            fst.load_module(model, paths["different"])
-        for name in ("one", "both"):
-            assert fst.load_module(model, paths[name]) == ([], [])
+            fst.load_module(model, different)
+        for path in (file_of("one", head=weight), file_of("both", head=weight + 1, embedding=weight + 1)):
+            assert fst.load_module(model, path) == ([], [])
             assert model.head.weight is model.embedding.weight
-            assert_same(model.head.weight.full_tensor().detach(), fst.load_file(paths[name])["head.weight"])
+            assert_same(model.head.weight.full_tensor().detach(), fst.load_file(path)["head.weight"])
             # Older checkpoints have no such counter.
             assert model.norm.num_batches_tracked == 0
             assert_same(model.state, torch.arange(4))
-
-
-def test_tied_dtensors(ranks, tmp_path):
-    weight = torch.randn(11, 4)
-    others = {f"norm.{name}": torch.rand(4) for name in ("weight", "bias", "running_mean", "running_var")}
-    others["_extra_state"] = torch.arange(4)
-    files = {
-        "one": {"head.weight": weight},
-        "both": {"head.weight": weight + 1, "embedding.weight": weight + 1},
-        "different": {"head.weight": weight, "embedding.weight": weight + torch.eye(11, 4)},
-    }
-    paths = {name: str(tmp_path / f"{name}.safetensors") for name in files}
-    for name, tensors in files.items():
-        save_file(others | {key: tensor.clone() for key, tensor in tensors.items()}, paths[name])
-    ranks(3).run(check_ties, paths)
 
 
 @on_ranks(4)
