@@ -138,23 +138,6 @@ def test_paths_without_checkpoint(tmp_path):
         fst.load_files([])
 
 
-def test_permission_denied(tmp_path, fork_python):
-    path = write(tmp_path / "secret.safetensors", GOOD)
-    path.chmod(0)
-    program = """
-import os, sys, fst
-if os.geteuid() == 0:
-    # Permissions do not apply to root.
-    os.chmod(".", 0o755)
-    os.seteuid(65534)
-try:
-    fst.load_file("secret.safetensors")
-except PermissionError as error:
-    print(error.errno, error)
-"""
-    assert re.match(f"{errno.EACCES} .*secret.safetensors", fork_python(program))
-
-
 def test_missing_names(tmp_path):
     """tests/rust/checkpoint.rs tests which names are suggested."""
     path = write(tmp_path / "names.safetensors", {"layer.weight": random_raw("U8", (1,))})

@@ -94,41 +94,22 @@ def failing_call(name, error, patch, path):
     patch.setattr(name, mock.Mock(side_effect=error))
 
 
-def failing_window(method, window, error, patch, path):
-    """Replaces a method of the exchange by one that raises in a window of the load."""
+def at_window(method, window, action, patch, path):
+    """Calls a function in a window of the load, before a method of the exchange."""
     whole = getattr(Exchange, method)
 
-    def broken(self, at):
+    def changed(self, at):
         if at == range(len(self._traffics))[window]:
             assert len(self._traffics) > 5
-            # A new exception, so that no reference remains here.
-            raise type(error)(*error.args)
+            action()
         whole(self, at)
 
-    patch.setattr(Exchange, method, broken)
+    patch.setattr(Exchange, method, changed)
 
 
-def interrupt(patch, path):
-    """Interrupts the rank during an exchange."""
-    read = Exchange._read
-
-    def interrupted(self, window):
-        if window == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        read(self, window)
-
-    patch.setattr(Exchange, "_read", interrupted)
-
-
-def interrupt_between(patch, path):
-    """Interrupts the rank during a collective."""
-    share = fst._core.group.Group.all_gather_bytes
-
-    def interrupted(self, data):
-        os.kill(os.getpid(), signal.SIGINT)
-        return share(self, data)
-
-    patch.setattr("fst._core.group.Group.all_gather_bytes", interrupted)
+def fail(kind, *arguments):
+    # A new exception, so that no reference remains here.
+    raise kind(*arguments)
 
 
 MEMORY = torch.OutOfMemoryError("no room for it")
@@ -144,12 +125,17 @@ FAULTS = {
         "OutOfMemoryError: no room for it",
     ),
     "no buffers": (partial(failing_call, "fst._distributed.exchange.WindowBuffers", MemoryError()), "MemoryError"),
-    "first read": (partial(failing_window, "_read", 0, ZeroDivisionError("reading")), "ZeroDivisionError: reading"),
-    "read": (partial(failing_window, "_read", 4, KeyboardInterrupt()), "KeyboardInterrupt"),
-    "unpack": (partial(failing_window, "_unpack", 3, SystemExit(3)), "SystemExit: 3"),
-    "last unpack": (partial(failing_window, "_unpack", -1, ArithmeticError("the last")), "ArithmeticError: the last"),
-    "interrupt": (interrupt, "KeyboardInterrupt"),
-    "interrupt of a collective": (interrupt_between, "KeyboardInterrupt"),
+    "first read": (
+        partial(at_window, "_read", 0, partial(fail, ZeroDivisionError, "reading")),
+        "ZeroDivisionError: reading",
+    ),
+    "read": (partial(at_window, "_read", 4, partial(fail, KeyboardInterrupt)), "KeyboardInterrupt"),
+    "unpack": (partial(at_window, "_unpack", 3, partial(fail, SystemExit, 3)), "SystemExit: 3"),
+    "last unpack": (
+        partial(at_window, "_unpack", -1, partial(fail, ArithmeticError, "the last")),
+        "ArithmeticError: the last",
+    ),
+    "interrupt": (partial(at_window, "_read", 2, partial(signal.raise_signal, signal.SIGINT)), "KeyboardInterrupt"),
 }
 # Arguments and files that differ. All ranks raise such errors. If rank 0 differs, every other rank has another file.
 NO_AGREEMENT = "ValueError: the ranks of the group do not agree on"
@@ -216,7 +202,7 @@ def test_failure_releases_memory(directories):
             patch.setattr("fst._distributed.exchange.WindowBuffers", Watched)
             patch.setattr("fst._distributed.load.torch.empty_like", empty_like)
             if dist.get_rank() == 1:
-                failing_window("_read", 4, KeyboardInterrupt(), patch, directories)
+                at_window("_read", 4, partial(fail, KeyboardInterrupt), patch, directories)
             try:
                 load(directories)
             except (KeyboardInterrupt, fst.RankError):
@@ -236,14 +222,7 @@ def lose_a_rank(directory):
     """Ends one process during a load."""
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == 1:
-            read = Exchange._read
-
-            def leave(self, window):
-                if window == 2:
-                    os._exit(0)
-                read(self, window)
-
-            patch.setattr(Exchange, "_read", leave)
+            at_window("_read", 2, partial(os._exit, 0), patch, directory)
         with pytest.raises(RuntimeError) as caught:
             load(directory)
     raise caught.value

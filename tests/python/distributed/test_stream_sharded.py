@@ -136,9 +136,7 @@ def stream_from(path, **arguments):
     ("arguments", "error", "message"),
     [
         ({"window_bytes": 0}, ValueError, "window_bytes must be at least 1, not 0"),
-        ({"names": ["missing"]}, KeyError, "missing"),
         ({"placements": {"t0": Shard(2), "*": None}}, ValueError, "does not fit"),
-        ({"dtype": "bfloat16"}, TypeError, "dtype"),
         ({"device": "nowhere"}, RuntimeError, "nowhere"),
         ({"paths": "missing.safetensors"}, FileNotFoundError, "missing"),
     ],
