@@ -69,24 +69,20 @@ OUTPUTS = {
 }
 
 
-def fill(path, output, strategy, window_bytes):
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@on_ranks(2, 3)
+def test_load_into_tensors(checkpoint, output, strategy):
     group = Group.of(None, CPU)
     requests = REQUESTS[group.rank % 2 :]
-    stored = open_for_group(path, group)
-    out = [OUTPUTS[output](expected_of(path, request, group), group.rank) for request in requests]
+    stored = open_for_group(checkpoint, group)
+    out = [OUTPUTS[output](expected_of(checkpoint, request, group), group.rank) for request in requests]
     versions = [tensor._version for tensor in out]
-    fill_on_device(stored, requests, out, group, strategy, window_bytes)
+    fill_on_device(stored, requests, out, group, strategy, 200 if group.size == 3 else 1 << 20)
     for request, tensor, version in zip(requests, out, versions, strict=True):
         assert tensor.grad_fn is None
         assert tensor._version > version
-        assert_same(tensor.detach().contiguous(), expected_of(path, request, group).to(tensor.dtype))
-
-
-@pytest.mark.parametrize("output", OUTPUTS)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_load_into_tensors(ranks, checkpoint, output, strategy):
-    ranks(3).run(fill, checkpoint, output, strategy, 200)
-    ranks(2).run(fill, checkpoint, output, strategy, 1 << 20)
+        assert_same(tensor.detach().contiguous(), expected_of(checkpoint, request, group).to(tensor.dtype))
 
 
 @on_ranks(2)
