@@ -27,20 +27,6 @@ def path(tmp_path):
     return write(tmp_path / "model.safetensors", TENSORS, {"format": "pt", "who": "us"})
 
 
-@pytest.fixture
-def shards(tmp_path):
-    """A directory with two files and their index."""
-    directory = tmp_path / "shards"
-    directory.mkdir()
-    names = sorted(TENSORS)
-    weight_map = {}
-    for file, part in (("2.safetensors", names[:9]), ("1.safetensors", names[9:])):
-        write(directory / file, {name: TENSORS[name] for name in part}, {"format": "pt", file: "here"})
-        weight_map |= dict.fromkeys(part, file)
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    return directory
-
-
 @pytest.mark.parametrize("metadata", [None, {}, {"format": "pt", "who": "us"}])
 @pytest.mark.parametrize("framework", ["pt", "np"])
 def test_header(tmp_path, framework, metadata):
@@ -95,18 +81,23 @@ def test_arrays_of_foreign_dtypes(path, dtype):
             assert array.tobytes() == TENSORS[f"{dtype}.weight"].data
 
 
-@pytest.mark.parametrize("given", ["directory", "index", "files"])
-def test_several_files(shards, given):
-    files = [shards / "1.safetensors", shards / "2.safetensors"]
-    index = shards / "model.safetensors.index.json"
-    with fst.safe_open({"directory": shards, "index": index, "files": files}[given]) as opened:
-        assert opened.keys() == sorted(TENSORS)
-        expected = [name for file in files for name in safetensors.safe_open(file, "pt").offset_keys()]
-        assert opened.offset_keys() == expected
-        assert list(opened.get_tensors()) == expected
-        for name, raw in TENSORS.items():
-            assert_same(opened.get_tensor(name), raw.tensor())
-        assert opened.metadata() == {"format": "pt", "1.safetensors": "here", "2.safetensors": "here"}
+def test_several_files(tmp_path):
+    names = sorted(TENSORS)
+    parts = {"1.safetensors": names[9:], "2.safetensors": names[:9]}
+    files = [
+        write(tmp_path / file, {name: TENSORS[name] for name in part}, {"format": "pt", file: "here"})
+        for file, part in parts.items()
+    ]
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {name: file for file, part in parts.items() for name in part}}))
+    expected = [name for file in files for name in safetensors.safe_open(file, "pt").offset_keys()]
+    for given in (tmp_path, index, files):
+        with fst.safe_open(given) as opened:
+            assert opened.keys() == names
+            assert opened.offset_keys() == list(opened.get_tensors()) == expected
+            for name, raw in TENSORS.items():
+                assert_same(opened.get_tensor(name), raw.tensor())
+            assert opened.metadata() == {"format": "pt", "1.safetensors": "here", "2.safetensors": "here"}
 
 
 def test_contradicting_metadata(tmp_path):
