@@ -130,6 +130,9 @@ def test_arguments_match_safetensors(path):
     for framework in ("tf", "jax", "mlx", "paddle"):
         with pytest.raises(fst.SafetensorError, match=framework):
             fst.safe_open(path, framework)
+
+
+def test_missing_names_and_pickling(path):
     with pytest.raises(Exception, match=r"[Pp]ickle|__getstate__"):
         pickle.dumps(fst.safe_open(path))
     for method in ("get_tensor", "get_slice", "get_tensor_meta"):
