@@ -15,7 +15,7 @@ from torch.distributed.tensor import Replicate, Shard
 import fst
 from fst._distributed.exchange import Exchange
 from fst_bench.checkpoint import header_of
-from fst_bench.planner import Chunk, Planner, Region, ShardRequest, Whole, region_of
+from fst_bench.planner import Chunk, Planner, Region, Whole, region_of
 from fst_bench.report import write_report
 from fst_bench.simulation.kept import TensorPositions
 from fst_bench.simulation.layout import LAYOUTS, positions
@@ -153,32 +153,6 @@ def test_models_match_published_sizes():
         elements[tensor.dtype] += tensor.size_bytes // ITEM_BYTES[tensor.dtype]
     assert elements == {"BF16": 3_918_786_560, "F8_E4M3": 680_571_043_840, "F32": 41_555_600}
     assert [len(llama_70b.files), len(deepseek.files)] == [30, 163]
-
-
-@pytest.mark.parametrize("ranks", [1, 3, 256, 512])
-def test_experts_are_spread_over_ranks(ranks):
-    model = Model("", (tuple(specs({f"mlp.experts.{expert}.up_proj.weight": (1,) for expert in range(256)})),))
-    layout = next(layout for layout in LAYOUTS if layout.name == "experts-replicated")
-    requests = layout.requests(model, positions(ranks, 8))
-    owners = Counter(request.name for own in requests for request in own)
-    assert len(owners) == 256
-    assert set(owners.values()) == {max(1, ranks // 256)}
-
-
-def test_kept_bytes_match_tensors():
-    tensors = specs({"a": (6, 10), "b": (4,), "c": (3, 4, 5)})
-    kept = TensorPositions(Model("", (tensors,))).kept(
-        [ShardRequest("a", Region((0, 3), (6, 4))), ShardRequest("b", Whole()), ShardRequest("c", Chunk(1))], 1, 2
-    )
-    assert kept.size_bytes == 2 * (6 * 4 + 4 + 3 * 2 * 5)
-    marked = torch.zeros(6, 10), torch.ones(4), torch.zeros(3, 4, 5)
-    marked[0][:, 3:7] = 1
-    marked[2][:, 2:] = 1
-    is_kept = torch.cat([tensor.reshape(-1) for tensor in marked]).repeat_interleave(2)
-    first = len(header_of(tensors))
-    for begin, end in ((0, 1), (0, 120), (5, 77), (7, 8), (119, 200), (60, len(is_kept))):
-        ranges = torch.tensor([[0, first + begin, first + end], [1, 0, 1000]])
-        assert kept.within(ranges) == int(is_kept[begin:end].sum())
 
 
 def test_report(tmp_path, monkeypatch):

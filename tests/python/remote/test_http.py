@@ -8,13 +8,11 @@ from itertools import cycle, product
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
 import fst
 from combinations import pairwise
-from fst_bench.http_server import Fault, Server
+from fst_bench.http_server import Fault
 from objects import DATA, ENTRANCES, HEADER, PATH, REQUEST, TENSORS, assert_equal, request_counts, shards, tensors
 from processes import LOAD, run_in_fork, wait_for
 from rawfile import assert_same
@@ -334,31 +332,3 @@ def test_load_to_the_cpu_takes_little_more_than_its_tensors(nginx, fork_python):
     beyond = fork_python(MEMORY, nginx.url(path.name), FST_REQUEST_BYTES="", FST_STALL_SECONDS="60")
     path.unlink()
     assert int(beyond) <= 256 << 20
-
-
-@settings(max_examples=15)
-@given(
-    st.lists(
-        st.builds(
-            Fault,
-            st.sampled_from(
-                ["reset", "truncate", "status", "replace", "wrong-range", "ignore-range", "overrun", "short-body"]
-            ),
-            at=st.integers(0, len(DATA) - 1),
-            times=st.integers(1, 2),
-            after=st.integers(0, 2),
-            headers=st.just({"Retry-After": "0"}),
-        ),
-        max_size=4,
-    ),
-    st.booleans(),
-)
-def test_any_faults_give_the_right_bytes_or_an_error(faults, honours):
-    with Server() as server:
-        server.put(PATH, DATA, honours_conditions=honours)
-        server.fault(PATH, *faults)
-        try:
-            loaded = fst.load_file(server.url(PATH))
-        except OSError:
-            return
-        assert_equal(loaded, TENSORS)

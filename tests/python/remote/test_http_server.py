@@ -86,13 +86,6 @@ def test_versions_that_are_missing_or_weak(server):
         assert ("Last-Modified" in answer.headers) == (kind != "no-version")
 
 
-def test_faults_on_top_of_each_other(server):
-    server.fault("m", Fault("weak-etag"), Fault("ignore-range"), Fault("truncate", LAST), Fault("status"))
-    answer = get(server, Range="bytes=0-7")
-    assert (answer.status, answer.headers["ETag"][:2], answer.body) == (200, "W/", DATA[:LAST])
-    assert [get(server).status for _ in range(2)] == [503, 200]
-
-
 def test_byte_after_the_body(server):
     server.fault("m", Fault("overrun"))
     with socket.create_connection(("127.0.0.1", server.port)) as client:

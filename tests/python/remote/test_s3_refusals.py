@@ -102,17 +102,6 @@ def test_keys_that_stay_expired_are_an_error(s3, credentials):
     assert "secret" not in str(caught.value)
 
 
-def test_profile_without_keys_is_an_error_at_once(s3, credentials, monkeypatch, tmp_path):
-    config = tmp_path / "config"
-    sso = "sso_start_url = https://test\nsso_region = us-east-1\nsso_account_id = 1\nsso_role_name = role\n"
-    config.write_text(f"[default]\n{sso}")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
-    match = r"byte 0: /.*/config: .*run aws sso login --profile default"
-    with fst.profile() as profile, pytest.raises(PermissionError, match=match):
-        fst.load_file(URL)
-    assert (profile.summary().retries, s3.requests) == (0, [])
-
-
 def test_object_that_is_encrypted_with_a_key_of_the_client(s3, monkeypatch):
     text = (
         "The object was stored using a form of Server Side Encryption. The correct parameters must be provided to "

@@ -1,6 +1,5 @@
 """Checkpoints in S3, Google Cloud Storage, Azure and on nginx: real servers, and the credentials of each."""
 
-import configparser
 import json
 import os
 import re
@@ -129,19 +128,6 @@ def test_configured_place(s3, configure):
     with pytest.raises(ValueError, match='the option "no_such_option" is not known here') as caught:
         fst.load_file(s3.url("unknown/m.safetensors"))
     assert "secret" not in str(caught.value).replace("secret_access_key", "")
-
-
-def test_profile_of_aws(s3, monkeypatch, tmp_path):
-    s3.put("m.safetensors", DATA)
-    config, credentials = configparser.ConfigParser(), configparser.ConfigParser()
-    config["profile tests"] = {"region": s3.region, "endpoint_url": s3.endpoint}
-    credentials["tests"] = {"aws_access_key_id": s3.access_key_id, "aws_secret_access_key": s3.secret_access_key}
-    for name, parser in (("AWS_CONFIG_FILE", config), ("AWS_SHARED_CREDENTIALS_FILE", credentials)):
-        with (tmp_path / name).open("w") as file:
-            parser.write(file)
-        monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.setenv("AWS_PROFILE", "tests")
-    assert_equal(fst.load_file(s3.url("m.safetensors")), TENSORS)
 
 
 def test_service_account(gcs, monkeypatch):

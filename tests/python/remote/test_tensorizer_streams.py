@@ -201,28 +201,20 @@ def test_file_of_s3cmd(bucket, home):
 
 @pytest.mark.usefixtures("no_authorities")
 def test_certificates(nginx, s3, authority, tmp_path):
-    (tmp_path / "authorities").mkdir()
-    (tmp_path / "authorities" / "one.pem").write_bytes(authority.certificate.read_bytes())
-    handled = [
-        stream_io.CAInfo(cacert=str(authority.certificate)),
-        stream_io.CAInfo(capath=str(tmp_path / "authorities")),
-        stream_io.CAInfo(allow_untrusted=True),
-    ]
-    nginx.put("m", DATA)
-    for certificates in handled:
-        with stream_io.open_stream(nginx.tls_url("m"), certificate_handling=certificates) as file:
-            # The deserializer opens the file again.
-            check_same(TensorDeserializer(file, device="cpu"))
-            assert file.read(10) == DATA[:10]
-    keys = keys_of(s3) | {"s3_endpoint": s3.tls_endpoint, "force_http": False}
-    url = f"s3://{s3.bucket}/over-tls"
-    with stream_io.open_stream(url, "wb", **keys, certificate_handling=handled[0]) as file:
+    (tmp_path / "one.pem").write_bytes(authority.certificate.read_bytes())
+    url, keys = s3.url("over-tls"), keys_of(s3) | {"s3_endpoint": s3.tls_endpoint, "force_http": False}
+    trusted = stream_io.CAInfo(cacert=str(authority.certificate))
+    with stream_io.open_stream(url, "wb", **keys, certificate_handling=trusted) as file:
         file.write(DATA)
-    with stream_io.open_stream(url, **keys, certificate_handling=handled[0]) as file:
-        assert file.read() == DATA
-    for refused in (lambda: stream_io.open_stream(nginx.tls_url("m")), lambda: stream_io.open_stream(url, **keys)):
+    nginx.put("m", DATA)
+    for url, options in ((url, keys), (nginx.tls_url("m"), {})):
+        for certificates in (trusted, stream_io.CAInfo(capath=str(tmp_path)), stream_io.CAInfo(allow_untrusted=True)):
+            with stream_io.open_stream(url, **options, certificate_handling=certificates) as file:
+                # The deserializer opens the file again.
+                check_same(TensorDeserializer(file, device="cpu"))
+                assert file.read(10) == DATA[:10]
         with pytest.raises(OSError, match="TLS handshake failed"):
-            refused()
+            stream_io.open_stream(url, **options)
 
 
 @pytest.mark.parametrize("mode", ["wb", "wb+"])
