@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from hypothesis import HealthCheck, settings
 import fst
 from budget import Budget
 from forked import ForkedProgram, run_forked
+from fst import cli
 from ranks import Ranks
 from suite import CHUNKS, READER_AND_CHUNKS, READERS, require_ci, require_gpu
 
@@ -94,6 +96,33 @@ def _set_chunks(chunks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if chunks == "small chunks":
         monkeypatch.setenv("FST_CHUNK_BYTES", "4096")
         monkeypatch.setenv("FST_STAGING_BYTES", "8192")
+
+
+@dataclass(frozen=True)
+class Result:
+    """Result of the command `fst`."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., Result]:
+    """Runs `fst` in this process, which has imported PyTorch, in the directory of the test."""
+    # Processes of pytest-xdist have the width of the terminal.
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def run(*arguments: object) -> Result:
+        monkeypatch.chdir(tmp_path)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main([str(argument) for argument in arguments])
+        return Result(end.value.code, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture

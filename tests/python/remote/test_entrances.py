@@ -13,7 +13,6 @@ from torch.distributed.tensor import Shard
 import fst
 import fst.dcp
 import fst.torch
-from fst import cli
 from fst.compat import fastsafetensors, instanttensor
 from fst.compat.unifiedefficientloader import UnifiedSafetensorsLoader
 from objects import assert_equal
@@ -107,38 +106,24 @@ def test_ranks(url, ranks):
             assert_equal(loaded, TENSORS)
 
 
-@pytest.fixture
-def command(capsys, tmp_path, monkeypatch):
-    """Runs the command `fst`, and returns its exit code and its output."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as end:
-            cli.main(arguments)
-        output = capsys.readouterr()
-        return end.value.code, output.out + output.err
-
-    return run
-
-
-def test_cli(url, command):
+def test_cli(url, command, tmp_path):
     signed = f"{url}?signature=secret" if url.endswith("m.safetensors") else url
     for arguments in (["inspect"], ["load"], ["verify", "--finite"], ["convert"]):
-        code, output = command(*arguments, signed, *(["new.safetensors"] if arguments == ["convert"] else []))
-        assert code == 0, output
-        assert "secret" not in output
-    assert_equal(fst.load_file("new.safetensors"), TENSORS)
+        done = command(*arguments, signed, *(["new.safetensors"] if arguments == ["convert"] else []))
+        assert done.returncode == 0, done
+        assert "secret" not in done.stdout + done.stderr
+    assert_equal(fst.load_file(tmp_path / "new.safetensors"), TENSORS)
 
 
 def test_verify_reports_a_missing_file_once(server, command):
     server.remove("dir/model-2.safetensors")
-    code, output = command("verify", server.url("dir/"))
-    assert code == 1
-    assert "ok      bytes of http" in output
-    assert output.count("WRONG") == 1
-    assert f"WRONG   header of {server.url('dir/model-2.safetensors')}: " in output
-    assert "status 404" in output
-    assert "secret" not in command("verify", f"{server.url('missing.safetensors')}?signature=secret")[1]
+    done = command("verify", server.url("dir/"))
+    assert done.returncode == 1
+    assert "ok      bytes of http" in done.stdout
+    assert done.stdout.count("WRONG") == 1
+    assert f"WRONG   header of {server.url('dir/model-2.safetensors')}: " in done.stdout
+    assert "status 404" in done.stdout
+    assert "secret" not in command("verify", f"{server.url('missing.safetensors')}?signature=secret").stdout
 
 
 def test_pathlib_cannot_hold_urls():

@@ -227,10 +227,6 @@ def test_connections_are_kept_for_the_next_load(server):
     fst.release_memory()
     fst.tensor_names(server.url(PATH))
     assert server.counts().connections == 2
-
-
-def test_closed_connections_are_replaced(server):
-    fst.load_file(server.url(PATH))
     server.drop_connections()
     assert_equal(fst.load_file(server.url(PATH)), TENSORS)
 

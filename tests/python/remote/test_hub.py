@@ -61,7 +61,7 @@ def test_sharded(http_server):
     assert_equal(fst.load_file("hf://org/model"), expected)
 
 
-def test_token_is_for_the_hub_only(http_server, monkeypatch):
+def test_token_is_for_the_hub_only(http_server, monkeypatch, tmp_path):
     Hub(http_server, {NAME: DATA})
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     assert_equal(fst.load_file("hf://org/model"), TENSORS)
@@ -71,14 +71,12 @@ def test_token_is_for_the_hub_only(http_server, monkeypatch):
     assert {request.headers.get("authorization") for request in asked} == {"Bearer hf_secret"}
     # The link serves all requests.
     assert len(http_server.requests(f"storage/first/{NAME}")) > 4 * len(asked)
-
-
-def test_stored_token(http_server, tmp_path):
-    Hub(http_server, {NAME: DATA})
+    # Without the variable, the token is that of a login.
+    monkeypatch.delenv("HF_TOKEN")
     (tmp_path / "hub-home").mkdir()
     (tmp_path / "hub-home" / "token").write_text("hf_stored\n")
     fst.tensor_names("hf://org/model")
-    assert http_server.requests(Hub.path(NAME))[0].headers["authorization"] == "Bearer hf_stored"
+    assert http_server.requests(Hub.path(NAME))[-1].headers["authorization"] == "Bearer hf_stored"
 
 
 def test_expired_link_is_resolved_again(http_server):

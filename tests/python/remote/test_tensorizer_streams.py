@@ -207,14 +207,14 @@ def test_certificates(nginx, s3, authority, tmp_path):
     with stream_io.open_stream(url, "wb", **keys, certificate_handling=trusted) as file:
         file.write(DATA)
     nginx.put("m", DATA)
-    for url, options in ((url, keys), (nginx.tls_url("m"), {})):
+    for served, options in ((url, keys), (nginx.tls_url("m"), {})):
         for certificates in (trusted, stream_io.CAInfo(capath=str(tmp_path)), stream_io.CAInfo(allow_untrusted=True)):
-            with stream_io.open_stream(url, **options, certificate_handling=certificates) as file:
+            with stream_io.open_stream(served, **options, certificate_handling=certificates) as file:
                 # The deserializer opens the file again.
                 check_same(TensorDeserializer(file, device="cpu"))
                 assert file.read(10) == DATA[:10]
         with pytest.raises(OSError, match="TLS handshake failed"):
-            stream_io.open_stream(url, **options)
+            stream_io.open_stream(served, **options)
 
 
 @pytest.mark.parametrize("mode", ["wb", "wb+"])
