@@ -1,15 +1,20 @@
-"""The device kernels in the library: the image, and the PTX beside it."""
+"""The device kernels: code in the library, and PTX by the same nvcc."""
 
-import ctypes
 import importlib.util
+import os
+import shutil
 import struct
+import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+import fst
+from suite import CHECKOUT
+
+LIBRARY = Path(fst.__file__).parent / "libfst_core.so"
 _MAGIC = struct.pack("<IHH", 0xBA55ED50, 1, 16)
-_ZSTD = 0x8000  # the flag of entries that are compressed with Zstandard, which nvcc 13 uses
 
 
 class Entry(NamedTuple):
@@ -17,18 +22,11 @@ class Entry(NamedTuple):
 
     is_ptx: bool
     architecture: int
-    is_compressed: bool
-    stored: bytes
-    code_bytes: int
-
-    def ptx(self) -> str:
-        code = _decompress(self.stored, self.code_bytes) if self.is_compressed else self.stored
-        return code.rstrip(b"\0").decode()
 
 
-def entries(path: Path) -> list[Entry]:
-    """Returns the entries of the image in a library or another file. Without an image, there are none."""
-    data = path.read_bytes()
+def entries() -> list[Entry]:
+    """Returns the entries of the image in the library. Without an image, there are none."""
+    data = LIBRARY.read_bytes()
     begin = data.find(_MAGIC)
     if begin < 0:
         return []
@@ -36,37 +34,54 @@ def entries(path: Path) -> list[Entry]:
     [length] = struct.unpack_from("<Q", data, begin + 8)
     at, found = begin + 16, []
     while at < begin + 16 + length:
-        kind, _, header_bytes, padded_bytes, stored_bytes = struct.unpack_from("<HHIQI", data, at)
+        kind, _, header_bytes, padded_bytes = struct.unpack_from("<HHIQ", data, at)
         [architecture] = struct.unpack_from("<I", data, at + 28)
-        flags, code_bytes = struct.unpack_from("<QxxxxxxxxQ", data, at + 40)
-        stored = data[at + header_bytes :][: stored_bytes or padded_bytes]
-        found.append(Entry(kind == 1, architecture, bool(flags & _ZSTD), stored, code_bytes))
+        found.append(Entry(kind == 1, architecture))
         at += header_bytes + padded_bytes
     return found
 
 
-def ptx_for_old_drivers(library: Path) -> str | None:
-    """Returns the PTX beside the image in a library, or None if it has none. A zero ends it."""
-    data = library.read_bytes()
+def ptx_for_old_drivers() -> str:
+    """Returns the PTX beside the image, which a zero ends, or skips the test if the library has none."""
+    data = LIBRARY.read_bytes()
     version = data.find(b"\n.version ")
+    if version < 0:
+        pytest.skip("the library was built without nvcc")
     begin = data.rfind(b"\0", 0, version) + 1
-    return None if version < 0 else data[data.index(b"//", begin, version) : data.index(b"\0", version)].decode()
+    return data[data.index(b"//", begin, version) : data.index(b"\0", version)].decode()
+
+
+def compile_ptx(architecture: int, folder: Path) -> str:
+    """Compiles the kernels with the options of csrc/kernels/build.rs. Returns the PTX."""
+    target = f"-gencode=arch=compute_{architecture},code=compute_{architecture}"
+    source = CHECKOUT / "csrc" / "kernels" / "scatter.cu"
+    command = [_nvcc(), "-ptx", "-std=c++17", "-O3", target, source, "-o", folder / "kernels.ptx"]
+    subprocess.run(command, check=True)
+    return (folder / "kernels.ptx").read_text()
+
+
+def _packages() -> list[str]:
+    """Returns the folders with the packages of NVIDIA."""
+    spec = importlib.util.find_spec("nvidia")
+    return list((spec.submodule_search_locations if spec else None) or [])
+
+
+def _nvcc() -> Path:
+    """Finds nvcc as csrc/kernels/build.rs does, or skips the test."""
+    folders = [Path(folder, "cu13") for folder in _packages()]
+    folders += [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
+    for folder in folders:
+        if (folder / "bin" / "nvcc").is_file():
+            return folder / "bin" / "nvcc"
+    found = shutil.which("nvcc")
+    if found is None:
+        pytest.skip("there is no nvcc")
+    return Path(found)
 
 
 def ptxas_of_cuda_12() -> Path:
     """Finds the assembler of CUDA 12.0, of which drivers from 525.60 on have a copy, or skips the test."""
-    spec = importlib.util.find_spec("nvidia")
-    for folder in (spec.submodule_search_locations if spec else None) or []:
+    for folder in _packages():
         if (found := Path(folder, "cuda_nvcc", "bin", "ptxas")).is_file():
             return found
     pytest.skip("the ptxas of requirements/dev.txt is not installed")
-
-
-def _decompress(data: bytes, length: int) -> bytes:
-    """Decompresses with the library on which g++, dpkg and rpm depend: Python has Zstandard only from 3.14 on."""
-    zstd = ctypes.CDLL("libzstd.so.1")
-    zstd.ZSTD_decompress.restype = ctypes.c_size_t
-    zstd.ZSTD_decompress.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
-    target = ctypes.create_string_buffer(length)
-    assert zstd.ZSTD_decompress(target, length, data, len(data)) == length, "the image cannot be decompressed"
-    return target.raw

@@ -1,22 +1,19 @@
-"""Results of nvcc: the PTX of the library's kernels, translated to C, gives the bits of PyTorch's casts.
+"""Results of nvcc: the PTX of the device kernels, translated to C, gives the bits of PyTorch's casts.
 
 The compiler of the machine code, ptxas or the driver, comes after PTX. `make gpu-check` tests it.
 """
 
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 import fatbin
-import fst
 from launches import BATCH_TASKS, LaunchError, Program, arrange
 from patterns import PAIRS, patterns
 from ptx import UntranslatedError, translate
 
-LIBRARY = Path(fst.__file__).parent / "libfst_core.so"
 # Without a cast, elements are bytes.
 CONVERSIONS = [(stored, dtype) for stored, dtype in PAIRS if stored != dtype] + [(torch.uint8, torch.uint8)]
 # PyTorch casts some NaNs and large numbers in another way where it has no vector loops.
@@ -25,23 +22,22 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def ptx_of_image():
-    """Returns the PTX that drivers compile for GPUs that are newer than the library."""
-    return next((entry.ptx() for entry in fatbin.entries(LIBRARY) if entry.is_ptx), None)
+@pytest.fixture(scope="module")
+def ptx_of_nvcc(tmp_path_factory):
+    """PTX for compute capability 9.0."""
+    return fatbin.compile_ptx(90, tmp_path_factory.mktemp("nvcc"))
 
 
-def ptx_for_old_drivers():
-    """Returns the PTX for compute capability 7.5, which has no instructions for BF16."""
-    return fatbin.ptx_for_old_drivers(LIBRARY)
+@pytest.fixture(scope="module")
+def ptx_of_library():
+    """The PTX in the library for compute capability 7.5, which has no instructions for BF16."""
+    return fatbin.ptx_for_old_drivers()
 
 
-@pytest.fixture(scope="module", params=[ptx_of_image, ptx_for_old_drivers])
+@pytest.fixture(scope="module", params=["ptx_of_nvcc", "ptx_of_library"])
 def program(request, tmp_path_factory):
     """The compiled kernels."""
-    ptx = request.param()
-    if ptx is None:
-        pytest.skip("the library was built without nvcc")
-    return Program(ptx, tmp_path_factory.mktemp("program"))
+    return Program(request.getfixturevalue(request.param), tmp_path_factory.mktemp("program"))
 
 
 def all_conversions(elements=8192):
@@ -74,7 +70,8 @@ def all_patterns():
 
 
 def test_every_cast_matches_pytorch(request, program):
-    program.check([all_patterns() if request.node.callspec.params["program"] is ptx_of_image else all_conversions()])
+    is_of_nvcc = request.node.callspec.params["program"] == "ptx_of_nvcc"
+    program.check([all_patterns() if is_of_nvcc else all_conversions()])
 
 
 def test_tiles_and_rows(program):
@@ -109,11 +106,8 @@ def test_accesses_outside_of_memory_are_reported(program):
         program.check([replace(launch, target_bytes=48)])
 
 
-def test_unknown_instruction_is_an_error():
-    ptx = ptx_of_image()
-    if ptx is None:
-        pytest.skip("the library was built without nvcc")
+def test_unknown_instruction_is_an_error(ptx_of_nvcc):
     changes = [("add.f32", "add.ftz.f32"), ("ret;", "bar.sync 0;"), (".visible .entry", ".shared .b8 s[4]; .entry")]
     for old, new in changes:
         with pytest.raises(UntranslatedError, match=new.split()[0]):
-            translate(ptx.replace(old, new, 1))
+            translate(ptx_of_nvcc.replace(old, new, 1))
