@@ -7,15 +7,13 @@ from collections import Counter
 from functools import partial
 
 import pytest
-import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from torch.distributed.tensor import Replicate, Shard
 
 import fst
 from fst._distributed.exchange import Exchange
 from fst_bench.checkpoint import header_of
-from fst_bench.planner import Chunk, Planner, Region, Whole, region_of
+from fst_bench.planner import Chunk, Planner, Region, Whole
 from fst_bench.report import write_report
 from fst_bench.simulation.kept import TensorPositions
 from fst_bench.simulation.layout import LAYOUTS, positions
@@ -49,11 +47,10 @@ def small(name):
 
 
 def write(model, folder):
-    """Writes the files of a model with random data."""
+    """Writes the files of a model, with zeros."""
     paths = [folder / f"model-{number:05d}-of-{len(model.files):05d}.safetensors" for number in (1, 2)]
     for path, tensors in zip(paths, model.files, strict=True):
-        size = sum(tensor.size_bytes for tensor in tensors)
-        path.write_bytes(header_of(tensors) + torch.randint(0, 256, (size,), dtype=torch.uint8).numpy().tobytes())
+        path.write_bytes(header_of(tensors) + bytes(sum(tensor.size_bytes for tensor in tensors)))
     return [str(path) for path in paths]
 
 
@@ -101,22 +98,14 @@ def placement_of(shard):
 
 
 def load(paths, requests):
-    """Loads this rank's shards, checks them, and returns its collective calls and the number of bytes it read."""
+    """Loads this rank's shards, and returns its collective calls and the number of bytes it read."""
     # Loads to a GPU do not map files either.
     os.environ["FST_READER"] = "pread"
-    rank, size = dist.get_rank(), dist.get_world_size()
-    shards = dict(requests[rank])
+    shards = dict(requests[dist.get_rank()])
     placements = {name: placement_of(shard) for name, shard in shards.items()} | {"*": None}
     with recorded() as calls, fst.profile() as profile:
         tensors = fst.load_sharded(paths, placements, strategy="exchange", window_bytes=WINDOW_BYTES)
     assert tensors.keys() == shards.keys()
-    with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
-        file_of = {tensor: file for file in files for tensor in file.keys()}  # noqa: SIM118
-        for name, tensor in tensors.items():
-            whole = file_of[name].get_tensor(name)
-            region = whole[placement_of(region_of(shards[name], whole.shape, rank, size))]
-            assert torch.equal(tensor.view(torch.uint8), region.contiguous().view(torch.uint8)), name
     return calls, profile.summary().read_bytes
 
 

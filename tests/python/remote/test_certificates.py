@@ -36,38 +36,19 @@ def place(request, configure, no_authorities, monkeypatch, tmp_path):
     return partial(configure, place, **options), url
 
 
-def test_file_and_directory_of_authorities(place, authority, tmp_path):
+def test_certificates_of_a_place(place, authority, tmp_path):
+    """Connections that were not checked serve no options that check."""
     configure, url = place
-    directory = tmp_path / "authorities"
-    directory.mkdir()
-    (directory / "one.pem").write_bytes(authority.certificate.read_bytes())
-    for trusted in ({"ca_file": str(authority.certificate)}, {"ca_directory": str(directory)}):
-        configure(**trusted)
+    file = tmp_path / "one.pem"
+    file.write_bytes(authority.certificate.read_bytes())
+    accepting = {"ca_file": str(file), "ca_directory": str(tmp_path), "allow_invalid_certificates": True}
+    for option, value in accepting.items():
+        configure(**{option: value})
         assert_equal(fst.load_file(url), TENSORS)
-    configure(ca_file="/etc/ssl/certs/ca-certificates.crt")
-    with pytest.raises(OSError, match=REFUSED):
-        fst.load_file(url)
-
-
-def test_unchecked_connections_serve_no_place_that_checks(place):
-    configure, url = place
-    configure(allow_invalid_certificates=True)
-    assert_equal(fst.load_file(url), TENSORS)
-    for checked in ({}, {"allow_invalid_certificates": False}):
-        configure(**checked)
+    for refusing in ({}, {"allow_invalid_certificates": False}, {"ca_file": "/etc/ssl/certs/ca-certificates.crt"}):
+        configure(**refusing)
         with pytest.raises(OSError, match=REFUSED):
             fst.load_file(url)
-
-
-def test_saves_use_the_same_certificates(s3, authority, configure, monkeypatch):
-    set_environ(monkeypatch, s3)
-    place, url = f"s3://{s3.bucket}", s3.url("saved-over-tls.safetensors")
-    configure(place, endpoint=s3.tls_endpoint, ca_file=str(authority.certificate))
-    fst.save_file(TENSORS, url)
-    assert_equal(fst.load_file(url), TENSORS)
-    configure(place, endpoint=s3.tls_endpoint)
-    with pytest.raises(OSError, match=REFUSED):
-        fst.save_file(TENSORS, url)
 
 
 def test_invalid_options(place, authority, tmp_path):
