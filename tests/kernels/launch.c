@@ -35,7 +35,6 @@ typedef struct {
 
 static Region source, target, tasks, batch;
 static uint32_t current_line;
-static int current_mode = FE_TONEAREST;
 
 static void fail(const char* what) {
   fprintf(stderr, "PTX line %u: %s\n", current_line, what);
@@ -46,12 +45,6 @@ uint64_t checked(uint64_t address, uint32_t bytes, uint32_t line) {
   current_line = line;
   if (address % bytes != 0) fail("access is not aligned to its size");
   return address;
-}
-
-void set_rounding(int mode) {
-  if (mode == current_mode) return;
-  fesetround(mode);
-  current_mode = mode;
 }
 
 static void on_fault(int number, siginfo_t* info, void* context) {

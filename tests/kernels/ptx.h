@@ -1,7 +1,6 @@
 // Operations of PTX that C lacks, for kernels that tests/python/kernels/ptx.py has translated.
 #pragma once
 
-#include <fenv.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -22,9 +21,6 @@ extern const Kernel kernels[];
 
 // Checks an access to memory: a GPU refuses one that is not aligned to its size. Returns the address.
 uint64_t checked(uint64_t address, uint32_t bytes, uint32_t line);
-
-// Sets the rounding mode of the following operations.
-void set_rounding(int mode);
 
 // Integers in memory that other types may share.
 typedef uint8_t Bits8;
@@ -63,18 +59,8 @@ static inline uint64_t bits_of_double(double value) {
   return bits;
 }
 
-// Converts a number in a rounding mode. The volatile variables keep the conversion between the changes of the mode.
-#define ROUND(mode, type, number)               \
-  __extension__({                               \
-    volatile __typeof__(number) given = number; \
-    set_rounding(mode);                         \
-    volatile type rounded = (type)given;        \
-    set_rounding(FE_TONEAREST);                 \
-    rounded;                                    \
-  })
-
-// Rounds a float to the bits of a 16-bit float.
-static inline uint16_t narrow(int mode, float value, int mantissa_bits, int exponent_bits) {
+// Rounds a float to the bits of the nearest 16-bit float.
+static inline uint16_t narrow(float value, int mantissa_bits, int exponent_bits) {
   if (isnan(value)) return 0x7FFF;
   const int bias = (1 << (exponent_bits - 1)) - 1;
   const uint16_t infinity = (uint16_t)(((1 << exponent_bits) - 1) << mantissa_bits);
@@ -83,15 +69,11 @@ static inline uint16_t narrow(int mode, float value, int mantissa_bits, int expo
   int exponent = 0;
   frexpf(value, &exponent);
   exponent = exponent - 1 < 1 - bias ? 1 - bias : exponent - 1;
-  set_rounding(mode);
-  volatile double units = nearbyint(ldexp(value, mantissa_bits - exponent));
-  set_rounding(FE_TONEAREST);
+  const double units = nearbyint(ldexp(value, mantissa_bits - exponent));
   if (isinf(value)) return sign | infinity;
   // Units of a normal number include the leading bit, which adds one to the exponent. So does rounding up.
   uint32_t bits = ((uint32_t)(exponent + bias - 1) << mantissa_bits) + (uint32_t)fabs(units);
-  if (bits < infinity) return sign | (uint16_t)bits;
-  const int is_away = mode == FE_TONEAREST || mode == (sign ? FE_DOWNWARD : FE_UPWARD);
-  return sign | (uint16_t)(infinity - !is_away);
+  return sign | (bits < infinity ? (uint16_t)bits : infinity);
 }
 
 // Returns the value of a 16-bit float.
@@ -126,19 +108,6 @@ static inline uint32_t permute(uint32_t low, uint32_t high, uint32_t selectors) 
     result |= (uint32_t)byte << (8 * i);
   }
   return result;
-}
-
-// Returns the field of `length` bits from `position` on. Bits beyond the value are zeros, or copies of the sign.
-static inline uint32_t extract_u32(uint32_t value, uint32_t position, uint32_t length) {
-  const uint64_t ones = SHIFT(<<, UINT64_C(1), length & 0xFF) - 1;
-  return (uint32_t)(SHIFT(>>, value, position & 0xFF) & ones);
-}
-static inline int32_t extract_s32(int32_t value, uint32_t position, uint32_t length) {
-  position &= 0xFF;
-  length &= 0xFF;
-  if (length == 0) return 0;
-  if (length > 32) length = 32;
-  return (int32_t)((uint64_t)SHIFT(>>, (int64_t)value, position) << (64 - length) >> 32) >> (32 - length);
 }
 
 // Replaces a field of `length` bits from `position` on.

@@ -23,7 +23,6 @@ class _Operation(NamedTuple):
 
 _INTEGERS = [f"{sign}{bits}" for sign in "us" for bits in (16, 32, 64)]
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_ROUNDINGS = {"rn": "FE_TONEAREST", "rz": "FE_TOWARDZERO", "rm": "FE_DOWNWARD", "rp": "FE_UPWARD"}
 _HALVES = {"f16": "10, 5", "bf16": "7, 8"}  # bits of mantissa and of exponent
 
 
@@ -59,9 +58,6 @@ def _operations() -> dict[str, _Operation]:
     found["cvta.to.global.u64"] = _Operation("u64", ("u64",), "{a}")
     found["shf.r.wrap.b32"] = _Operation("b32", ("b32", "b32", "u32"), "funnel_right({a}, {b}, {c})")
     found["prmt.b32"] = _Operation("b32", ("b32", "b32", "b32"), "permute({a}, {b}, {c})")
-    found["popc.b32"] = _Operation("u32", ("b32",), "(uint32_t)__builtin_popcount({a})")
-    for kind in ("u32", "s32"):
-        found[f"bfe.{kind}"] = _Operation(kind, (kind, "u32", "u32"), f"extract_{kind}({{a}}, {{b}}, {{c}})")
     found["bfi.b64"] = _Operation("b64", ("b64", "b64", "u32", "u32"), "insert_field({a}, {b}, {c}, {d})")
     return found | _conversions()
 
@@ -72,13 +68,11 @@ def _conversions() -> dict[str, _Operation]:
     found["cvt.f64.f32"] = _Operation("f64", ("f32",), "{a}")
     for half, bits in _HALVES.items():
         found[f"cvt.f32.{half}"] = _Operation("f32", (half,), f"widen({{a}}, {bits})")
-    for name, mode in _ROUNDINGS.items():
-        for to in ("f32", "f64"):
-            for of in integers:
-                found[f"cvt.{name}.{to}.{of}"] = _Operation(to, (of,), f"ROUND({mode}, {_c_type(to)}, {{a}})")
-        found[f"cvt.{name}.f32.f64"] = _Operation("f32", ("f64",), f"ROUND({mode}, float, {{a}})")
-        for half, bits in _HALVES.items():
-            found[f"cvt.{name}.{half}.f32"] = _Operation(half, ("f32",), f"narrow({mode}, {{a}}, {bits})")
+        found[f"cvt.rn.{half}.f32"] = _Operation(half, ("f32",), f"narrow({{a}}, {bits})")
+    # C converts numbers to the nearest one, too.
+    for to in ("f32", "f64"):
+        found |= {f"cvt.rn.{to}.{of}": _Operation(to, (of,), "{a}") for of in integers}
+    found["cvt.rn.f32.f64"] = _Operation("f32", ("f64",), "{a}")
     return found
 
 
