@@ -113,16 +113,11 @@ def describe(directory):
         buffer.get_sharded("x", 0)
     buffer = load(own_files(directory, 2))
     name = "F32/cube/1"
-    assert buffer.key_to_rank_lidx[name] == (1, 0)
-    assert buffer.get_filename(name) == f"{directory}/1.safetensors"
-    assert buffer.get_shape(name) == [2, 3, 4]
     with pytest.raises(RuntimeError, match="use get_tensor"):
         next(buffer.iter_local_tensors([name]))
-    with pytest.raises(KeyError, match='holds "none"'):
-        buffer.get_tensor("none")
     kept = buffer.get_tensor(name)
     buffer.close()
-    with pytest.raises(RuntimeError, match="after close"):
+    with pytest.raises(RuntimeError, match=f'"{name}" was requested after close'):
         buffer.get_tensor(name)
     assert_same(kept, raw(name).tensor())
 
@@ -174,16 +169,6 @@ def run_out_of_memory(directory):
         assert_same(buffer.get_tensor("F32/cube/0"), raw("F32/cube/0").tensor())
 
 
-def replace_file(directory):
-    files = own_files(directory, 2)
-    loader = compat.SafeTensorsFileLoader(dist.group.WORLD)
-    loader.add_filenames(files)
-    if dist.get_rank() == 1:
-        save_file({f"F32/{shape}/1": torch.zeros(3) for shape in SHAPES}, files[1][0])
-    with pytest.raises(fst.SafetensorError if dist.get_rank() == 1 else RankError, match="replaced"):
-        loader.copy_files_to_device()
-
-
 def disagree(directory):
     files = own_files(directory, 2)
     loader = compat.SafeTensorsFileLoader(dist.group.WORLD)
@@ -219,18 +204,6 @@ def iterate_own(directory):
         assert_same(tensor, raw(name).tensor())
 
 
-def leave(directory):
-    for _ in range(2):
-        loader = compat.ParallelLoader(
-            dist.group.WORLD, all_files(directory, 2), max_batch_bytes=1, use_tqdm_on_load=False
-        )
-        with contextlib.closing(loader.iterate_weights()) as weights:
-            for count, _ in enumerate(weights):
-                if count == 3:
-                    break
-        loader.close()
-
-
 def iterate_broken(directory):
     files = [*all_files(directory, 2), f"{directory}/none.safetensors"]
     loader = compat.ParallelLoader(dist.group.WORLD, files, use_tqdm_on_load=False)
@@ -252,10 +225,8 @@ def iterate_broken(directory):
         (2, open_files, ["F32"], SHAPES),
         (4, load_in_two_groups, ["F32"], SHAPES),
         (2, run_out_of_memory, ["F32"], SHAPES),
-        (2, replace_file, ["F32"], SHAPES),
         (2, disagree, ["F32"], SHAPES),
         (3, iterate_own, ["F32"], SHAPES),
-        (2, leave, ["F32"], SHAPES),
         (2, iterate_broken, ["F32"], SHAPES),
     ],
 )
@@ -283,29 +254,34 @@ def test_each_rank_reads_its_files(ranks, tmp_path):
         assert names == 2
 
 
-def fail(directory, break_file, error):
+def fail(directory, fault, error):
     """Makes rank 1 fail when it opens or reads its file."""
     files = own_files(directory, 2)
     loader = compat.SafeTensorsFileLoader(dist.group.WORLD)
-    if break_file == "missing":
-        files[1] = [f"{directory}/none.safetensors"]
-        with pytest.raises(error if dist.get_rank() == 1 else RankError, match=r"none\.safetensors"):
-            loader.add_filenames(files)
+    message = {"missing": r"none\.safetensors", "cut": r"1\.safetensors", "replaced": r"1\.safetensors.* was replaced"}
+    refused = pytest.raises(error if dist.get_rank() == 1 else RankError, match=message[fault])
+    if fault == "missing":
+        with refused:
+            loader.add_filenames(files | {1: [f"{directory}/none.safetensors"]})
     else:
         loader.add_filenames(files)
-        if dist.get_rank() == 1:
-            Path(files[1][0]).write_bytes(Path(files[1 if break_file == "cut" else 0][0]).read_bytes()[: -1 or None])
-        with pytest.raises(error if dist.get_rank() == 1 else RankError, match=r"1\.safetensors"):
+        [own] = map(Path, files[1])
+        if dist.get_rank() == 1 and fault == "cut":
+            own.write_bytes(own.read_bytes()[:-1])
+        elif dist.get_rank() == 1:
+            save_file({f"F32/{shape}/1": torch.zeros(3) for shape in SHAPES}, own)
+        with refused:
             loader.copy_files_to_device()
     # The group can load again.
     assert_same(load({0: files[0]}).get_tensor("F32/cube/0"), raw("F32/cube/0").tensor())
 
 
 @pytest.mark.parametrize(
-    ("break_file", "error"), [("missing", FileNotFoundError), ("cut", fst.SafetensorError)], ids=["missing", "cut"]
+    ("fault", "error"),
+    [("missing", FileNotFoundError), ("cut", fst.SafetensorError), ("replaced", fst.SafetensorError)],
 )
-def test_unreadable_file_on_one_rank(ranks, tmp_path, break_file, error):
-    ranks(2).run(fail, write_files(tmp_path, 2), break_file, error)
+def test_unreadable_file_on_one_rank(ranks, tmp_path, fault, error):
+    ranks(2).run(fail, write_files(tmp_path, 2), fault, error)
 
 
 def load_name_twice(directory):

@@ -1,6 +1,5 @@
 """`fst.compat.instanttensor` with several ranks."""
 
-import itertools
 import os
 from unittest import mock
 
@@ -86,16 +85,6 @@ def filter_tensors(files):
     assert len(tensors) == 2 * len(SHAPES) + 2
 
 
-def leave(files):
-    for _ in range(2):
-        with open_on_ranks(files, buffer_size=1) as file:
-            # The rest of the iterator is dropped.
-            received = dict(itertools.islice(file.tensors(), 3))
-        assert list(received) == file.keys()[:3]
-        for name, tensor in received.items():
-            assert_same(tensor, raw(name).tensor())
-
-
 def fail(files):
     missing = [*files, "none.safetensors"] if dist.get_rank() == 1 else files
     with pytest.raises((FileNotFoundError, RankError, ValueError)):
@@ -106,7 +95,7 @@ def fail(files):
         assert len(dict(file.tensors())) == len(file.keys())
 
 
-@pytest.mark.parametrize(("size", "work"), [(2, get_tensors), (3, filter_tensors), (2, leave), (2, fail)])
+@pytest.mark.parametrize(("size", "work"), [(2, get_tensors), (3, filter_tensors), (2, fail)])
 def test_ranks(ranks, tmp_path, size, work):
     ranks(size).run(work, all_files(write_files(tmp_path, 2, ["F32", "F4"]), 2))
 
