@@ -120,6 +120,13 @@ def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
     assert bits_of(actual) == bits_of(expected)
 
 
+def assert_all_same(actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    """Checks for equal names, and compares the tensors as `assert_same` does."""
+    assert set(actual) == set(expected)
+    for name, tensor in expected.items():
+        assert_same(actual[name], tensor)
+
+
 def assert_same_numbers(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """Checks as `assert_same` does, but treats all NaNs as equal. The bits of a cast NaN depend on PyTorch's kernel."""
     assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)

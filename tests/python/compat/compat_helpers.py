@@ -1,4 +1,4 @@
-"""Comparisons, files of ranks, and example programs, for the tests of the packages of `fst.compat`."""
+"""Files of ranks, and example programs, for the tests of the packages of `fst.compat`."""
 
 import contextlib
 import functools
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import fst
-from rawfile import assert_same, random_raw, write
+from rawfile import random_raw, write
 
 SHAPES = {"matrix": (6, 4), "uneven": (5, 6), "few rows": (1, 2), "cube": (2, 3, 4), "no rows": (0, 2)}
 
@@ -36,13 +36,6 @@ def write_files(directory, size, dtypes=("F32",), shapes=SHAPES):
 def raw(name):
     dtype, shape, rank = name.split("/")
     return random_raw(dtype, SHAPES[shape], int(rank))
-
-
-def assert_equal(found, expected):
-    """Checks that two mappings have the same names and the same tensors, on any device."""
-    assert set(found) == set(expected)
-    for name, tensor in expected.items():
-        assert_same(found[name].detach().cpu(), tensor.detach().cpu())
 
 
 @contextlib.contextmanager

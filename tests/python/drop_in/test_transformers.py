@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fst
-from rawfile import assert_same
+from rawfile import assert_all_same
 
 accelerate = pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
@@ -30,22 +30,12 @@ def llama(**changes):
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**config | changes)).eval()
 
 
-def state_of(model):
-    return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-
-
-def assert_states_same(state, expected):
-    assert state.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert_same(state[name], tensor)
-
-
 def through_fst(load, files):
     """Loads with and without fst, compares the models, and checks that fst has loaded every tensor of the files."""
     expected = load()
     with fst.patch(), fst.profile() as p:
         model = load()
-    assert_states_same(state_of(model), state_of(expected))
+    assert_all_same(model.state_dict(), expected.state_dict())
     stored = [tensor for name, tensor in fst.load_files(files).items() if name in expected.state_dict()]
     assert stored
     assert p.summary().tensors >= len(stored)
@@ -92,7 +82,7 @@ def test_from_pretrained(tmp_path, tied, shards, dtype, device_map):
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
     assert (model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()) == tied
     if dtype is None:
-        assert_states_same(state_of(model), state_of(source))
+        assert_all_same(model.state_dict(), source.state_dict())
 
 
 def test_model_trains_after_files_are_deleted(tmp_path):
@@ -124,8 +114,10 @@ def test_save_pretrained(tmp_path, shards):
     with fst.patch():
         again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
         again.save_pretrained(tmp_path / "ours", max_shard_size=size)
-    assert_states_same(state_of(again), state_of(model))
-    assert_states_same(state_of(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")), state_of(model))
+    assert_all_same(again.state_dict(), model.state_dict())
+    assert_all_same(
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").state_dict(), model.state_dict()
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,7 +145,7 @@ def test_accelerate(tmp_path, shards, device_map):
         return accelerate.load_checkpoint_and_dispatch(model, checkpoint, device_map=device_map)
 
     model, _ = through_fst(load, files)
-    assert_states_same(state_of(model), state_of(source))
+    assert_all_same(model.state_dict(), source.state_dict())
     if isinstance(device_map, dict):
         assert model.lm_head.weight.device == torch.device(device_map[""])
 
@@ -165,7 +157,7 @@ def test_accelerate_save_model(tmp_path):
     with fst.patch():
         accelerator.save_model(source, tmp_path / "ours")
     ours, theirs = (fst.load_file(tmp_path / folder) for folder in ("ours", "theirs"))
-    assert_states_same(ours, theirs)
+    assert_all_same(ours, theirs)
 
 
 def test_offload_to_disk(tmp_path):
@@ -215,7 +207,7 @@ def test_load_module_from_meta(minilm):
     keys = fst.load_module(model, minilm / "model.safetensors", strict=False)
     assert keys.missing_keys == []
     assert keys.unexpected_keys == ["embeddings.position_ids"]
-    assert_states_same(state_of(model), state_of(expected))
+    assert_all_same(model.state_dict(), expected.state_dict())
 
 
 @pytest.mark.gpu

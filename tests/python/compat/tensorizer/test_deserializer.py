@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 import fst
-from compat_helpers import assert_equal
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer, TensorType, stream_io
-from rawfile import CASTABLE_DTYPES, DTYPES, assert_same, random_raw, write
+from rawfile import CASTABLE_DTYPES, DTYPES, assert_all_same, assert_same, random_raw, write
 from tensorizer_helpers import Model, tensors_of
 
 
@@ -43,13 +42,13 @@ def test_dtype_casts_wide_floats_only(tmp_path, lazy_load, dtype):
     path = write(tmp_path / "dtypes.safetensors", raws)
     expected = fst.load_file(path, dtype=dtype)
     tensors = TensorDeserializer(path, device="cpu", dtype=dtype, lazy_load=lazy_load)
-    assert_equal(tensors, expected)
-    assert_equal({name: tensor for _, _, name, tensor in tensors.read_tensors()}, expected)
+    assert_all_same(tensors, expected)
+    assert_all_same({name: tensor for _, _, name, tensor in tensors.read_tensors()}, expected)
     module = torch.nn.Module()
     for name, raw in raws.items():
         module.register_buffer(name, torch.zeros_like(raw.tensor()))
     tensors.load_into_module(module)
-    assert_equal(tensors_of(module), expected)
+    assert_all_same(tensors_of(module), expected)
 
 
 def test_filters(saved_model):
@@ -71,7 +70,7 @@ def test_read_tensors_resumes(saved_model, lazy_load):
     assert tensors.total_bytes_read == tensors.total_tensor_bytes
     assert {(index, kind) for index, kind, _, _ in found} == {(0, TensorType.STATE_DICT)}
     assert [name for _, _, name, _ in found] == list(tensors)
-    assert_equal({name: tensor for _, _, name, tensor in found}, tensors_of(saved_model))
+    assert_all_same({name: tensor for _, _, name, tensor in found}, tensors_of(saved_model))
     assert list(tensors.read_tensors()) == []
     with pytest.raises(ValueError, match="num_tensors"):
         next(tensors.read_tensors(num_tensors=-2))
@@ -146,7 +145,7 @@ def test_kinds_of_files(saved_model, lazy_load):
         if file is unlinked:
             os.unlink("model.safetensors")
         with TensorDeserializer(file, device="cpu", lazy_load=lazy_load) as tensors:
-            assert_equal(tensors, expected)
+            assert_all_same(tensors, expected)
     assert unlinked.closed
 
 
@@ -155,7 +154,7 @@ def test_directory(saved_model, tmp_path):
     tensors = tensors_of(saved_model)
     for index, names in enumerate((list(tensors)[:3], list(tensors)[3:])):
         save_file({name: tensors[name].detach().clone() for name in names}, f"sharded/{index}.safetensors")
-    assert_equal(TensorDeserializer("sharded", device="cpu"), tensors)
+    assert_all_same(TensorDeserializer("sharded", device="cpu"), tensors)
     Path("sharded/0.safetensors").write_bytes(b"broken")
     with pytest.raises(fst.SafetensorError, match=r"0\.safetensors"):
         TensorDeserializer("sharded", device="cpu")

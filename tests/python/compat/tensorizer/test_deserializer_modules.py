@@ -6,9 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compat_helpers import assert_equal
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer, utils
-from rawfile import assert_same
+from rawfile import assert_all_same, assert_same
 from tensorizer_helpers import DEVICES, Model, save_module, tensors_of
 
 
@@ -22,7 +21,7 @@ def test_load_into_module(saved_model, device, lazy_load):
     with TensorDeserializer("model.safetensors", device=device, lazy_load=lazy_load) as tensors:
         assert tensors.load_into_module(other) == len(tensors_of(saved_model))
     assert {tensor.device for tensor in tensors_of(other).values()} == {torch.device(device)}
-    assert_equal(tensors_of(other), tensors_of(saved_model))
+    assert_all_same(tensors_of(other), tensors_of(saved_model))
     assert other.head.weight is other.embedding.weight
     assert other.head.weight.note == "kept"
     assert {name for name, tensor in tensors_of(other).items() if tensor.requires_grad} == {
@@ -54,7 +53,7 @@ def test_modules_do_not_share_memory(saved_model, lazy_load):
     with torch.no_grad():
         one.scale.zero_()
         one.positions.zero_()
-    assert_equal(tensors_of(other), tensors_of(saved_model))
+    assert_all_same(tensors_of(other), tensors_of(saved_model))
     assert_same(tensors["scale"].detach(), saved_model.scale.detach())
 
 
@@ -65,7 +64,7 @@ def test_unexpected_names_are_refused(saved_model):
     with pytest.raises(KeyError) as refused:
         TensorDeserializer("model.safetensors", device="cpu").load_into_module(other)
     assert {"scale", "norm.weight", "norm.running_var"} <= set(re.findall(r"[\w.]+", str(refused.value)))
-    assert_equal(tensors_of(other), before)
+    assert_all_same(tensors_of(other), before)
 
 
 def test_tensors_of_other_shapes_are_replaced(saved_model):
@@ -73,7 +72,7 @@ def test_tensors_of_other_shapes_are_replaced(saved_model):
     other.scale = torch.nn.Parameter(torch.zeros(4))
     other.norm.running_mean = torch.zeros(7)
     TensorDeserializer("model.safetensors", device="cpu").load_into_module(other)
-    assert_equal(tensors_of(other), tensors_of(saved_model))
+    assert_all_same(tensors_of(other), tensors_of(saved_model))
     assert isinstance(other.scale, torch.nn.Parameter)
     assert not isinstance(other.norm.running_mean, torch.nn.Parameter)
 
@@ -90,7 +89,7 @@ def test_missing_names_cause_warning(saved_model):
     tensors = TensorDeserializer("model.safetensors", device="cpu")
     with pytest.warns(UserWarning, match=r"model\.safetensors has no tensors for extra$"):
         tensors.load_into_module(other)
-    assert_equal(tensors_of(other), tensors_of(saved_model) | {"extra": torch.ones(1), "passing": torch.ones(1)})
+    assert_all_same(tensors_of(other), tensors_of(saved_model) | {"extra": torch.ones(1), "passing": torch.ones(1)})
     tensors.load_into_module(other, lambda name: True)
     TensorDeserializer("model.safetensors", device="cpu", filter_func=lambda name: True).load_into_module(other)
     del other.extra
@@ -103,7 +102,7 @@ def test_dtype_of_file_is_kept(model):
     TensorSerializer("half.tensors").close()
     save_module("half.tensors", half)
     TensorDeserializer("half.tensors", device="cpu").load_into_module(model)
-    assert_equal(tensors_of(model), tensors_of(half))
+    assert_all_same(tensors_of(model), tensors_of(half))
 
 
 def test_integer_tensor_replaces_parameter():

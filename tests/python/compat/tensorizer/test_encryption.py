@@ -8,13 +8,12 @@ import pytest
 import torch
 
 import fst
-from compat_helpers import assert_equal
 from fst._core import hashes
 from fst.compat.tensorizer import CryptographyError, DecryptionParams, EncryptionParams
 from fst.compat.tensorizer import TensorDeserializer as Deserializer
 from fst.compat.tensorizer import TensorSerializer as Serializer
 from fst.compat.tensorizer.serialization import HashMismatchError
-from rawfile import assert_same
+from rawfile import assert_all_same, assert_same
 from tensorizer_helpers import DEVICES, Model, save, save_module, tensors_of
 
 KEY = bytes(range(32))
@@ -68,10 +67,10 @@ def test_tensors_are_read_as_written(expected, lazy_load, verify_hash):
     assert not any(bytes(tensor.view(-1).view(torch.uint8).numpy()) in content for tensor in expected.values())
     assert KEY not in content
     # The serializer encrypts copies.
-    assert_equal(tensors(), expected)
+    assert_all_same(tensors(), expected)
     with Deserializer("m.tensors", "cpu", lazy_load=lazy_load, verify_hash=verify_hash, encryption=PARAMS) as found:
-        assert_equal(found, expected)
-        assert_equal(found.tree(), expected)
+        assert_all_same(found, expected)
+        assert_all_same(found.tree(), expected)
     with Deserializer("m.tensors", "cpu", lazy_load=True, encryption=PARAMS) as found:
         assert [name for _, _, name, _ in found.read_tensors(verify_hash=verify_hash, num_tensors=2)] == ["w", "b"]
         assert [name for _, _, name, *_ in found.read_numpy_arrays()] == ["n", "s", "large"]
@@ -94,9 +93,9 @@ def test_keys_of_fst_encrypt(path, key, decryption):
     state_dict = tensors()
     write(path, state_dict, encryption=key)
     assert state_dict["large"].numpy().tobytes() not in Path(path).read_bytes()
-    assert_equal(fst.load_file(path, encryption_key=key), state_dict)
+    assert_all_same(fst.load_file(path, encryption_key=key), state_dict)
     with Deserializer(path, "cpu", encryption=decryption) as found:
-        assert_equal(found, state_dict)
+        assert_all_same(found, state_dict)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -106,7 +105,7 @@ def test_modules(model, device):
     with Deserializer("m.tensors", device, encryption=PARAMS, lazy_load=True) as found:
         found.load_into_module(other, verify_hash=True)
         assert found.verify_module(other)[0]
-        assert_equal(tensors_of(other), tensors_of(model))
+        assert_all_same(tensors_of(other), tensors_of(model))
         other.frozen.data[0] += 1
         assert not found.verify_module(other)[0]
 
@@ -124,7 +123,7 @@ def test_tensors_without_data():
     state_dict = {"e": torch.empty(0, 3), "m": torch.empty(3, device="meta"), "w": torch.ones(2)}
     write("m.tensors", state_dict)
     found = Deserializer("m.tensors", "cpu", encryption=PARAMS, verify_hash=True)
-    assert_equal(found, state_dict | {"m": torch.zeros(3)})
+    assert_all_same(found, state_dict | {"m": torch.zeros(3)})
     assert Deserializer("m.tensors", "meta", encryption=PARAMS)["w"].is_meta
     long = {"long": torch.empty(2**33, device="meta"), "w": torch.ones(2)}
     write("m.tensors", long)
@@ -136,8 +135,8 @@ def test_keys_from_strings(expected):
     params = EncryptionParams.from_string("secret", **MIN)
     assert len(params.salt) == 16
     write("m.tensors", expected, params)
-    assert_equal(Deserializer("m.tensors", "cpu", encryption=DecryptionParams.from_string("secret")), expected)
-    assert_equal(Deserializer("m.tensors", "cpu", encryption=DecryptionParams.from_key(params.key)), expected)
+    assert_all_same(Deserializer("m.tensors", "cpu", encryption=DecryptionParams.from_string("secret")), expected)
+    assert_all_same(Deserializer("m.tensors", "cpu", encryption=DecryptionParams.from_key(params.key)), expected)
     with pytest.raises(CryptographyError, match="Tensor decryption failed"):
         Deserializer("m.tensors", "cpu", encryption=DecryptionParams.from_string("Secret"))
     same = EncryptionParams.from_string(b"secret", **MIN, salt=params.salt)
@@ -241,7 +240,7 @@ def test_changed_headers_are_refused():
         change(position, 0x40)
         with contextlib.suppress(CryptographyError, ValueError):
             found = Deserializer("m.tensors", "cpu", encryption=PARAMS)
-            assert_equal(found, expected)
+            assert_all_same(found, expected)
             assert not is_bound or position in range(nonce - 8, nonce)
         change(position, 0x40)
 
@@ -250,7 +249,7 @@ def test_batches_of_tensors(monkeypatch):
     monkeypatch.setattr(hashes, "_BATCH_BYTES", 100)
     state_dict = {f"t{index}": torch.full((index,), index) for index in range(20)}
     write("m.tensors", state_dict)
-    assert_equal(Deserializer("m.tensors", "cpu", encryption=PARAMS, verify_hash=True), state_dict)
+    assert_all_same(Deserializer("m.tensors", "cpu", encryption=PARAMS, verify_hash=True), state_dict)
     with Deserializer("m.tensors", "cpu", encryption=PARAMS, lazy_load=True) as found:
         assert [name for _, _, name, _ in found.read_tensors(verify_hash=True)] == list(state_dict)
 
@@ -268,8 +267,8 @@ def test_loads_of_fst_take_keys(expected, device):
     for key in keys:
         key.register()
     try:
-        assert_equal(torch.ops.fst.load_file("m.tensors"), expected)
-        assert_equal(Deserializer("m.tensors", "cpu"), expected)
+        assert_all_same(torch.ops.fst.load_file("m.tensors"), expected)
+        assert_all_same(Deserializer("m.tensors", "cpu"), expected)
     finally:
         for key in keys:
             key.unregister()

@@ -8,14 +8,14 @@ import torch
 from safetensors.torch import load_file
 
 import fst
-from compat_helpers import assert_equal
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer, TensorType, stream_io
+from rawfile import assert_all_same
 from tensorizer_helpers import tensors_of
 
 
 def test_write_module_uses_state_dict_names(saved_model):
     stored = load_file("model.safetensors")
-    assert_equal(stored, tensors_of(saved_model))
+    assert_all_same(stored, tensors_of(saved_model))
     assert fst.metadata("model.safetensors") == {"format": "pt"}
     layer = torch.nn.Linear(3, 4)
     with TensorSerializer("linear.safetensors") as serializer:
@@ -36,13 +36,13 @@ def test_write_module_removes_tensors(model):
         serializer.write_module(model, remove_tensors=True)
     assert not tensors_of(model)
     TensorDeserializer("model.safetensors", device="cpu").load_into_module(model)
-    assert_equal(tensors_of(model), expected)
+    assert_all_same(tensors_of(model), expected)
 
 
 def test_meta_tensors_are_written_as_zeros():
     with TensorSerializer("meta.safetensors") as serializer:
         serializer.write_module(torch.nn.Linear(3, 4, device="meta"))
-    assert_equal(load_file("meta.safetensors"), {"weight": torch.zeros(4, 3), "bias": torch.zeros(4)})
+    assert_all_same(load_file("meta.safetensors"), {"weight": torch.zeros(4, 3), "bias": torch.zeros(4)})
 
 
 def test_serializer_continues_after_refused_tensor():
@@ -51,7 +51,7 @@ def test_serializer_continues_after_refused_tensor():
         with pytest.raises(NotImplementedError):
             serializer.write_state_dict({"a": {"b": refused}})
         serializer.write_state_dict({"a": {"b": refused.to(torch.complex64)}})
-    assert_equal(
+    assert_all_same(
         TensorDeserializer("m.safetensors", device="cpu").tree()["a"], {"b": torch.ones(2, dtype=torch.complex64)}
     )
 
@@ -72,7 +72,7 @@ def test_failed_serializer_keeps_old_file(saved_model, tmp_path):
     with pytest.warns(ResourceWarning, match="close"):
         del serializer
     assert sorted(tmp_path.iterdir()) == before
-    assert_equal(load_file("model.safetensors"), expected)
+    assert_all_same(load_file("model.safetensors"), expected)
 
 
 def test_write_to_kinds_of_files(model):
@@ -96,11 +96,11 @@ def test_write_to_kinds_of_files(model):
             serializer.write_state_dict({"w": torch.ones(1)})
     assert memory.closed
     for file in (io.BytesIO(memory.content), "file", "descriptor", "bytes"):
-        assert_equal(TensorDeserializer(file, device="cpu"), expected)
+        assert_all_same(TensorDeserializer(file, device="cpu"), expected)
 
 
 def test_ignored_arguments(model):
     with TensorSerializer("model.safetensors", compress_tensors=True, limit_cpu_concurrency=1) as serializer:
         serializer.write_module(model)
     tensors = TensorDeserializer("model.safetensors", "cpu", plaid_mode=True, plaid_mode_buffers=2, num_readers=4)
-    assert_equal(tensors, tensors_of(model))
+    assert_all_same(tensors, tensors_of(model))

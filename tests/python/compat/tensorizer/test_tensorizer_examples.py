@@ -6,8 +6,8 @@ import os
 import pytest
 import torch
 
-from compat_helpers import assert_equal
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer, torch_compat, utils
+from rawfile import assert_all_same
 from tensorizer_helpers import DEVICES, Model, tensors_of
 
 
@@ -99,7 +99,7 @@ def example_deserialize(uri):
 def test_example_transformers(capsys):
     saved = example_serialize("bucket/gpt-j-6B.tensors")
     model = example_deserialize("bucket/gpt-j-6B.tensors")
-    assert_equal(tensors_of(model), tensors_of(saved))
+    assert_all_same(tensors_of(model), tensors_of(saved))
     assert {tensor.device.type for tensor in tensors_of(model).values()} == {utils.get_device().type}
     output = capsys.readouterr().out
     assert f"Deserialized {utils.convert_bytes(sum(t.nbytes for t in tensors_of(saved).values()))} in" in output
@@ -119,7 +119,7 @@ def test_example_encryption(model):
     deserializer = TensorDeserializer("model.tensors", encryption=decryption_params, device="cpu")
     deserializer.load_into_module(other)
     deserializer.close()
-    assert_equal(other.state_dict(), model.state_dict())
+    assert_all_same(other.state_dict(), model.state_dict())
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -135,7 +135,7 @@ def test_example_state_dict(model, device):
     with TensorDeserializer("model.tensors", device=device) as state_dict:
         assert {tensor.device for tensor in state_dict.values()} == {torch.device(device)}
         other.load_state_dict(state_dict)
-    assert_equal(other.state_dict(), model.state_dict())
+    assert_all_same(other.state_dict(), model.state_dict())
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -150,7 +150,7 @@ def test_example_torch_compat(model, device):
     with tensorizer_loading("model.pt.tensors", device=device):
         state_dict = torch.load("model.pt")
     assert {tensor.device for tensor in state_dict.values()} == {torch.device(device)}
-    assert_equal(state_dict, model.state_dict())
+    assert_all_same(state_dict, model.state_dict())
     Model().load_state_dict(state_dict)
 
 
@@ -175,7 +175,7 @@ def test_example_trainer(model):
     assert os.path.exists("out/checkpoint-1/optimizer.pt.tensors")
     with torch_compat.tensorizer_loading(device="cpu"):
         states = torch.load("out/checkpoint-1/optimizer.pt")["state"]
-    assert_equal(states[0], trainer.optimizer.optimizer.state_dict()["state"][0])
+    assert_all_same(states[0], trainer.optimizer.optimizer.state_dict()["state"][0])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -196,10 +196,10 @@ def test_example_torch_compat_callback(model, device):
 
     with tensorizer_loading(tensors_path, device=device):
         state_dict = torch.load("model.pt")
-    assert_equal(state_dict, model.state_dict())
+    assert_all_same(state_dict, model.state_dict())
     assert os.path.exists("model-tensor-data.tensors")
     buffer.seek(0)
-    assert_equal(torch.load(buffer), model.state_dict())
+    assert_all_same(torch.load(buffer), model.state_dict())
 
 
 def test_example_open_stream(model):
@@ -210,6 +210,6 @@ def test_example_open_stream(model):
     serializer.write_module(model)
     serializer.close()
     deserializer = TensorDeserializer(open_stream("bucket/model.tensors", "rb", **credentials), device="cpu")
-    assert_equal(
+    assert_all_same(
         deserializer, {name if "." in name else f".{name}": tensor for name, tensor in tensors_of(model).items()}
     )

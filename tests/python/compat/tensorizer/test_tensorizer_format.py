@@ -4,11 +4,10 @@ import pytest
 import torch
 
 import fst
-from compat_helpers import assert_equal
 from fst.cli import parser
 from fst.compat.tensorizer import TensorDeserializer, TensorType
 from fst.compat.tensorizer.serialization import HashMismatchError
-from rawfile import DTYPES, assert_same, random_raw
+from rawfile import DTYPES, assert_all_same, assert_same, random_raw
 from tensorizer_helpers import Model, save, save_module, tensors_of
 from tensorsfile import MAGIC, complex_raws
 
@@ -53,7 +52,7 @@ def test_names_that_the_module_lacks_are_registered(path, model):
     del other.scale, other.norm.running_mean
     other.frozen = torch.nn.Parameter(torch.zeros(5))
     TensorDeserializer(path, device="cpu").load_into_module(other, verify_hash=True)
-    assert_equal(tensors_of(other), tensors_of(model))
+    assert_all_same(tensors_of(other), tensors_of(model))
     assert isinstance(other.scale, torch.nn.Parameter)
     assert "running_mean" in other.norm._buffers
     assert other.embedding.weight is other.head.weight is weight
@@ -97,7 +96,7 @@ def test_conversion_by_the_command(path, model, capsys):
     for source, target in ((path, "m.safetensors"), ("m.safetensors", "back.tensors")):
         arguments = parser().parse_args(["convert", source, target])
         assert arguments.run(arguments) == 0
-        assert_equal(fst.load_file(target), expected)
+        assert_all_same(fst.load_file(target), expected)
     with open("back.tensors", "rb") as file:
         assert file.read(5) == MAGIC
     arguments = parser().parse_args(["verify", "back.tensors"])

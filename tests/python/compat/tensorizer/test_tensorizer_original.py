@@ -5,10 +5,9 @@ import importlib
 import pytest
 import torch
 
-from compat_helpers import assert_equal
 from fst.compat import tensorizer
 from fst.compat.tensorizer import torch_compat, utils
-from rawfile import assert_same
+from rawfile import assert_all_same, assert_same
 from tensorizer_helpers import assert_same_tree, both_libraries, save, save_module, tensors_of
 
 
@@ -130,5 +129,5 @@ def test_saved_objects_match_tensorizer(original, model):
             torch.save(model, path + ".pt")
         with compat.tensorizer_loading(path, device="cpu"):
             loaded = torch.load(path + ".pt", weights_only=False)
-        assert_equal(loaded.state_dict(), model.state_dict())
+        assert_all_same(loaded.state_dict(), model.state_dict())
         assert loaded.head.weight is loaded.embedding.weight

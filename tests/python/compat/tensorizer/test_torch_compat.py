@@ -10,10 +10,9 @@ import pytest
 import torch
 
 import fst
-from compat_helpers import assert_equal
 from fst.compat.tensorizer import torch_compat
 from fst.compat.tensorizer._pickling import Source
-from rawfile import assert_same
+from rawfile import assert_all_same, assert_same
 from tensorizer_helpers import DEVICES
 
 
@@ -39,7 +38,7 @@ def test_save_and_load_objects(model, zipped, device):
     with torch_compat.tensorizer_loading(device=device):
         found = torch.load("any.pt", map_location=device, weights_only=False)
     assert len(fst.load_file("any.pt.tensors")) > 10
-    assert_equal(found["model"].state_dict(), model.state_dict())
+    assert_all_same(found["model"].state_dict(), model.state_dict())
     assert found["model"].head.weight is found["model"].embedding.weight
     for key in ("bytes", "wide", "half", "empty"):
         assert_same(found[key].cpu(), saved[key])
@@ -64,7 +63,7 @@ def test_object_without_tensors():
 def test_plain_pytorch_file(model):
     torch.save(model.state_dict(), "model.pt")
     with torch_compat.tensorizer_loading(device="cpu"):
-        assert_equal(torch.load("model.pt"), model.state_dict())
+        assert_all_same(torch.load("model.pt"), model.state_dict())
 
 
 def test_unnamed_files(model):
@@ -73,11 +72,11 @@ def test_unnamed_files(model):
         torch.save(model.state_dict(), buffer)
     buffer.seek(0)
     with torch_compat.tensorizer_loading(), pytest.warns(UserWarning, match="no name"):
-        assert_equal(torch.load(buffer), model.state_dict())
+        assert_all_same(torch.load(buffer), model.state_dict())
     with open("model.pt", "wb") as file, torch_compat.tensorizer_saving():
         torch.save(model.state_dict(), file)
     with open("model.pt", "rb") as file, torch_compat.tensorizer_loading(device="cpu"):
-        assert_equal(torch.load(file), model.state_dict())
+        assert_all_same(torch.load(file), model.state_dict())
 
 
 def test_save_func_and_load_func(model):
@@ -94,7 +93,7 @@ def test_save_func_and_load_func(model):
         torch.save(model.state_dict(), "model.pt")
     assert kept["anywhere"][1] == {"limit_cpu_concurrency": 1}
     with torch_compat.tensorizer_loading("anywhere", load_func=load, num_readers=2):
-        assert_equal(torch.load("model.pt"), model.state_dict())
+        assert_all_same(torch.load("model.pt"), model.state_dict())
 
 
 def test_weights_only(model):
@@ -103,7 +102,7 @@ def test_weights_only(model):
     with torch_compat.tensorizer_loading(device="cpu"), pytest.raises(RuntimeError, match="pickle_module"):
         torch.load("model.pt", weights_only=True)
     with torch_compat.tensorizer_loading(device="cpu", suppress_weights_only=True):
-        assert_equal(torch.load("model.pt", weights_only=True), model.state_dict())
+        assert_all_same(torch.load("model.pt", weights_only=True), model.state_dict())
 
 
 def test_other_pickle_modules_and_versions_are_refused(model):
@@ -137,4 +136,4 @@ def test_blocks_nest_and_affect_one_thread(model):
     assert {"inner.tensors", "outer.tensors"} <= set(os.listdir())
     assert not {"other.pt.tensors", "after.pt.tensors"} & set(os.listdir())
     for plain in ("other.pt", "after.pt"):
-        assert_equal(torch.load(plain), state_dict)
+        assert_all_same(torch.load(plain), state_dict)

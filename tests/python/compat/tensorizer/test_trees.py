@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from compat_helpers import assert_equal
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer, TensorType
 from fst.compat.tensorizer._tree import leaves, name_of, path_of
+from rawfile import assert_all_same
 from tensorizer_helpers import Model, assert_same_tree, save
 
 
@@ -47,7 +47,7 @@ def test_names_of_other_writers():
     tensors = {name: torch.tensor([index]) for index, name in enumerate([*names, "\x1e[0]"])}
     save_file(tensors, "odd.safetensors")
     deserializer = TensorDeserializer("odd.safetensors", "cpu", lambda name: name != (0,), lazy_load=True)
-    assert_equal(deserializer, {name: tensors[name] for name in names})
+    assert_all_same(deserializer, {name: tensors[name] for name in names})
     with pytest.raises(ValueError, match="other names"):
         TensorDeserializer("odd.safetensors", device="cpu")
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader, Dataset
 
-from compat_helpers import assert_equal
 from fst.compat import unifiedefficientloader as uel
-from rawfile import DTYPES, assert_same, random_raw, write
+from rawfile import DTYPES, assert_all_same, assert_same, random_raw, write
 
 
 @pytest.mark.parametrize("low_memory", [False, True])
@@ -52,7 +51,7 @@ def test_mark_processed(tensors):
         loader.mark_processed("weight_name")
         again = loader.get_tensor("weight_name")
         assert again.data_ptr() != first.data_ptr()
-        assert_equal(loader.load_all(), tensors)
+        assert_all_same(loader.load_all(), tensors)
 
 
 @given(
@@ -75,7 +74,7 @@ def test_batches_follow_requested_order(tmp_path_factory, order, batch_size, pre
     assert [key for batch in batches for key, _ in batch] == keys
     assert [len(batch) for batch in batches[:-1]] == [batch_size] * (math.ceil(len(keys) / batch_size) - 1)
     for batch in batches:
-        assert_equal(dict(batch), {key: expected[key] for key, _ in batch})
+        assert_all_same(dict(batch), {key: expected[key] for key, _ in batch})
 
 
 def test_window_bytes(tmp_path, monkeypatch, streams):
@@ -96,7 +95,7 @@ def test_closed_stream(tensors):
         stream = loader.async_stream(loader.keys(), batch_size=2)
         next(stream)
         stream.close()
-        assert_equal(dict(pair for batch in loader.async_stream(loader.keys()) for pair in batch), tensors)
+        assert_all_same(dict(pair for batch in loader.async_stream(loader.keys()) for pair in batch), tensors)
 
 
 class Stored(Dataset):
@@ -117,7 +116,7 @@ def test_loaders_in_worker_processes(tensors, method, low_memory):
     with uel.UnifiedSafetensorsLoader("model.safetensors", low_memory) as loader:
         data = DataLoader(Stored(loader), num_workers=1, multiprocessing_context=method)
         sums = torch.cat(list(data))
-        assert_equal(pickle.loads(pickle.dumps(loader)).load_all(), tensors)
+        assert_all_same(pickle.loads(pickle.dumps(loader)).load_all(), tensors)
     expected = torch.stack([tensors[f"layer.{index}.weight"].sum() for index in range(20)])
     torch.testing.assert_close(sums, expected)
 
@@ -132,8 +131,8 @@ def test_tensors_outlive_loader(tensors, low_memory):
     del loader
     gc.collect()
     save_file({"other": torch.ones(1000)}, "model.safetensors")
-    assert_equal(streamed, tensors)
-    assert_equal(kept, tensors)
+    assert_all_same(streamed, tensors)
+    assert_all_same(kept, tensors)
 
 
 @pytest.mark.gpu
@@ -146,7 +145,7 @@ def test_gpu_tensors_are_independent(tensors):
                 for key, tensor in batch:
                     found[key] = tensor
                     process(key)
-            assert_equal(found, tensors)
+            assert_all_same(found, tensors)
 
 
 def test_direct_gpu_without_gpu_warns(tensors, monkeypatch, caplog):
@@ -196,7 +195,7 @@ def test_overwrite_loaded_file(tensors):
         for batch in loader.async_stream(keys[:10], batch_size=4):
             writer.write_batch(batch)
         writer.write_dict({key: loader.get_tensor(key) for key in keys[10:]})
-    assert_equal(load_file("model.safetensors"), tensors)
+    assert_all_same(load_file("model.safetensors"), tensors)
 
 
 def test_failure_keeps_old_file(tensors, tmp_path):
@@ -217,7 +216,7 @@ def test_failure_keeps_old_file(tensors, tmp_path):
     with pytest.raises(ValueError, match="'w' has already been written"):
         write_twice()
     assert sorted(tmp_path.iterdir()) == before
-    assert_equal(load_file("model.safetensors"), tensors)
+    assert_all_same(load_file("model.safetensors"), tensors)
 
 
 def test_write_outside_block():

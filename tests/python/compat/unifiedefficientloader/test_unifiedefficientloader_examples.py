@@ -5,7 +5,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fst
-from compat_helpers import assert_equal
 from fst.compat.unifiedefficientloader import (
     IncrementalSafetensorsWriter,
     UnifiedSafetensorsLoader,
@@ -15,7 +14,7 @@ from fst.compat.unifiedefficientloader import (
     tensor_to_dict,
     transfer_to_gpu_pinned,
 )
-from rawfile import assert_same
+from rawfile import assert_all_same, assert_same
 
 # Device of the examples that name a GPU.
 DEVICE_TYPE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -36,7 +35,7 @@ def test_low_memory_mode(tensors):
             found[key] = tensor
             loader.mark_processed(key)
 
-    assert_equal(found, tensors)
+    assert_all_same(found, tensors)
 
 
 @pytest.mark.usefixtures("tensors")
@@ -66,7 +65,7 @@ def test_asynchronous_streaming(tensors):
                 loader.mark_processed(key)
 
     assert {tensor.device.type for tensor in found.values()} == {DEVICE_TYPE}
-    assert_equal(found, tensors)
+    assert_all_same(found, tensors)
 
 
 def test_conversion():
@@ -108,7 +107,7 @@ def test_writer(tensors, device):
             writer.write(key, out_t)
             del out_t
 
-    assert_equal(
+    assert_all_same(
         load_file("merged_or_quantized.safetensors"),
         {name: custom_quantize(tensor) for name, tensor in tensors.items()},
     )
@@ -125,11 +124,11 @@ def test_direct_to_gpu(tensors):
                 loader.mark_processed(key)
 
     assert {tensor.device.type for tensor in found.values()} == {DEVICE_TYPE}
-    assert_equal(found, tensors)
+    assert_all_same(found, tensors)
 
 
 def test_mmap(tensors):
     with UnifiedSafetensorsLoader("model.safetensors", low_memory=True, use_mmap=True) as loader:
         state_dict = loader.load_all()
 
-    assert_equal(state_dict, tensors)
+    assert_all_same(state_dict, tensors)

@@ -4,8 +4,8 @@ import torch
 from safetensors.torch import load_file
 
 import fst
-from compat_helpers import assert_equal
 from fst.compat import unifiedefficientloader as uel
+from rawfile import assert_all_same
 
 
 def test_names_match_original(original):
@@ -36,7 +36,7 @@ def test_files_match_original(original, tensors):
             for name, tensor in tensors.items():
                 if tensor.numel():
                     writer.write(name, tensor)
-    assert_equal(load_file(f"{uel.__name__}.safetensors"), load_file(f"{original.__name__}.safetensors"))
+    assert_all_same(load_file(f"{uel.__name__}.safetensors"), load_file(f"{original.__name__}.safetensors"))
     assert fst.metadata(f"{uel.__name__}.safetensors") == {"a": "b"}
 
 
