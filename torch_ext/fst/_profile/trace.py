@@ -17,10 +17,8 @@ class Span:
     """Execution of a stage.
 
     Attributes:
-        stage: The stage.
         row: Row of the trace: the numbers of its process and its thread.
-        begin_seconds: Begin, in seconds since the profile began.
-        end_seconds: End, in seconds since the profile began.
+        begin_seconds, end_seconds: Begin and end, counted from the begin of the profile.
         bytes: Number of bytes that the stage processed.
         arguments: All arguments in the trace.
     """

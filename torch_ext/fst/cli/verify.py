@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from glob import escape, glob
 from typing import TYPE_CHECKING, Literal
 
@@ -126,21 +127,20 @@ def _checks(path: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Cal
     """Yields the name and the function of each check, cheapest first. A function describes its result, or raises."""
     files = _files(path)
     for file in files:
-        yield f"header of {without_secrets(file)}", lambda file=file: _header(file)  # type: ignore[misc]
+        yield f"header of {without_secrets(file)}", partial(_header, file)
     if files != [path]:
-        yield f"names of {without_secrets(path)}", lambda: _header(path)
+        yield f"names of {without_secrets(path)}", partial(_header, path)
+    checks: dict[str, Callable[[str], str]] = {
+        "codes": _codes,
+        "hashes": partial(_digests, result="as when they were written"),
+        "digests": partial(_digests, result="and the header verified"),
+        "bytes": _read,
+    }
     for file in files:
-        protection = _protection(file)
-        if protection == "codes":
-            yield f"codes of {without_secrets(file)}", lambda file=file: _codes(file)  # type: ignore[misc]
-        elif protection == "hashes":
-            yield f"hashes of {without_secrets(file)}", lambda file=file: _digests(file, "as when they were written")  # type: ignore[misc]
-        elif arguments.digests or protection == "digests":
-            yield f"digests of {without_secrets(file)}", lambda file=file: _digests(file, "and the header verified")  # type: ignore[misc]
-        else:
-            yield f"bytes of {without_secrets(file)}", lambda file=file: _read(file)  # type: ignore[misc]
+        protection = _protection(file) or ("digests" if arguments.digests else "bytes")
+        yield f"{protection} of {without_secrets(file)}", partial(checks[protection], file)
     if arguments.finite:
-        yield f"values of {without_secrets(path)}", lambda: _finite(path)
+        yield f"values of {without_secrets(path)}", partial(_finite, path)
 
 
 def _files(path: str) -> list[str]:

@@ -37,12 +37,11 @@ class Options:
         # `bool` is a subclass of `int`.
         if type(self.window_bytes) is not int or self.window_bytes < 1:
             raise ValueError(f"load format fst: window_bytes must be an int of at least 1, not {self.window_bytes!r}")
-        if self.order not in get_args(Order):
-            raise ValueError(f"load format fst: order must be one of {get_args(Order)}, not {self.order!r}")
-        if self.device not in (None, *get_args(DeviceType)):
-            raise ValueError(f"load format fst: device must be one of {get_args(DeviceType)}, not {self.device!r}")
-        if self.ranks not in get_args(Ranks):
-            raise ValueError(f"load format fst: ranks must be one of {get_args(Ranks)}, not {self.ranks!r}")
+        choices = {"order": get_args(Order), "device": get_args(DeviceType), "ranks": get_args(Ranks)}
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            if value not in allowed and (name, value) != ("device", None):
+                raise ValueError(f"load format fst: {name} must be one of {allowed}, not {value!r}")
         if self.uri is not None and not (isinstance(self.uri, str) and is_url(self.uri)):
             # The value may be secret.
             raise ValueError("load format fst: uri must be a URL, such as s3://bucket/model/")

@@ -17,12 +17,7 @@ from fst._core.interrupts import defer_interrupts
 def broadcast(group: Group, allocate: Callable[[], Tensor], source: int) -> Tensor:
     """Broadcasts the tensor that `allocate` returns on one rank into those that it returns on the others.
 
-    Returns:
-        The tensor of this rank.
-
-    Raises:
-        RankError: `allocate` failed on another rank.
-        Exceptions of `allocate` on this rank.
+    Returns the tensor of this rank. If `allocate` fails on one rank, all ranks raise.
     """
     tensor, data = group.run_on_all(lambda: _with_bytes(group, allocate()))
     if len(data) > 0:
@@ -35,14 +30,8 @@ def broadcast(group: Group, allocate: Callable[[], Tensor], source: int) -> Tens
 def scatter(group: Group, allocate: Callable[[], tuple[Tensor, Sequence[Tensor]]], source: int) -> Tensor:
     """Overwrites a tensor with this rank's tensor from the list of the rank `source`.
 
-    `allocate` returns the tensor to overwrite, and on `source` a tensor for each rank. Their sizes may differ.
-
-    Returns:
-        The tensor of this rank.
-
-    Raises:
-        RankError: `allocate` failed on another rank.
-        Exceptions of `allocate` on this rank.
+    `allocate` returns the tensor to overwrite, and on `source` a tensor for each rank. Their sizes may differ. Returns
+    the tensor of this rank. If `allocate` fails on one rank, all ranks raise.
     """
 
     def pack() -> tuple[Tensor, Tensor, Tensor, list[int]]:

@@ -210,15 +210,9 @@ class ParallelLoader(PipelineParallel):
 def _window_within(
     budget: int, sizes: Mapping[str, int], is_resident: Callable[[str], bool], exchange_bytes: int = 0
 ) -> int:
-    """Returns the largest window with which a stream fits a memory budget.
+    """Returns the largest window with which a stream fits a memory budget. All numbers are in bytes.
 
     The caller holds one non-resident tensor at a time, which the window does not count.
-
-    Args:
-        budget: The memory budget in bytes.
-        sizes: Sizes of the tensors in bytes.
-        is_resident: Returns whether the tensor of a name stays on the device.
-        exchange_bytes: Size of send and receive buffers.
 
     Raises:
         BudgetInfeasibleError: The budget is too small for any window.

@@ -84,8 +84,8 @@ class EncryptionParams:
         Raises:
             ValueError: The string is empty, or a limit or the salt is out of bounds.
         """
-        string = _encoded(source, encoding)
-        salt = secrets.token_bytes(_SALT_BYTES) if salt is None else _salt_of(salt, encoding)
+        string = _encoded("source", source, encoding)
+        salt = secrets.token_bytes(_SALT_BYTES) if salt is None else _encoded("salt", salt, encoding)
         limits = (
             int(cls.OpsLimit.MODERATE if opslimit is None else opslimit),
             int(cls.MemLimit.MODERATE if memlimit is None else memlimit),
@@ -135,7 +135,7 @@ class DecryptionParams:
     def from_string(cls, source: str | bytes, *, encoding: str = "utf-8") -> "DecryptionParams":
         """Takes the string of `EncryptionParams.from_string`. Raises ValueError if it is empty."""
         params = cls()
-        params.source = _encoded(source, encoding)
+        params.source = _encoded("source", source, encoding)
         return params
 
     @classmethod
@@ -152,15 +152,9 @@ def _checked(key: bytes) -> bytes:
     return bytes(key)
 
 
-def _encoded(source: str | bytes, encoding: str) -> bytes:
-    if not isinstance(source, str | bytes):
-        raise TypeError(f"the source must be a str or bytes, not {type(source).__name__}")
-    if not source:
-        raise ValueError("the source must not be empty")
-    return source.encode(encoding) if isinstance(source, str) else source
-
-
-def _salt_of(salt: str | bytes, encoding: str) -> bytes:
-    if not isinstance(salt, str | bytes | bytearray | memoryview):
-        raise TypeError(f"the salt must be a str or bytes, not {type(salt).__name__}")
-    return salt.encode(encoding) if isinstance(salt, str) else bytes(salt)
+def _encoded(name: str, text: str | bytes, encoding: str) -> bytes:
+    if not isinstance(text, str | bytes | bytearray | memoryview):
+        raise TypeError(f"the {name} must be a str or bytes, not {type(text).__name__}")
+    if not text:
+        raise ValueError(f"the {name} must not be empty")
+    return text.encode(encoding) if isinstance(text, str) else bytes(text)
