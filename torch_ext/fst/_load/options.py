@@ -8,7 +8,7 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Device, Dtype, Paths, VerifyRequest, device_of, dtype_of, paths_of, verify_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.ops import OperatorLoads
-from fst._load.progress import LoadsWithBar
+from fst._load.progress import CheckpointWithBar
 
 
 class LoadOptions(NamedTuple):
@@ -32,10 +32,10 @@ class LoadOptions(NamedTuple):
         """Normalizes the arguments of a public function."""
         return cls(device_of(device), dtype_of(dtype), verify_of(verify), encryption_key, progress)
 
-    def open(self, paths: Paths) -> OpenCheckpoint | OperatorLoads | LoadsWithBar:
+    def open(self, paths: Paths) -> OpenCheckpoint | OperatorLoads:
         """Returns an object with the loads of a checkpoint. Compiled programs show no bar."""
         if self.progress and not torch.compiler.is_compiling():
-            return LoadsWithBar(OpenCheckpoint(paths, verify=self.verify, encryption_key=self.encryption_key))
+            return CheckpointWithBar(paths, verify=self.verify, encryption_key=self.encryption_key)
         return open_files(paths, self.verify, self.encryption_key)
 
 
