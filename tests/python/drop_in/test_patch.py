@@ -203,12 +203,6 @@ def test_odd_modules_do_no_harm(monkeypatch):
         def __getattribute__(self, name):
             raise AssertionError(f"asked for {name}")
 
-    class NoDict:
-        __slots__ = ()
-
-        def __getattr__(self, name):
-            raise RuntimeError(name)
-
     class RaisingDict:
         @property
         def __dict__(self):
@@ -231,7 +225,7 @@ def test_odd_modules_do_no_harm(monkeypatch):
 
     values = types.ModuleType("odd_values")
     values.first, values.load_file = OddValue(), ORIGINALS["load_file"]
-    odd = [Lazy("lazy"), NoDict(), RaisingDict(), OddDict(), Names, None, 3, OddValue(), values]
+    odd = [Lazy("lazy"), RaisingDict(), OddDict(), Names, None, 3, OddValue(), values]
     for index, module in enumerate(odd):
         monkeypatch.setitem(sys.modules, f"odd_{index}", module)
     for _ in range(2):

@@ -150,16 +150,6 @@ def test_accelerate(tmp_path, shards, device_map):
         assert model.lm_head.weight.device == torch.device(device_map[""])
 
 
-def test_accelerate_save_model(tmp_path):
-    source = llama()
-    accelerator = accelerate.Accelerator(cpu=True)
-    accelerator.save_model(source, tmp_path / "theirs")
-    with fst.patch():
-        accelerator.save_model(source, tmp_path / "ours")
-    ours, theirs = (fst.load_file(tmp_path / folder) for folder in ("ours", "theirs"))
-    assert_all_same(ours, theirs)
-
-
 def test_offload_to_disk(tmp_path):
     """Offloaded layers open their weights at each use."""
     source = llama()
