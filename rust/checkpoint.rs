@@ -202,6 +202,14 @@ impl Checkpoint {
         self.files.get(index).map(|file| &file.source).ok_or_else(missing)
     }
 
+    /// Adds the path of the file with this index to an error.
+    pub(crate) fn locate(&self, source: usize, error: Error) -> Error {
+        match self.files.get(source) {
+            Some(file) => error.at(file.source.path()),
+            None => error,
+        }
+    }
+
     /// Iterates over all tensors with the indices of their files, in the order of the files and of the bytes in each.
     pub fn entries(&self) -> impl Iterator<Item = (usize, Entry<'_>)> {
         self.files.iter().enumerate().flat_map(|(index, file)| file.header.entries().map(move |entry| (index, entry)))
@@ -224,7 +232,7 @@ impl Checkpoint {
     /// # Errors
     /// `tensor-not-found`, with the most similar names of at most 256 bytes.
     pub fn find(&self, name: &str) -> Result<(usize, Entry<'_>)> {
-        let (file, position) = self.locate(name)?;
+        let (file, position) = self.position_of(name)?;
         let entry = self.files.get(file).and_then(|file| file.header.get(position));
         entry.map(|entry| (file, entry)).ok_or_else(|| self.not_found(name))
     }
@@ -234,13 +242,13 @@ impl Checkpoint {
     /// # Errors
     /// Those of [`Checkpoint::find`].
     pub fn position(&self, name: &str) -> Result<usize> {
-        let (file, position) = self.locate(name)?;
+        let (file, position) = self.position_of(name)?;
         let before = file.checked_sub(1).and_then(|last| self.counts.get(last));
         Ok(before.copied().unwrap_or(0) + position)
     }
 
     /// Returns the index of the file that contains a tensor, and the position in that file.
-    fn locate(&self, name: &str) -> Result<(usize, usize)> {
+    fn position_of(&self, name: &str) -> Result<(usize, usize)> {
         let found = match self.files.as_slice() {
             [file] => file.header.position(name).map(|position| (0, position)),
             _ => self.merged.find(self.hasher.hash_one(name), |&location| self.name_at(location) == name).copied(),
@@ -269,8 +277,7 @@ impl Checkpoint {
 
     fn not_found(&self, name: &str) -> Error {
         let near = suggest::similar(name, self.entries().map(|(_, entry)| entry.name));
-        let near: Vec<String> = near.iter().map(|name| format!("{name:?}")).collect();
-        let hint = if near.is_empty() { String::new() } else { format!("; the nearest names are {}", near.join(", ")) };
+        let hint = suggest::hint("nearest names", &near);
         let message = match self.files.as_slice() {
             [file] => {
                 format!("the file does not hold it among its {} tensors", file.header.entries().len())
@@ -278,10 +285,7 @@ impl Checkpoint {
             files => format!("none of the {} files holds it", files.len()),
         };
         let error = Error::new(Kind::TensorNotFound, message + &hint).tensor(name);
-        match self.files.first() {
-            Some(file) => error.at(file.source.path()),
-            None => error,
-        }
+        self.locate(0, error)
     }
 
     /// Indexes all names, and fails for a name in two files.

@@ -13,8 +13,10 @@ pub fn check(header: &Header, data_begin: u64, file_bytes: u64) {
     for entry in header.entries() {
         assert_eq!(header.find(entry.name), Some(entry));
         regions.extend(TensorRegion::whole(0, entry));
-        for dim in 0..entry.shape.len() as i64 {
-            regions.extend(TensorRegion::slice(0, entry, dim, 1, 1));
+        for dim in 0..entry.shape.len() {
+            let mut slice: Vec<IndexRange> = entry.shape.iter().map(|size| IndexRange::whole(*size)).collect();
+            slice[dim] = IndexRange { start: 1, length: 1, step: 1 };
+            regions.extend(TensorRegion::indexed(0, entry, &slice));
         }
         let index_ranges: Vec<IndexRange> =
             entry.shape.iter().map(|size| IndexRange { start: 0, length: size.div_ceil(2), step: 2 }).collect();

@@ -95,10 +95,7 @@ impl DtypeRules {
                 )
             }
             None => {
-                let near: Vec<String> =
-                    suggest::similar_to_pattern(text, all()).iter().map(|name| format!("{name:?}")).collect();
-                let hint =
-                    if near.is_empty() { String::new() } else { format!("; the nearest are {}", near.join(", ")) };
+                let hint = suggest::hint("nearest", &suggest::similar_to_pattern(text, all()));
                 format!("dtype: {text:?} matches no tensor{hint}")
             }
         };

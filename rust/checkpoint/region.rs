@@ -168,34 +168,6 @@ impl TensorRegion {
         })
     }
 
-    /// Returns the region with indices `start..start + length` of dimension `dim`, which may be negative.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the slice exceeds the tensor, and those of [`TensorRegion::whole`].
-    pub fn slice(source: usize, entry: Entry<'_>, dim: i64, start: i64, length: i64) -> Result<TensorRegion> {
-        let shape = torch_shape(entry)?;
-        let position = position_of(dim, shape.len()).ok_or_else(|| {
-            let message =
-                format!("dimension {dim} of a tensor with shape {shape:?}; it has {} dimensions", shape.len());
-            outside(entry, message)
-        })?;
-        let size = shape.get(position).copied().unwrap_or(0);
-        let index_range = match (u64::try_from(start), u64::try_from(length)) {
-            (Ok(start), Ok(length)) => Some(IndexRange { start, length, step: 1 }),
-            _ => None,
-        };
-        let index_range = index_range.filter(|index_range| index_range.fits(size)).ok_or_else(|| {
-            let message =
-                format!("the slice of {length} from {start} does not lie inside dimension {dim}, whose size is {size}");
-            outside(entry, message)
-        })?;
-        let mut index_ranges: Vec<IndexRange> = shape.iter().map(|&size| IndexRange::whole(size)).collect();
-        if let Some(sliced) = index_ranges.get_mut(position) {
-            *sliced = index_range;
-        }
-        TensorRegion::indexed(source, entry, &index_ranges)
-    }
-
     /// Returns the region with these indices of each dimension of PyTorch's shape.
     ///
     /// # Errors
@@ -268,11 +240,4 @@ pub(crate) fn torch_shape(entry: Entry<'_>) -> Result<Vec<u64>> {
         *last /= packed;
     }
     Ok(shape)
-}
-
-/// Returns the position of a dimension that may be negative.
-pub(crate) fn position_of(dim: i64, count: usize) -> Option<usize> {
-    let count_signed = i64::try_from(count).ok()?;
-    let position = if dim < 0 { dim.checked_add(count_signed)? } else { dim };
-    usize::try_from(position).ok().filter(|&position| position < count)
 }

@@ -34,7 +34,8 @@ impl Selection {
     /// Those of [`TensorRegion::whole`].
     pub fn all(checkpoint: &Arc<Checkpoint>) -> Result<Selection> {
         Selection::select(checkpoint, || {
-            let whole = |(source, entry)| locate(checkpoint, source, TensorRegion::whole(source, entry));
+            let whole =
+                |(source, entry)| TensorRegion::whole(source, entry).map_err(|error| checkpoint.locate(source, error));
             checkpoint.entries().map(whole).collect()
         })
     }
@@ -115,10 +116,7 @@ impl Selection {
     pub fn dtypes(&self, rules: &DtypeRules) -> Result<Vec<Dtype>> {
         let names = self.regions.iter().map(|region| &*region.name);
         let all = || self.checkpoint.entries().map(|(_, entry)| entry.name);
-        let requested = rules.resolve(names, all).map_err(|error| match self.checkpoint.sources().next() {
-            Some(source) => error.at(source.path()),
-            None => error,
-        })?;
+        let requested = rules.resolve(names, all).map_err(|error| self.checkpoint.locate(0, error))?;
         let dtype = |(region, requested): (&TensorRegion, Option<Dtype>)| {
             requested.filter(|_| region.dtype.is_castable()).unwrap_or(region.dtype)
         };
@@ -139,15 +137,7 @@ fn find(
     choose: impl FnOnce(usize, Entry<'_>) -> Result<TensorRegion>,
 ) -> Result<TensorRegion> {
     let (source, entry) = checkpoint.find(name)?;
-    locate(checkpoint, source, choose(source, entry))
-}
-
-/// Adds the path of the file to an error of [`TensorRegion`].
-fn locate(checkpoint: &Checkpoint, source: usize, region: Result<TensorRegion>) -> Result<TensorRegion> {
-    region.map_err(|error| match checkpoint.source(source) {
-        Ok(source) => error.at(source.path()),
-        Err(_) => error,
-    })
+    choose(source, entry).map_err(|error| checkpoint.locate(source, error))
 }
 
 fn index_range(((start, length), step): ((&i64, &i64), &i64)) -> Result<IndexRange> {

@@ -105,7 +105,7 @@ impl Checkpoint {
         if headers.len() != files.places.len() {
             let found = files.places.len();
             let message = format!("found {found} files, but the shared headers describe {}", headers.len());
-            return Err(locate(mismatch(message), paths.first()));
+            return Err(paths.iter().take(1).fold(mismatch(message), Error::at));
         }
         Checkpoint::from_files(files, options.verify.partial, |index, place| {
             let undescribed = || mismatch("no shared header describes the file".into());
@@ -222,13 +222,6 @@ fn take<'a>(shared: &mut &'a [u8], count: usize) -> Result<&'a [u8]> {
 
 fn mismatch(message: String) -> Error {
     Error::new(Kind::Malformed, message + "; give every rank the same checkpoint")
-}
-
-fn locate(error: Error, path: Option<impl AsRef<Path>>) -> Error {
-    match path {
-        Some(path) => error.at(path),
-        None => error,
-    }
 }
 
 fn file_name(path: &Path) -> &[u8] {

@@ -55,6 +55,12 @@ pub(super) fn similar_to_pattern<'a>(pattern: &str, names: impl Iterator<Item = 
     near
 }
 
+/// Returns the end of an error with similar names, if there are any.
+pub(super) fn hint(what: &str, near: &[&str]) -> String {
+    let near: Vec<String> = near.iter().map(|name| format!("{name:?}")).collect();
+    if near.is_empty() { String::new() } else { format!("; the {what} are {}", near.join(", ")) }
+}
+
 /// Iterates over all runs of so many words of a name.
 fn parts_of(name: &str, words: usize) -> impl Iterator<Item = &str> {
     let after_dots = name.match_indices('.').map(|(dot, _)| dot + 1);

@@ -1,7 +1,7 @@
 //! Shard requests: the parts of tensors that ranks load.
 
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::region::{IndexRange, TensorRegion, position_of, torch_shape};
+use crate::checkpoint::region::{IndexRange, TensorRegion, torch_shape};
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use std::fmt;
@@ -56,10 +56,7 @@ impl ShardRequest {
                 }
                 Ok((shard, used))
             });
-            let (shard, used) = decoded.map_err(|error| match checkpoint.source(source) {
-                Ok(source) => error.at(source.path()),
-                Err(_) => error,
-            })?;
+            let (shard, used) = decoded.map_err(|error| checkpoint.locate(source, error))?;
             requests.push(ShardRequest { tensor, shard });
             numbers = rest.get(used..).unwrap_or_default();
         }
@@ -129,4 +126,11 @@ impl fmt::Display for Shard {
             }
         }
     }
+}
+
+/// Returns the position of a dimension that may be negative.
+fn position_of(dim: i64, count: usize) -> Option<usize> {
+    let count_signed = i64::try_from(count).ok()?;
+    let position = if dim < 0 { dim.checked_add(count_signed)? } else { dim };
+    usize::try_from(position).ok().filter(|&position| position < count)
 }

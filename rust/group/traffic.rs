@@ -2,6 +2,7 @@
 
 use super::schedule::FileRange;
 use super::{Collective, Group, OwnShard};
+use crate::checkpoint::region::StridedRange;
 use std::ops::Range;
 
 /// Bytes `begin..end` of a shard, counted in its contiguous form and in the stored dtype.
@@ -38,6 +39,12 @@ pub struct Incoming {
 }
 
 impl ShardRange {
+    /// Returns the part in a range of the file of a shard with these rows, or `None` if it has no bytes.
+    fn within(file_range: &Range<u64>, rank: usize, item: usize, rows: &StridedRange) -> Option<ShardRange> {
+        let (begin, end) = (rows.bytes_before(file_range.start), rows.bytes_before(file_range.end));
+        (begin < end).then_some(ShardRange { rank, item, begin, end })
+    }
+
     fn bytes(&self) -> u64 {
         self.end - self.begin
     }
@@ -78,9 +85,7 @@ impl Group {
             }
             Collective::Exchange => {
                 let mut by_rank = vec![Vec::new(); self.ranks()];
-                for file_range in
-                    self.exchange.file_ranges(&self.tensors, self.exchange.window(&self.tensors, rank, window))
-                {
+                for file_range in self.exchanged(rank, window) {
                     for shard_range in self.shard_ranges(&file_range) {
                         if let Some(shard_ranges) = by_rank.get_mut(shard_range.rank) {
                             shard_ranges.push(shard_range);
@@ -124,9 +129,7 @@ impl Group {
                 }
                 Collective::Exchange if sender == rank => {}
                 Collective::Exchange => {
-                    for file_range in
-                        self.exchange.file_ranges(&self.tensors, self.exchange.window(&self.tensors, sender, window))
-                    {
+                    for file_range in self.exchanged(sender, window) {
                         for shard_range in self.shard_ranges_of(&file_range, rank) {
                             incoming.shard_ranges.push((shard_range, offset));
                             offset += shard_range.bytes();
@@ -173,9 +176,7 @@ impl Group {
                     others.for_each(|(_, bytes)| *bytes = range.end - range.start);
                 }
                 Collective::Exchange => {
-                    for file_range in
-                        self.exchange.file_ranges(&self.tensors, self.exchange.window(&self.tensors, sender, window))
-                    {
+                    for file_range in self.exchanged(sender, window) {
                         for shard_range in
                             self.shard_ranges(&file_range).filter(|shard_range| shard_range.rank != sender)
                         {
@@ -199,13 +200,17 @@ impl Group {
         self.gather.window(&self.tensors, rank, window - self.exchange.windows())
     }
 
+    /// Returns the file ranges that a rank reads in an all-to-all window.
+    fn exchanged(&self, rank: usize, window: usize) -> impl Iterator<Item = FileRange> + '_ {
+        self.exchange.file_ranges(&self.tensors, self.exchange.window(&self.tensors, rank, window))
+    }
+
     /// Returns the parts of all shards in a file range, in the order of the requests.
     fn shard_ranges<'a>(&'a self, file_range: &'a FileRange) -> impl Iterator<Item = ShardRange> + 'a {
         let tensor = self.tensors.get(file_range.tensor).into_iter();
-        tensor.flat_map(|tensor| self.shards(tensor)).filter_map(|(rank, item, range)| {
-            let (begin, end) = (range.bytes_before(file_range.range.start), range.bytes_before(file_range.range.end));
-            (begin < end).then_some(ShardRange { rank, item, begin, end })
-        })
+        tensor
+            .flat_map(|tensor| self.shards(tensor))
+            .filter_map(|(rank, item, range)| ShardRange::within(&file_range.range, rank, item, &range))
     }
 
     /// Returns the parts of one rank's shards in a file range.
@@ -214,9 +219,7 @@ impl Group {
         tensor.flat_map(move |tensor| {
             self.request_refs_of(tensor, rank).filter_map(move |request_ref| {
                 let range = self.range(tensor, request_ref, rank);
-                let (begin, end) =
-                    (range.bytes_before(file_range.range.start), range.bytes_before(file_range.range.end));
-                (begin < end).then_some(ShardRange { rank, item: request_ref.item, begin, end })
+                ShardRange::within(&file_range.range, rank, request_ref.item, &range)
             })
         })
     }

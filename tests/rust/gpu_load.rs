@@ -1,5 +1,6 @@
 //! Loads to the simulated GPU, and models to load.
 
+use crate::host_load;
 use crate::model::Model;
 use crate::sim::gpu::Gpu;
 use fst::checkpoint::Checkpoint;
@@ -33,12 +34,9 @@ impl<'a> Load<'a> {
     /// Loads one slice of every tensor: dimension, start and length.
     pub fn slices(gpu: &'a Gpu<'a>, model: &Model, slices: &[(usize, u64, u64)]) -> Load<'a> {
         let checkpoint = Checkpoint::open(&model.paths).unwrap();
-        let signed = |number: u64| i64::try_from(number).unwrap();
         let entries = checkpoint.entries().zip(slices);
-        let regions = entries.map(|((file, entry), &(dim, start, length))| {
-            TensorRegion::slice(file, entry, i64::try_from(dim).unwrap(), signed(start), signed(length))
-        });
-        let regions = regions.collect::<Result<_>>().unwrap();
+        let region = |((file, entry), &(dim, start, length))| host_load::slice(file, entry, dim, start, length);
+        let regions = entries.map(region).collect();
         Load::new(gpu, checkpoint, regions)
     }
 

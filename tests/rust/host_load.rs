@@ -1,10 +1,13 @@
 //! Loads of all tensors of a checkpoint into memory of the tests.
 
+#![allow(dead_code, reason = "each test program uses its own part of this")]
+
 use fst::checkpoint::Checkpoint;
-use fst::checkpoint::region::TensorRegion;
+use fst::checkpoint::region::{IndexRange, TensorRegion};
 use fst::checkpoint::selection::Selection;
 use fst::device::Scratch;
 use fst::device::host::Host;
+use fst::format::header::Entry;
 use fst::load::transfer::Transfer;
 use fst::options::Options;
 use fst::plan::Destination;
@@ -12,6 +15,14 @@ use std::sync::Arc;
 
 pub fn regions(checkpoint: &Arc<Checkpoint>) -> Arc<[TensorRegion]> {
     Arc::clone(Selection::all(checkpoint).unwrap().regions())
+}
+
+/// Returns the region with these indices of one dimension.
+pub fn slice(source: usize, entry: Entry<'_>, dim: usize, start: u64, length: u64) -> TensorRegion {
+    let shape = TensorRegion::whole(source, entry).unwrap().shape;
+    let mut index_ranges: Vec<_> = shape.into_iter().map(IndexRange::whole).collect();
+    index_ranges[dim] = IndexRange { start, length, step: 1 };
+    TensorRegion::indexed(source, entry, &index_ranges).unwrap()
 }
 
 /// Loads regions, and returns them in their order.

@@ -2,6 +2,7 @@
 //! violation.
 
 use crate::gpu_load::{Load, mixed_model};
+use crate::host_load;
 use crate::model::Model;
 use crate::sim::abi::{CaptureMode, Fault};
 use crate::sim::gpu::Gpu;
@@ -10,7 +11,6 @@ use crate::sim::{Sim, TIGHT, schedules};
 use fst::cast::elements::Cast;
 use fst::cast::scatter::TASK_BYTES;
 use fst::checkpoint::Checkpoint;
-use fst::checkpoint::region::TensorRegion;
 use fst::checkpoint::verify::Verify;
 use fst::device::cuda::kernels::IMAGE;
 use fst::device::cuda::{self, Cuda};
@@ -108,7 +108,7 @@ fn parts_of_tensors_are_verified() {
                 fs::write(&path, content).unwrap();
                 let checkpoint = Checkpoint::open_with(&[&path], &Verify::Digests.into()).unwrap();
                 let (source, entry) = checkpoint.find("t").unwrap();
-                let region = TensorRegion::slice(source, entry, 0, (1 << 20) - 1, 300_000).unwrap();
+                let region = host_load::slice(source, entry, 0, (1 << 20) - 1, 300_000);
                 let load = Load::new(&gpu, checkpoint, [region].into());
                 let result = load.run(TIGHT);
                 assert_eq!(result.map_err(|error| error.kind()), if is_found { Err(Kind::Integrity) } else { Ok(()) });

@@ -1,5 +1,6 @@
 //! Tests of plans, which are executed on memory buffers that record every read and write.
 
+use crate::host_load::slice;
 use fst::cast::elements::Cast;
 use fst::checkpoint::region::{IndexRange, TensorRegion};
 use fst::dtype::Dtype;
@@ -18,21 +19,6 @@ fn entry(dtype: Dtype, shape: &[u64], begin: u64) -> Entry<'_> {
 /// Returns the byte of a file at `offset`.
 fn file_byte(source: usize, offset: u64) -> u8 {
     (offset.wrapping_mul(2_654_435_761).wrapping_add(source as u64 * 40_503) >> 11) as u8
-}
-
-/// Returns the bytes of a slice, by the definition of row-major order.
-fn slice_bytes(entry: Entry<'_>, source: usize, dim: usize, start: u64, length: u64) -> Vec<u8> {
-    let item = entry.dtype.item_bytes();
-    let outer: u64 = entry.shape[..dim].iter().product();
-    let inner: u64 = entry.shape[dim + 1..].iter().product::<u64>() * item;
-    let mut bytes = Vec::new();
-    for row in 0..outer {
-        for index in start..start + length {
-            let begin = entry.begin + (row * entry.shape[dim] + index) * inner;
-            bytes.extend((begin..begin + inner).map(|offset| file_byte(source, offset)));
-        }
-    }
-    bytes
 }
 
 /// Returns the bytes of an index region, index by index.
@@ -54,15 +40,14 @@ fn mock_cast(cast: Option<Cast>, item: &[u8]) -> Vec<u8> {
     (0..cast.to.item_bytes() as u8).map(|index| mix.wrapping_add(index)).collect()
 }
 
-/// Result of an executed plan: memory, the number of writes of each byte, and the bytes read.
+/// Result of an executed plan: memory, and the number of writes of each byte.
 struct Execution {
     memory: Vec<u8>,
     written: Vec<u32>,
-    bytes_read: u64,
 }
 
 fn execute(chunks: &[Chunk], limits: &Limits, memory_bytes: usize, data: &[std::ops::Range<u64>]) -> Execution {
-    let mut execution = Execution { memory: vec![0; memory_bytes], written: vec![0; memory_bytes], bytes_read: 0 };
+    let mut execution = Execution { memory: vec![0; memory_bytes], written: vec![0; memory_bytes] };
     let check_read = |source: usize, begin: u64, length: usize| {
         assert!(length > 0, "an empty read");
         assert!(begin >= data[source].start && begin + length as u64 <= data[source].end, "a read outside the data");
@@ -76,7 +61,6 @@ fn execute(chunks: &[Chunk], limits: &Limits, memory_bytes: usize, data: &[std::
                     execution.memory[(address + index) as usize] = file_byte(source, offset + index);
                     execution.written[(address + index) as usize] += 1;
                 }
-                execution.bytes_read += length as u64;
             }
             Chunk::Staged { source, bytes, reads, copies } => {
                 assert!(*bytes as u64 <= limits.chunk_bytes, "a chunk of {bytes}");
@@ -92,7 +76,6 @@ fn execute(chunks: &[Chunk], limits: &Limits, memory_bytes: usize, data: &[std::
                     for byte in &mut widened[read.slot_begin - head..][..end] {
                         assert!(!std::mem::replace(byte, true), "two widened reads overlap in a slot");
                     }
-                    execution.bytes_read += read.length as u64;
                     for index in 0..read.length {
                         let byte = &mut slot[read.slot_begin + index];
                         assert!(byte.is_none(), "two reads overlap in a slot");
@@ -154,17 +137,11 @@ fn used_bytes(reads: &[Read], copies: &[SlotCopy]) -> usize {
 }
 
 #[derive(Clone, Debug)]
-enum Selection {
-    Slice(usize, u64, u64),
-    Region(Vec<IndexRange>),
-}
-
-#[derive(Clone, Debug)]
 struct Case {
     source: usize,
     shape: Vec<u64>,
     dtype: Dtype,
-    selection: Option<Selection>,
+    index_ranges: Vec<IndexRange>,
     cast: Option<Cast>,
     cuts: Vec<prop::sample::Index>,
 }
@@ -176,38 +153,31 @@ fn case() -> impl Strategy<Value = Case> {
         0_usize..3,
         shape,
         dtype,
-        any::<[prop::sample::Index; 3]>(),
-        any::<bool>(),
+        prop::option::of(any::<[prop::sample::Index; 3]>()),
         prop::option::of(prop::sample::select(vec![Dtype::BF16, Dtype::F32, Dtype::F64])),
         prop::collection::vec(any::<prop::sample::Index>(), 0..4),
     )
-        .prop_map(|(source, shape, dtype, picks, whole, to, cuts)| {
-            let selection = selection_of(&shape, &picks).filter(|_| !whole);
+        .prop_map(|(source, shape, dtype, picks, to, cuts)| {
+            let index_ranges = index_ranges_of(&shape, picks.as_ref());
             let cast = to.filter(|_| dtype.is_castable()).and_then(|to| Cast::new(dtype, to));
-            Case { source, shape, dtype, selection, cast, cuts }
+            Case { source, shape, dtype, index_ranges, cast, cuts }
         })
 }
 
-fn selection_of(shape: &[u64], picks: &[prop::sample::Index; 3]) -> Option<Selection> {
-    if picks[2].index(2) == 0 {
-        let (dim, start, length) = slice_of(shape, picks)?;
-        return Some(Selection::Slice(dim, start, length));
-    }
-    // Derive other numbers for each dimension from the same three picks.
-    let pick = |dim: usize, which: usize, count: u64| (picks[which].index(1 << 20) as u64 >> (3 * dim)) % count;
+/// Returns the whole shape without picks, and else a slice of one dimension or any index region.
+fn index_ranges_of(shape: &[u64], picks: Option<&[prop::sample::Index; 3]>) -> Vec<IndexRange> {
     let index_range = |(dim, &size): (usize, &u64)| {
-        let (start, step) = (pick(dim, 0, size + 1), 1 + pick(dim, 1, 4));
-        let length_max = (size - start).div_ceil(step);
-        IndexRange { start, step, length: length_max - pick(dim, 2, length_max + 1) }
+        // Derive other numbers for each dimension from the same three picks.
+        let pick = |which: usize, count: u64| Some((picks?[which].index(1 << 20) as u64 >> (3 * dim)) % count);
+        let is_whole = picks.is_none_or(|picks| picks[2].index(2) == 0 && picks[0].index(shape.len()) != dim);
+        let index_range = pick(0, size + 1).zip(pick(1, 4)).map(|(start, step)| {
+            let length_max = (size - start).div_ceil(1 + step);
+            let length = length_max - pick(2, length_max + 1).unwrap_or(0);
+            IndexRange { start, length, step: 1 + step }
+        });
+        index_range.filter(|_| !is_whole).unwrap_or(IndexRange::whole(size))
     };
-    Some(Selection::Region(shape.iter().enumerate().map(index_range).collect()))
-}
-
-fn slice_of(shape: &[u64], picks: &[prop::sample::Index; 3]) -> Option<(usize, u64, u64)> {
-    let dim = (!shape.is_empty()).then(|| picks[0].index(shape.len()))?;
-    let start = picks[1].index(shape[dim] as usize + 1) as u64;
-    let length = picks[2].index((shape[dim] - start) as usize + 1) as u64;
-    Some((dim, start, length))
+    shape.iter().enumerate().map(index_range).collect()
 }
 
 fn limits() -> impl Strategy<Value = Limits> {
@@ -233,8 +203,8 @@ proptest! {
         let repeat = repeat.filter(|_| !cases.is_empty());
         if let Some(picks) = &repeat {
             // Add a second region of the same tensor, which may overlap the first region.
-            let selection = selection_of(&cases[0].shape, picks).filter(|_| picks[0].index(3) > 0);
-            cases.push(Case { selection, ..cases[0].clone() });
+            let index_ranges = index_ranges_of(&cases[0].shape, Some(picks).filter(|_| picks[0].index(3) > 0));
+            cases.push(Case { index_ranges, ..cases[0].clone() });
         }
         let mut ends = [DATA_BEGIN; 3];
         let (mut regions, mut destinations, mut expectation) = (Vec::new(), Vec::new(), Vec::new());
@@ -245,19 +215,8 @@ proptest! {
             if !is_repeat {
                 ends[case.source] = entry.end;
             }
-            let (tensor, bytes) = match &case.selection {
-                None => {
-                    let bytes = (entry.begin..entry.end).map(|offset| file_byte(case.source, offset)).collect();
-                    (TensorRegion::whole(case.source, entry).unwrap(), bytes)
-                }
-                &Some(Selection::Slice(dim, start, length)) => (
-                    TensorRegion::slice(case.source, entry, dim as i64, start as i64, length as i64).unwrap(),
-                    slice_bytes(entry, case.source, dim, start, length),
-                ),
-                Some(Selection::Region(index_ranges)) => {
-                    (TensorRegion::indexed(case.source, entry, index_ranges).unwrap(), region_bytes(entry, case.source, index_ranges))
-                }
-            };
+            let tensor = TensorRegion::indexed(case.source, entry, &case.index_ranges).unwrap();
+            let bytes = region_bytes(entry, case.source, &case.index_ranges);
             prop_assert_eq!(tensor.bytes(), bytes.len() as u64);
             // Split the tensor into ranges with a destination each.
             let item_bytes = case.cast.map_or(1, |cast| cast.from.item_bytes() as usize);
@@ -295,7 +254,7 @@ proptest! {
         let ranges: Vec<_> = ranges.iter().map(|(begin, length)| 2 * begin..2 * (begin + length)).collect();
         let (mut regions, mut destinations, mut expected) = (Vec::new(), Vec::new(), Vec::new());
         for (index, range) in ranges.iter().enumerate() {
-            regions.push(TensorRegion::slice(0, tensor, 0, range.start as i64 / 2, (range.end - range.start) as i64 / 2).unwrap());
+            regions.push(slice(0, tensor, 0, range.start / 2, (range.end - range.start) / 2));
             let end = range.end - range.start;
             destinations.push(Destination { tensor: index, begin: 0, end, address: expected.len() as u64, cast });
             let bytes: Vec<u8> = range.clone().map(|offset| file_byte(0, DATA_BEGIN + offset)).collect();
@@ -345,19 +304,13 @@ fn adjacent_tensors_are_read_together_in_file_order() {
     assert_eq!(chunks.len(), 1);
     let Chunk::Staged { reads, copies, .. } = &chunks[0] else { panic!("{chunks:?}") };
     assert_eq!((reads.len(), reads[0].offset, reads[0].length, copies.len()), (1, DATA_BEGIN, 500, 50));
-}
-
-#[test]
-fn tensor_requested_twice_is_read_once() {
-    let tensor = entry(Dtype::U8, &[5000], DATA_BEGIN);
-    let regions = [TensorRegion::whole(0, tensor).unwrap(), TensorRegion::whole(0, tensor).unwrap()];
-    assert_eq!(read_bytes(&whole_plan(&regions, &LIMITS)), 5000);
+    assert_eq!(whole_plan(&regions, &Limits { copies_max: 20, ..LIMITS }).len(), 3);
 }
 
 #[test]
 fn long_rows_are_divided_between_units() {
     let tensor = entry(Dtype::F32, &[1000], DATA_BEGIN);
-    let region = TensorRegion::slice(0, tensor, 0, 30, 900).unwrap();
+    let region = slice(0, tensor, 0, 30, 900);
     let limits = Limits { in_place_bytes: Some(0), unit_bytes: 512, ..LIMITS };
     let begins: Vec<u64> = whole_plan(&[region], &limits)
         .iter()
@@ -378,9 +331,8 @@ fn columns_of_the_same_rows_are_read_once_across_chunks() {
             for begin in [DATA_BEGIN, DATA_BEGIN + 5000] {
                 let limits = Limits { chunk_bytes, alignment, gap_bytes: 1000, ..LIMITS };
                 let entry = entry(Dtype::U8, &shape, begin);
-                let columns =
-                    |slice: u64| TensorRegion::slice(0, entry, 1, (slice * 96 / slices) as i64, (96 / slices) as i64);
-                let regions: Vec<TensorRegion> = (0..slices).map(|slice| columns(slice).unwrap()).collect();
+                let columns = |index: u64| slice(0, entry, 1, index * 96 / slices, 96 / slices);
+                let regions: Vec<TensorRegion> = (0..slices).map(columns).collect();
                 let chunks = whole_plan(&regions, &limits);
                 assert_eq!(read_bytes(&chunks), 3000 * 96, "{slices} slices, {limits:?}, from byte {begin}");
             }
@@ -396,7 +348,7 @@ fn overlapping_regions_with_large_gaps_are_read_once_and_copied_together() {
         // Two regions request each half.
         let columns = [(0, 200), (200, 200), (0, 200), (200, 200)];
         let regions: Vec<TensorRegion> =
-            columns.iter().map(|&(start, length)| TensorRegion::slice(0, entry, 1, start, length).unwrap()).collect();
+            columns.iter().map(|&(start, length)| slice(0, entry, 1, start, length)).collect();
         let chunks = whole_plan(&regions, &limits);
         assert_eq!(read_bytes(&chunks), 300 * 400, "{limits:?}");
         for chunk in &chunks {
@@ -405,28 +357,30 @@ fn overlapping_regions_with_large_gaps_are_read_once_and_copied_together() {
         }
     }
     // The gap between the two columns is not read.
-    let regions = [(0, 100), (200, 200), (0, 100)]
-        .map(|(start, length)| TensorRegion::slice(0, entry, 1, start, length).unwrap());
+    let regions = [(0, 100), (200, 200), (0, 100)].map(|(start, length)| slice(0, entry, 1, start, length));
     assert_eq!(read_bytes(&whole_plan(&regions, &LIMITS)), 300 * 300);
 }
 
 #[test]
-fn rows_with_large_gaps_are_read_alone_and_copied_together() {
+fn rows_are_read_with_small_gaps_and_without_large_ones() {
     // 40 rows of 2 bytes, 100 apart.
     let tensor = entry(Dtype::U8, &[40, 100], DATA_BEGIN);
-    let chunks = whole_plan(&[TensorRegion::slice(0, tensor, 1, 7, 2).unwrap()], &LIMITS);
+    let chunks = whole_plan(&[slice(0, tensor, 1, 7, 2)], &LIMITS);
     assert_eq!(read_bytes(&chunks), 80);
     let Chunk::Staged { copies, .. } = &chunks[0] else { panic!("{chunks:?}") };
     assert_eq!((chunks.len(), copies.len(), copies[0].row_bytes), (1, 1, 80));
-}
-
-#[test]
-fn rows_with_small_gaps_are_read_together_and_copied_with_a_stride() {
+    // 40 rows of 10 bytes, 20 apart.
     let tensor = entry(Dtype::U8, &[40, 20], DATA_BEGIN);
-    let chunks = whole_plan(&[TensorRegion::slice(0, tensor, -1, 0, 10).unwrap()], &LIMITS);
+    let chunks = whole_plan(&[slice(0, tensor, 1, 0, 10)], &LIMITS);
     let Chunk::Staged { reads, copies, .. } = &chunks[0] else { panic!("{chunks:?}") };
     assert_eq!((reads.len(), copies.len()), (1, 1));
     assert_eq!((copies[0].rows, copies[0].row_bytes, copies[0].slot_stride), (40, 10, 20));
+    // Every second row.
+    let regions = indexed(&[40, 100], &[(0, 20, 2), (0, 100, 1)]);
+    assert_eq!(read_bytes(&whole_plan(&[regions], &LIMITS)), 2000);
+    // Elements with small gaps are read with the gaps, from the first element to the last.
+    let regions = indexed(&[100], &[(10, 20, 3)]);
+    assert_eq!(read_bytes(&whole_plan(&[regions], &LIMITS)), 58);
 }
 
 fn indexed(shape: &[u64], index_ranges: &[(u64, u64, u64)]) -> TensorRegion {
@@ -460,15 +414,6 @@ fn index_regions_merge_contiguous_rows() {
 }
 
 #[test]
-fn skipped_rows_are_not_read() {
-    let regions = indexed(&[40, 100], &[(0, 20, 2), (0, 100, 1)]);
-    assert_eq!(read_bytes(&whole_plan(&[regions], &LIMITS)), 2000);
-    // Elements with small gaps are read with the gaps, from the first element to the last.
-    let regions = indexed(&[100], &[(10, 20, 3)]);
-    assert_eq!(read_bytes(&whole_plan(&[regions], &LIMITS)), 58);
-}
-
-#[test]
 fn index_regions_outside_the_shape_are_rejected() {
     let tensor = entry(Dtype::F32, &[4, 6], DATA_BEGIN);
     let whole = IndexRange::whole(6);
@@ -489,19 +434,6 @@ fn index_regions_outside_the_shape_are_rejected() {
 }
 
 #[test]
-fn slices_outside_the_shape_are_rejected() {
-    let tensor = entry(Dtype::F32, &[4, 6], DATA_BEGIN);
-    for (dim, start, length) in [(2, 0, 1), (-3, 0, 1), (0, 0, 5), (0, 4, 1), (1, -1, 2), (1, 0, -1), (1, 3, i64::MAX)]
-    {
-        let error = TensorRegion::slice(0, tensor, dim, start, length).unwrap_err();
-        assert_eq!(error.kind(), Kind::InvalidArgument, "{dim} {start} {length}");
-    }
-    assert_eq!(TensorRegion::slice(0, tensor, 0, 4, 0).unwrap().bytes(), 0);
-    let scalar = entry(Dtype::F32, &[], DATA_BEGIN);
-    assert_eq!(TensorRegion::slice(0, scalar, 0, 0, 1).unwrap_err().kind(), Kind::InvalidArgument);
-}
-
-#[test]
 fn unsupported_dtypes_are_rejected_by_name() {
     for (dtype, shape) in [(Dtype::F6E2M3, [4]), (Dtype::F6E3M2, [8])] {
         let error = TensorRegion::whole(0, entry(dtype, &shape, DATA_BEGIN)).unwrap_err();
@@ -517,38 +449,25 @@ fn unsupported_dtypes_are_rejected_by_name() {
 }
 
 #[test]
-fn destination_outside_its_tensor_is_an_internal_error() {
-    let regions = [TensorRegion::whole(0, entry(Dtype::U8, &[4], DATA_BEGIN)).unwrap()];
-    for (tensor, begin, end) in [(1, 0, 1), (0, 0, 5), (0, 3, 2)] {
-        let destination = Destination { tensor, begin, end, address: 0, cast: None };
+fn destinations_that_do_not_fit_their_tensor_are_internal_errors() {
+    let regions = [TensorRegion::whole(0, entry(Dtype::BF16, &[2], DATA_BEGIN)).unwrap()];
+    let cast = Cast::new(Dtype::BF16, Dtype::F32);
+    // The last two split an element.
+    for (tensor, begin, end, cast) in
+        [(1, 0, 1, None), (0, 0, 5, None), (0, 3, 2, None), (0, 0, 3, cast), (0, 1, 4, cast)]
+    {
+        let destination = Destination { tensor, begin, end, address: 0, cast };
         assert_eq!(plan(&regions, &[destination], &LIMITS).unwrap_err().kind(), Kind::Internal);
     }
-}
-
-#[test]
-fn cast_of_a_partial_element_is_an_internal_error() {
-    let regions = [TensorRegion::whole(0, entry(Dtype::BF16, &[4], DATA_BEGIN)).unwrap()];
-    for (begin, end) in [(0, 3), (1, 4)] {
-        let cast = Cast::new(Dtype::BF16, Dtype::F32);
-        let destination = Destination { tensor: 0, begin, end, address: 0, cast };
-        assert_eq!(plan(&regions, &[destination], &LIMITS).unwrap_err().kind(), Kind::Internal);
-    }
-}
-
-#[test]
-fn chunks_have_at_most_copies_max_copies() {
-    let tensors: Vec<_> = (0..50).map(|index| entry(Dtype::U8, &[10], DATA_BEGIN + index * 10)).collect();
-    let regions: Vec<_> = tensors.iter().map(|tensor| TensorRegion::whole(0, *tensor).unwrap()).collect();
-    assert_eq!(whole_plan(&regions, &Limits { copies_max: 20, ..LIMITS }).len(), 3);
 }
 
 #[test]
 fn rows_of_overlapping_slices_are_copied_separately() {
     let tensor = entry(Dtype::U8, &[3, 300], DATA_BEGIN);
-    let slices = [(0, 290), (0, 1)];
-    let regions = slices.map(|(start, length)| TensorRegion::slice(0, tensor, 1, start, length).unwrap());
+    let columns = |length| [IndexRange::whole(3), IndexRange { start: 0, length, step: 1 }];
+    let regions = [290, 1].map(|length| TensorRegion::indexed(0, tensor, &columns(length)).unwrap());
     let execution =
         execute(&whole_plan(&regions, &LIMITS), &LIMITS, 873, std::slice::from_ref(&(tensor.begin..tensor.end)));
-    let expected = [slice_bytes(tensor, 0, 1, 0, 290), slice_bytes(tensor, 0, 1, 0, 1)].concat();
+    let expected = [region_bytes(tensor, 0, &columns(290)), region_bytes(tensor, 0, &columns(1))].concat();
     assert_eq!(execution.memory, expected);
 }

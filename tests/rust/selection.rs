@@ -32,17 +32,12 @@ fn names(selection: &Selection) -> Vec<&str> {
 }
 
 #[test]
-fn all_tensors_are_in_the_order_of_the_files() {
+fn tensors_are_in_the_order_of_the_files_or_of_the_names() {
     let fixture = fixture();
     let all = Selection::all(&fixture.checkpoint).unwrap();
     assert_eq!(names(&all), ["x", "b", "a"]);
     assert_eq!(all.in_file_order(), [0, 1, 2]);
     assert_eq!(all.regions().iter().map(|region| region.source).collect::<Vec<_>>(), [0, 1, 1]);
-}
-
-#[test]
-fn named_tensors_are_in_the_order_of_the_names() {
-    let fixture = fixture();
     let named = Selection::named(&fixture.checkpoint, &strings(["a", "x", "b", "a"])).unwrap();
     assert_eq!(names(&named), ["a", "x", "b", "a"]);
     assert_eq!(named.in_file_order(), [1, 2, 0, 3]);
@@ -69,11 +64,6 @@ fn index_ranges_must_match_the_dimensions() {
         let error = Selection::index_regions(&fixture.checkpoint, &names, wrong).err().unwrap();
         assert_eq!(error.kind(), Kind::InvalidArgument, "{wrong:?}");
     }
-}
-
-#[test]
-fn errors_name_the_file() {
-    let fixture = fixture();
     for start in [5, -1] {
         let wrong = IndexRegions { starts: &[0, start], lengths: &[1; 2], steps: &[1; 2] };
         let error = Selection::index_regions(&fixture.checkpoint, &strings(["b"]), wrong).err().unwrap();
