@@ -6,29 +6,36 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Declares the kinds of errors, each with its code.
-macro_rules! kinds {
-    ($($(#[$doc:meta])* $kind:ident = $code:literal,)*) => {
-        /// Kind of an error.
+/// Declares an enumeration whose values have names, which a method returns.
+macro_rules! named_enum {
+    ($(#[$about:meta])* $name:ident, $(#[$method_about:meta])* $method:ident: $($(#[$doc:meta])* $value:ident = $text:literal,)*) => {
+        $(#[$about])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Kind {
-            $($(#[$doc])* $kind,)*
+        pub enum $name {
+            $($(#[$doc])* $value,)*
         }
 
-        impl Kind {
-            const ALL: &[Kind] = &[$(Kind::$kind,)*];
+        impl $name {
+            /// All values.
+            pub const ALL: &[$name] = &[$($name::$value,)*];
 
-            /// Returns the code in brackets at the start of an error's text.
-            pub fn code(self) -> &'static str {
+            $(#[$method_about])*
+            pub fn $method(self) -> &'static str {
                 match self {
-                    $(Kind::$kind => $code,)*
+                    $($name::$value => $text,)*
                 }
             }
         }
     };
 }
 
-kinds! {
+pub(crate) use named_enum;
+
+named_enum! {
+    /// Kind of an error.
+    Kind,
+    /// Returns the code in brackets at the start of an error's text.
+    code:
     /// A file or directory does not exist.
     FileNotFound = "file-not-found",
     /// The operating system denied access.

@@ -18,11 +18,10 @@
 //! The result is a Chrome trace in JSON, which Perfetto opens. It contains the totals under `otherData`.
 
 mod recorder;
-mod storage;
 mod thread;
 mod trace;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, named_enum};
 use crate::os::file_system::mount_type;
 use crate::os::per_process::PerProcess;
 use recorder::Recorder;
@@ -34,109 +33,55 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Stage of a load or a save.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// Whole load, which contains all other stages except those of the headers.
-    Load,
-    /// Opens the files and merges their headers into one checkpoint.
-    Open,
-    /// Reads and checks the header of one file.
-    Header,
-    /// Resolves names, and plans reads and copies.
-    Plan,
-    /// Maps a file. The bytes are those that tensors view.
-    Map,
-    /// Reads pages of a mapped file before their first access.
-    ReadAhead,
-    /// Acquires a staging slot, and waits for one if necessary.
-    Slot,
-    /// Allocates host memory for staging.
-    Allocate,
-    /// Pins host memory for a device.
-    Pin,
-    /// Reads bytes of a file.
-    Read,
-    /// Hashes bytes for a digest, and waits for the bytes before them if the digest needs their order.
-    Hash,
-    /// Encrypts or decrypts bytes.
-    Cipher,
-    /// Copies bytes from a slot to host memory.
-    Place,
-    /// Copies bytes from a slot to host memory with a cast.
-    Cast,
-    /// Queues copies and kernels in the driver.
-    Queue,
-    /// Copies bytes from the host to a device.
-    Copy,
-    /// Scatters and casts copied bytes on a device.
-    Kernel,
-    /// Waits for a device.
-    Wait,
-    /// Whole save, which contains all other stages.
-    Save,
-    /// Copies bytes of tensors in host memory to a slot.
-    Gather,
-    /// Writes bytes to a file.
-    Write,
-    /// Flushes a file to the disk and renames it to its path.
-    Flush,
-}
-
-impl Stage {
-    /// All stages.
-    pub const ALL: [Stage; 22] = [
-        Stage::Load,
-        Stage::Open,
-        Stage::Header,
-        Stage::Plan,
-        Stage::Map,
-        Stage::ReadAhead,
-        Stage::Slot,
-        Stage::Allocate,
-        Stage::Pin,
-        Stage::Read,
-        Stage::Hash,
-        Stage::Cipher,
-        Stage::Place,
-        Stage::Cast,
-        Stage::Queue,
-        Stage::Copy,
-        Stage::Kernel,
-        Stage::Wait,
-        Stage::Save,
-        Stage::Gather,
-        Stage::Write,
-        Stage::Flush,
-    ];
-
+named_enum! {
+    /// Stage of a load or a save.
+    Stage,
     /// Returns the name of the stage in traces.
-    pub fn name(self) -> &'static str {
-        match self {
-            Stage::Load => "load",
-            Stage::Open => "open",
-            Stage::Header => "header",
-            Stage::Plan => "plan",
-            Stage::Map => "map",
-            Stage::ReadAhead => "read ahead",
-            Stage::Slot => "slot",
-            Stage::Allocate => "allocate",
-            Stage::Pin => "pin",
-            Stage::Read => "read",
-            Stage::Hash => "hash",
-            Stage::Cipher => "cipher",
-            Stage::Place => "place",
-            Stage::Cast => "cast",
-            Stage::Queue => "queue",
-            Stage::Copy => "copy",
-            Stage::Kernel => "kernel",
-            Stage::Wait => "wait",
-            Stage::Save => "save",
-            Stage::Gather => "gather",
-            Stage::Write => "write",
-            Stage::Flush => "flush",
-        }
-    }
+    name:
+    /// Whole load, which contains all other stages except those of the headers.
+    Load = "load",
+    /// Opens the files and merges their headers into one checkpoint.
+    Open = "open",
+    /// Reads and checks the header of one file.
+    Header = "header",
+    /// Resolves names, and plans reads and copies.
+    Plan = "plan",
+    /// Maps a file. The bytes are those that tensors view.
+    Map = "map",
+    /// Reads pages of a mapped file before their first access.
+    ReadAhead = "read ahead",
+    /// Acquires a staging slot, and waits for one if necessary.
+    Slot = "slot",
+    /// Allocates host memory for staging.
+    Allocate = "allocate",
+    /// Pins host memory for a device.
+    Pin = "pin",
+    /// Reads bytes of a file.
+    Read = "read",
+    /// Hashes bytes for a digest, and waits for the bytes before them if the digest needs their order.
+    Hash = "hash",
+    /// Encrypts or decrypts bytes.
+    Cipher = "cipher",
+    /// Copies bytes from a slot to host memory.
+    Place = "place",
+    /// Copies bytes from a slot to host memory with a cast.
+    Cast = "cast",
+    /// Queues copies and kernels in the driver.
+    Queue = "queue",
+    /// Copies bytes from the host to a device.
+    Copy = "copy",
+    /// Scatters and casts copied bytes on a device.
+    Kernel = "kernel",
+    /// Waits for a device.
+    Wait = "wait",
+    /// Whole save, which contains all other stages.
+    Save = "save",
+    /// Copies bytes of tensors in host memory to a slot.
+    Gather = "gather",
+    /// Writes bytes to a file.
+    Write = "write",
+    /// Flushes a file to the disk and renames it to its path.
+    Flush = "flush",
 }
 
 /// Counter of a profile.

@@ -1,8 +1,9 @@
 //! Recorded spans, totals and counters of one profile.
 
-use super::{Count, Entry, Memory, Stage, Track, now, storage};
+use super::{Count, Entry, Memory, Stage, Track, now};
 use crate::num::to_u64;
 use serde_json::Value;
+use std::fs;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,17 +19,17 @@ const SHARDS: usize = 16;
 pub struct Recorder {
     pub id: i64,
     pub begin: u64,
-    /// Value of [`storage::read_bytes`] at the start.
+    /// Value of [`read_bytes`] at the start.
     storage_bytes: Option<u64>,
     shards: [Mutex<Vec<Entry>>; SHARDS],
     kept: AtomicUsize,
-    dropped: AtomicU64,
+    pub dropped: AtomicU64,
     totals: [Total; Stage::ALL.len()],
     counts: [AtomicU64; 7],
     memory: [AtomicU64; 2],
-    readers: Mutex<Vec<Value>>,
-    missing_kernels: Mutex<Vec<Value>>,
-    errors: Mutex<Vec<ErrorNote>>,
+    pub readers: Mutex<Vec<Value>>,
+    pub missing_kernels: Mutex<Vec<Value>>,
+    pub errors: Mutex<Vec<ErrorNote>>,
 }
 
 /// Totals of a stage, including dropped spans.
@@ -54,7 +55,7 @@ impl Recorder {
         Recorder {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             begin: now(),
-            storage_bytes: storage::read_bytes(),
+            storage_bytes: read_bytes(),
             shards: Default::default(),
             kept: AtomicUsize::new(0),
             dropped: AtomicU64::new(0),
@@ -133,15 +134,11 @@ impl Recorder {
 
     /// Returns the number of bytes read from storage since the profile began, or `None` if unknown.
     pub fn storage_bytes(&self) -> Option<u64> {
-        Some(storage::read_bytes()?.saturating_sub(self.storage_bytes?))
-    }
-
-    pub fn dropped(&self) -> u64 {
-        self.dropped.load(Ordering::Relaxed)
+        Some(read_bytes()?.saturating_sub(self.storage_bytes?))
     }
 
     pub fn totals(&self) -> impl Iterator<Item = (Stage, &Total)> {
-        Stage::ALL.into_iter().zip(&self.totals)
+        Stage::ALL.iter().copied().zip(&self.totals)
     }
 
     pub fn count_of(&self, what: Count) -> u64 {
@@ -151,20 +148,15 @@ impl Recorder {
     pub fn memory_of(&self, what: Memory) -> u64 {
         self.memory.get(what as usize).map_or(0, |peak| peak.load(Ordering::Relaxed))
     }
-
-    pub fn readers(&self) -> Vec<Value> {
-        lock(&self.readers).clone()
-    }
-
-    pub fn gpus_without_kernels(&self) -> Vec<Value> {
-        lock(&self.missing_kernels).clone()
-    }
-
-    pub fn errors(&self) -> Vec<ErrorNote> {
-        lock(&self.errors).clone()
-    }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Returns the number of bytes that the kernel has read from storage for this process, or `None` if it does not count
+/// them. Hits in the page cache do not count.
+fn read_bytes() -> Option<u64> {
+    let counts = fs::read_to_string("/proc/self/io").ok()?;
+    counts.lines().find_map(|line| line.strip_prefix("read_bytes: ")?.parse().ok())
+}
+
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
 //! Converts a recording to a Chrome trace: times in microseconds since the start of the profile, one process for the
 //! loads, one for the threads and one for each GPU.
 
-use super::recorder::Recorder;
+use super::recorder::{Recorder, lock};
 use super::{Count, Entry, Memory, Track, thread};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ type Row = (i64, usize);
 /// Returns the trace of all spans recorded until `end`.
 pub fn text(recorder: &Recorder, end: u64) -> String {
     let entries = recorder.entries();
-    let errors = recorder.errors();
+    let errors = lock(&recorder.errors).clone();
     let mut loads = Loads::default();
     let rows: Vec<Row> = entries.iter().map(|entry| row_of(entry, &mut loads)).collect();
     let used: BTreeSet<Row> = rows.iter().copied().chain(errors.iter().map(|error| (HOST, error.row))).collect();
@@ -43,7 +43,7 @@ pub fn text(recorder: &Recorder, end: u64) -> String {
     }));
     let totals = json!({
         "seconds": seconds(end.saturating_sub(recorder.begin)),
-        "spans_dropped": recorder.dropped(),
+        "spans_dropped": recorder.dropped.load(Ordering::Relaxed),
         "stages": stages(recorder),
         "storage_bytes": recorder.storage_bytes(),
         "reads": recorder.count_of(Count::Reads),
@@ -55,8 +55,8 @@ pub fn text(recorder: &Recorder, end: u64) -> String {
         "rate_limits": recorder.count_of(Count::RateLimits),
         "peak_staging_bytes": recorder.memory_of(Memory::Staging),
         "peak_scratch_bytes": recorder.memory_of(Memory::Scratch),
-        "readers": recorder.readers(),
-        "missing_kernels": recorder.gpus_without_kernels(),
+        "readers": *lock(&recorder.readers),
+        "missing_kernels": *lock(&recorder.missing_kernels),
         "errors": errors.iter().map(|error| error.text.as_str()).collect::<Vec<_>>(),
     });
     format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{totals},\"traceEvents\":[\n{}\n]}}\n", events.join(",\n"))

@@ -1,12 +1,7 @@
 //! Tests of profiles and their traces. A profile records the whole process, so the tests run one at a time.
 
-use crate::host_load;
-use crate::model::Model;
 use crate::sim::exclusive;
-use fst::checkpoint::Checkpoint;
-use fst::dtype::Dtype;
 use fst::error::{Error, Kind};
-use fst::options::{Options, ReaderChoice};
 use fst::profile::{self, Count, Memory, SPANS_MAX, Stage};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -146,18 +141,6 @@ fn profile_contains_spans_that_begin_and_end_during_it() {
 }
 
 #[test]
-fn profile_cannot_be_stopped_twice() {
-    let _lock = exclusive();
-    let profile = profile::start();
-    Trace::stop(profile);
-    for invalid in [profile, -1] {
-        let error = profile::stop(invalid).unwrap_err();
-        assert_eq!(error.kind(), Kind::InvalidArgument);
-        assert!(error.to_string().contains(&format!("no profile {invalid} runs")), "{error}");
-    }
-}
-
-#[test]
 fn threads_have_separate_rows_that_later_threads_reuse() {
     let _lock = exclusive();
     const THREADS: usize = 8;
@@ -223,36 +206,4 @@ fn dropped_spans_are_counted() {
     assert_eq!(trace.events.iter().filter(|event| event["ph"] == "X").count(), SPANS_MAX);
     assert_eq!(trace.total(Stage::Read, "spans"), (SPANS_MAX + 10) as u64);
     assert_eq!(trace.total(Stage::Read, "bytes"), 2 * (SPANS_MAX + 10) as u64);
-}
-
-#[test]
-fn load_records_every_stage_and_every_byte() {
-    let _lock = exclusive();
-    let model = Model::sharded(&[(Dtype::F32, &[300, 100]), (Dtype::U8, &[10]), (Dtype::F16, &[70_000])], 2);
-    let total: usize = model.tensors.iter().map(|tensor| tensor.bytes.len()).sum();
-    let trace = Trace::of(|| {
-        let checkpoint = Arc::new(Checkpoint::open(&model.paths).unwrap());
-        let (reader, chunk_bytes, staging_bytes) = (ReaderChoice::Pread, 4 << 10, 8 << 10);
-        let options = Options { reader, chunk_bytes, staging_bytes, threads: 2, ..Options::default() };
-        let loaded = host_load::load(&checkpoint, &host_load::regions(&checkpoint), options).unwrap();
-        assert!(loaded.iter().zip(&model.tensors).all(|(found, tensor)| *found == tensor.bytes));
-    });
-    assert_eq!(trace.bytes(Stage::Read).iter().sum::<u64>(), total as u64);
-    let files: u64 = model.paths.iter().map(|path| path.metadata().unwrap().len()).sum();
-    assert_eq!(trace.bytes(Stage::Header).iter().sum::<u64>(), files - total as u64);
-    let staged = trace.bytes(Stage::Place);
-    assert_eq!(trace.bytes(Stage::Slot).len(), staged.len());
-    assert!(!staged.is_empty() && trace.summary["reads"].as_u64().unwrap() >= staged.len() as u64);
-    // Tensors are selected by name, and then the reads of two batches are planned.
-    assert_eq!((trace.bytes(Stage::Open).len(), trace.bytes(Stage::Plan).len()), (1, 3));
-    let peak = trace.summary["peak_staging_bytes"].as_u64().unwrap();
-    assert!((4 << 10..=8 << 10).contains(&peak), "{peak}");
-    let spans = trace.spans();
-    let read = spans.iter().find(|span| span.name == "read").unwrap();
-    assert_eq!(read.arguments["reader"], "pread");
-    assert_eq!(read.arguments["path"], model.paths[0].to_str().unwrap());
-    let readers = trace.summary["readers"].as_array().unwrap();
-    assert_eq!(readers.len(), 2);
-    assert_eq!(readers[0]["why"], "requested");
-    assert!(readers[0]["file_system"].is_string());
 }

@@ -1,4 +1,4 @@
-"""Names of the stages in a trace, equal to `Stage::name` in rust/profile.rs."""
+"""Names of the stages in a trace, equal to those in rust/profile.rs."""
 
 from typing import Literal, get_args
 
