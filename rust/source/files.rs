@@ -10,6 +10,7 @@ use crate::remote::find::{self, Found};
 use crate::remote::limits::FIRST_BYTES;
 use crate::remote::location::{self, Location, Service};
 use crate::remote::object::{self, Object};
+use percent_encoding::percent_decode_str;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs;
@@ -89,86 +90,86 @@ impl Files {
         if paths.is_empty() {
             return Err(Error::new(Kind::InvalidArgument, "no path was given; give at least one file"));
         }
-        let mut files = Files::default();
+        let mut resolver = Resolver { files: Files::default(), compare, check };
         for path in paths {
             let path = path.as_ref();
             match url_of(path)? {
                 Some(location) => {
-                    files.add_url(&location, compare, check)?;
-                    files.urls.push(location);
+                    resolver.add_url(&location)?;
+                    resolver.files.urls.push(location);
                 }
-                None => files.add_path(&local_path(path)?, compare)?,
+                None => resolver.add_path(&local_path(path)?)?,
             }
         }
-        Ok(files)
+        Ok(resolver.files)
     }
+}
 
-    fn add_path(&mut self, path: &Path, compare: Option<CompareIndex<'_>>) -> Result<()> {
+/// Files found so far, and how to open index files.
+struct Resolver<'a> {
+    files: Files,
+    compare: Option<CompareIndex<'a>>,
+    check: Check<'a>,
+}
+
+impl Resolver<'_> {
+    fn add_path(&mut self, path: &Path) -> Result<()> {
         let kind = fs::metadata(path).map_err(|error| Error::from_io(error, path, "cannot open"))?;
         if kind.is_dir() {
-            self.add_directory(path, compare)
+            self.add_directory(path)
         } else if file_name(path).ends_with(INDEX_SUFFIX) {
-            self.add_index(path, compare)
+            self.add_index(path)
         } else {
-            self.places.push(Place::Path(path.to_path_buf()));
+            self.files.places.push(Place::Path(path.to_path_buf()));
             Ok(())
         }
     }
 
-    fn add_directory(&mut self, directory: &Path, compare: Option<CompareIndex<'_>>) -> Result<()> {
+    fn add_directory(&mut self, directory: &Path) -> Result<()> {
         let failed = |error: io::Error| Error::from_io(error, directory, "cannot list");
         let mut names = Vec::new();
         for entry in fs::read_dir(directory).map_err(failed)? {
             names.push(entry.map_err(failed)?.file_name());
         }
         match choose(names).map_err(|error| error.at(directory))? {
-            Chosen::Index(name) => self.add_index(&directory.join(name), compare),
+            Chosen::Index(name) => self.add_index(&directory.join(name)),
             Chosen::Files(names) => {
                 let places = names.into_iter().map(|name| Place::Path(directory.join(name)));
                 let shown = absolute(directory);
-                self.add_listing(directory, shown.trim_end_matches('/').to_owned(), false, places);
+                self.add_listing(directory, shown.trim_end_matches('/'), false, places);
                 Ok(())
             }
         }
     }
 
-    fn add_url(&mut self, location: &Location, compare: Option<CompareIndex<'_>>, check: Check<'_>) -> Result<()> {
+    fn add_url(&mut self, location: &Location) -> Result<()> {
         // The Hub resolves the revision in the URL of any file.
         let found = if location.key().ends_with(TENSORS_SUFFIX) && location.service() != Service::Hub {
             Found::Object(location.clone())
         } else {
-            find::find(location, &[INDEX_SUFFIX, FILE_SUFFIX], check)?
+            find::find(location, &[INDEX_SUFFIX, FILE_SUFFIX], self.check)?
         };
         match found {
-            Found::Local(path) => self.add_path(&path, compare),
-            Found::Object(location) if location.key().ends_with(INDEX_SUFFIX) => {
-                self.add_remote_index(&location, compare, check)
-            }
+            Found::Local(path) => self.add_path(&path),
+            Found::Object(location) if location.key().ends_with(INDEX_SUFFIX) => self.add_remote_index(&location),
             Found::Object(location) => {
-                self.places.push(Place::Url(location));
+                self.files.places.push(Place::Url(location));
                 Ok(())
             }
-            Found::Opened(object) if object.location().key().ends_with(INDEX_SUFFIX) => {
-                self.add_opened_index(&object, compare, check)
-            }
+            Found::Opened(object) if object.location().key().ends_with(INDEX_SUFFIX) => self.add_opened_index(&object),
             Found::Opened(object) => {
-                self.places.push(Place::Opened(Arc::new(object)));
+                self.files.places.push(Place::Opened(Arc::new(object)));
                 Ok(())
             }
             Found::Prefix(prefix, names) => {
                 let child = |name: &OsString| prefix.child(&name.to_string_lossy());
                 let names = names.into_iter().map(OsString::from);
                 match choose(names).map_err(|error| error.at(prefix.to_string()))? {
-                    Chosen::Index(name) => self.add_remote_index(&child(&name), compare, check),
+                    Chosen::Index(name) => self.add_remote_index(&child(&name)),
                     Chosen::Files(names) => {
                         let shown = prefix.to_string();
-                        let directory = shown.trim_end_matches('/').to_owned();
-                        self.add_listing(
-                            Path::new(&shown),
-                            directory,
-                            false,
-                            names.iter().map(|name| Place::Url(child(name))),
-                        );
+                        let places = names.iter().map(|name| Place::Url(child(name)));
+                        self.add_listing(Path::new(&shown), shown.trim_end_matches('/'), false, places);
                         Ok(())
                     }
                 }
@@ -176,7 +177,7 @@ impl Files {
         }
     }
 
-    fn add_index(&mut self, index: &Path, compare: Option<CompareIndex<'_>>) -> Result<()> {
+    fn add_index(&mut self, index: &Path) -> Result<()> {
         let (file, metadata) = open_regular(index)?;
         let length = metadata.len();
         if length > INDEX_BYTES_MAX {
@@ -185,7 +186,7 @@ impl Files {
         }
         // A file that grows meanwhile is read only up to its length at the start.
         let mut file = file.take(length);
-        let (is_compared, shards) = match compare {
+        let (is_compared, shards) = match self.compare {
             None => (false, index::read(file)),
             Some(compare) => {
                 let mut bytes = Vec::new();
@@ -195,35 +196,29 @@ impl Files {
         };
         let shards = shards.map_err(|fault| fault.at(index))?;
         let directory = index.parent().unwrap_or(Path::new(""));
-        let shown = parent_of(&absolute(index)).to_owned();
-        self.add_shards(index, shown, is_compared, shards, |name| Place::Path(directory.join(name)));
+        self.add_shards(index, parent_of(&absolute(index)), is_compared, shards, |name| {
+            Place::Path(directory.join(name))
+        });
         Ok(())
     }
 
-    fn add_remote_index(
-        &mut self,
-        index: &Location,
-        compare: Option<CompareIndex<'_>>,
-        check: Check<'_>,
-    ) -> Result<()> {
-        self.add_opened_index(&object::open(index, FIRST_BYTES, check)?, compare, check)
+    fn add_remote_index(&mut self, index: &Location) -> Result<()> {
+        self.add_opened_index(&object::open(index, FIRST_BYTES, self.check)?)
     }
 
-    fn add_opened_index(&mut self, index: &Object, compare: Option<CompareIndex<'_>>, check: Check<'_>) -> Result<()> {
-        let bytes = find::read_all(index, INDEX_BYTES_MAX, check)?;
-        let is_compared = compare.map_or(Ok(false), |compare| compare(index.path(), &bytes))?;
+    fn add_opened_index(&mut self, index: &Object) -> Result<()> {
+        let bytes = find::read_all(index, INDEX_BYTES_MAX, self.check)?;
+        let is_compared = self.compare.map_or(Ok(false), |compare| compare(index.path(), &bytes))?;
         let shards = index::read(bytes.as_slice()).map_err(|fault| fault.at(index.path()))?;
-        let directory = parent_of(&index.location().to_string()).to_owned();
-        self.add_shards(index.path(), directory, is_compared, shards, |name| {
-            Place::Url(index.location().sibling(name))
-        });
+        let place_of = |name: &str| Place::Url(index.location().sibling(name));
+        self.add_shards(index.path(), parent_of(&index.location().to_string()), is_compared, shards, place_of);
         Ok(())
     }
 
     fn add_shards(
         &mut self,
         index: &Path,
-        directory: String,
+        directory: &str,
         is_compared: bool,
         shards: BTreeMap<String, BTreeSet<String>>,
         place_of: impl Fn(&str) -> Place,
@@ -231,8 +226,8 @@ impl Files {
         let path: Arc<Path> = Arc::from(index);
         let mut places = Vec::with_capacity(shards.len());
         for (file, names) in shards {
-            let position = self.places.len() + places.len();
-            self.index_entries.extend(names.into_iter().map(|name| IndexEntry {
+            let position = self.files.places.len() + places.len();
+            self.files.index_entries.extend(names.into_iter().map(|name| IndexEntry {
                 name,
                 file: position,
                 index: Arc::clone(&path),
@@ -242,11 +237,12 @@ impl Files {
         self.add_listing(index, directory, is_compared, places.into_iter());
     }
 
-    fn add_listing(&mut self, path: &Path, directory: String, is_compared: bool, places: impl Iterator<Item = Place>) {
-        let begin = self.places.len();
-        self.places.extend(places);
-        let files = begin..self.places.len();
-        self.listings.push(Listing { path: path.to_path_buf(), directory, files, is_compared });
+    fn add_listing(&mut self, path: &Path, directory: &str, is_compared: bool, places: impl Iterator<Item = Place>) {
+        let begin = self.files.places.len();
+        self.files.places.extend(places);
+        let files = begin..self.files.places.len();
+        let (path, directory) = (path.to_path_buf(), directory.to_owned());
+        self.files.listings.push(Listing { path, directory, files, is_compared });
     }
 }
 
@@ -303,33 +299,11 @@ pub fn local_path(path: &Path) -> Result<PathBuf> {
     if !rest.starts_with('/') {
         return refused("a file:// URL names a path of this machine; write file:///path");
     }
-    let decoded = decode_percent(rest);
+    let decoded: Vec<u8> = percent_decode_str(rest).collect();
     if decoded.contains(&0) {
         return refused("a path cannot contain a NUL byte");
     }
     Ok(PathBuf::from(OsString::from_vec(decoded)))
-}
-
-/// Replaces `%` and two hexadecimal digits with the byte for which they stand.
-fn decode_percent(text: &str) -> Vec<u8> {
-    let mut decoded = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, after)) = rest.split_first() {
-        let digits =
-            (byte == b'%').then(|| after.get(..2)).flatten().and_then(|digits| std::str::from_utf8(digits).ok());
-        let value = digits.filter(|digits| digits.chars().all(|c| c.is_ascii_hexdigit()));
-        match value.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-            Some(value) => {
-                decoded.push(value);
-                rest = after.get(2..).unwrap_or_default();
-            }
-            None => {
-                decoded.push(byte);
-                rest = after;
-            }
-        }
-    }
-    decoded
 }
 
 /// Checks that a path can be that of a local file.

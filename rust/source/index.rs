@@ -4,7 +4,9 @@
 //! anything.
 
 use crate::error::{Error, Kind, Result};
-use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+use serde_json::error::Category;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io::{BufReader, Read};
@@ -20,22 +22,12 @@ type Shards = BTreeMap<String, BTreeSet<String>>;
 /// # Errors
 /// `malformed`, without the path of the index; `io` if reading fails.
 pub(super) fn read(file: impl Read) -> Result<Shards> {
-    let mut failed_name = None;
     let mut parser = serde_json::Deserializer::from_reader(BufReader::new(file));
-    let parsed =
-        IndexSeed { failed_name: &mut failed_name }.deserialize(&mut parser).and_then(|map| parser.end().map(|()| map));
-    parsed.map_err(|error| {
-        let fault = match error.classify() {
-            serde_json::error::Category::Io => Error::new(Kind::Io, format!("cannot read: {error}")),
-            serde_json::error::Category::Data => {
-                Error::new(Kind::Malformed, format!("the index is not valid: {error}"))
-            }
-            _ => Error::new(Kind::Malformed, format!("the index is not JSON: {error}")),
-        };
-        match failed_name {
-            Some(name) => fault.tensor(name),
-            None => fault,
-        }
+    let parsed = parser.deserialize_map(IndexVisitor).and_then(|shards| parser.end().map(|()| shards));
+    parsed.map_err(|error| match error.classify() {
+        Category::Io => Error::new(Kind::Io, format!("cannot read: {error}")),
+        Category::Data => Error::new(Kind::Malformed, format!("the index is not valid: {error}")),
+        _ => Error::new(Kind::Malformed, format!("the index is not JSON: {error}")),
     })
 }
 
@@ -44,19 +36,9 @@ fn is_inside(file: &str) -> bool {
     !file.is_empty() && Path::new(file).components().all(|part| matches!(part, Component::Normal(_)))
 }
 
-struct IndexSeed<'a> {
-    /// Tensor at which parsing failed, which an error of `serde_json` cannot hold.
-    failed_name: &'a mut Option<String>,
-}
+struct IndexVisitor;
 
-impl<'de> DeserializeSeed<'de> for IndexSeed<'_> {
-    type Value = Shards;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Self::Value, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for IndexSeed<'_> {
+impl<'de> Visitor<'de> for IndexVisitor {
     type Value = Shards;
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "an object with an object {WEIGHT_MAP:?} of tensor names to file names")
@@ -66,7 +48,7 @@ impl<'de> Visitor<'de> for IndexSeed<'_> {
         while let Some(key) = map.next_key::<String>()? {
             if key != WEIGHT_MAP {
                 map.next_value::<IgnoredAny>()?;
-            } else if shards.replace(map.next_value_seed(WeightMapSeed { failed_name: self.failed_name })?).is_some() {
+            } else if shards.replace(map.next_value::<WeightMap>()?.0).is_some() {
                 return Err(A::Error::custom(format!("the key {WEIGHT_MAP:?} occurs twice")));
             }
         }
@@ -75,57 +57,40 @@ impl<'de> Visitor<'de> for IndexSeed<'_> {
     }
 }
 
-struct WeightMapSeed<'a> {
-    failed_name: &'a mut Option<String>,
-}
+struct WeightMap(Shards);
 
-impl<'de> DeserializeSeed<'de> for WeightMapSeed<'_> {
-    type Value = Shards;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Self::Value, D::Error> {
-        deserializer.deserialize_map(self)
+impl<'de> Deserialize<'de> for WeightMap {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_map(WeightMapVisitor)
     }
 }
 
-impl<'de> Visitor<'de> for WeightMapSeed<'_> {
-    type Value = Shards;
+struct WeightMapVisitor;
+
+impl<'de> Visitor<'de> for WeightMapVisitor {
+    type Value = WeightMap;
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "an object {WEIGHT_MAP:?} of tensor names to file names")
     }
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
         let mut shards = Shards::new();
         while let Some(name) = map.next_key::<String>()? {
-            let file = match map.next_value_seed(FileSeed) {
-                Ok(file) => file,
-                Err(error) => {
-                    *self.failed_name = Some(name);
-                    return Err(error);
+            match map.next_value()? {
+                FileName::Text(file) if is_inside(&file) => shards.entry(file).or_default().insert(name),
+                _ => {
+                    return Err(A::Error::custom(format!(
+                        "tensor {name:?}: expected the name of a file beside the index"
+                    )));
                 }
             };
-            shards.entry(file).or_default().insert(name);
         }
-        Ok(shards)
+        Ok(WeightMap(shards))
     }
 }
 
-/// Name of a file beside the index.
-struct FileSeed;
-
-impl<'de> DeserializeSeed<'de> for FileSeed {
-    type Value = String;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Self::Value, D::Error> {
-        deserializer.deserialize_str(self)
-    }
-}
-
-impl Visitor<'_> for FileSeed {
-    type Value = String;
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the name of a file beside the index")
-    }
-    fn visit_str<E: serde::de::Error>(self, file: &str) -> std::result::Result<Self::Value, E> {
-        match is_inside(file) {
-            true => Ok(file.to_owned()),
-            false => Err(E::invalid_value(serde::de::Unexpected::Str(file), &self)),
-        }
-    }
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum FileName {
+    Text(String),
+    Other(IgnoredAny),
 }
