@@ -33,13 +33,6 @@ const READERS: [(&str, ReaderChoice); 5] = [
     ("gds", ReaderChoice::Gds),
 ];
 
-impl FromStr for ReaderChoice {
-    type Err = ();
-    fn from_str(text: &str) -> std::result::Result<Self, ()> {
-        READERS.iter().find(|(name, _)| *name == text).map(|(_, choice)| *choice).ok_or(())
-    }
-}
-
 /// Upper bound for staging memory, in bytes.
 pub const STAGING_BYTES_MAX: usize = 256 << 20;
 /// Lower bound for the chunk size, in bytes: one page, because slots are page-aligned.
@@ -115,10 +108,12 @@ impl Options {
         Ok(Options {
             reader: match variable("FST_READER") {
                 None => defaults.reader,
-                Some(text) => text.parse().map_err(|()| {
-                    let names = READERS.map(|(name, _)| name).join(", ");
-                    Error::new(Kind::InvalidArgument, format!("FST_READER is {text:?}; it may be one of {names}"))
-                })?,
+                Some(text) => {
+                    READERS.into_iter().find(|(name, _)| *name == text).map(|(_, choice)| choice).ok_or_else(|| {
+                        let names = READERS.map(|(name, _)| name).join(", ");
+                        Error::new(Kind::InvalidArgument, format!("FST_READER is {text:?}; it may be one of {names}"))
+                    })?
+                }
             },
             chunk_bytes: number("FST_CHUNK_BYTES", CHUNK_BYTES_MIN..=STAGING_BYTES_MAX)?
                 .unwrap_or(defaults.chunk_bytes)

@@ -97,14 +97,16 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Writes a file of tensors of these sizes.
+/// Lays out a file of tensors of these sizes.
+fn layout_of(sizes: &[u64]) -> Layout {
+    let tensor = |(index, &size): (usize, &u64)| {
+        Tensor::new(format!("layers.{index:06}.weight"), Dtype::U8, vec![size]).unwrap()
+    };
+    Layout::new(&sizes.iter().enumerate().map(tensor).collect::<Vec<_>>(), &None).unwrap()
+}
+
 fn write_file(path: &Path, sizes: &[u64]) {
-    let tensors: Vec<Tensor> = sizes
-        .iter()
-        .enumerate()
-        .map(|(index, &size)| Tensor::new(format!("layers.{index:06}.weight"), Dtype::U8, vec![size]).unwrap())
-        .collect();
-    let layout = Layout::new(&tensors, &None).unwrap();
+    let layout = layout_of(sizes);
     let mut file = File::create(path).unwrap();
     file.write_all(layout.header()).unwrap();
     let block = vec![7; 1 << 20];
@@ -117,9 +119,12 @@ fn write_file(path: &Path, sizes: &[u64]) {
     file.sync_all().unwrap();
 }
 
-fn destination(tensor: usize, region: &TensorRegion) -> Destination {
-    let address = DEVICE_BASE + region.range.begin.next_multiple_of(512);
-    Destination { tensor, begin: 0, end: region.bytes(), address, cast: None }
+fn destinations(regions: &[TensorRegion]) -> Vec<Destination> {
+    let destination = |(tensor, region): (usize, &TensorRegion)| {
+        let address = DEVICE_BASE + region.range.begin.next_multiple_of(512);
+        Destination { tensor, begin: 0, end: region.bytes(), address, cast: None }
+    };
+    regions.iter().enumerate().map(destination).collect()
 }
 
 fn scratch(bytes: usize) -> Scratch {
@@ -131,9 +136,7 @@ fn load(selection: &Selection, options: Options) {
     let regions = selection.regions();
     let cuda = Arc::new(Cuda::open(0, 0).unwrap());
     let mut transfer = Transfer::open(selection.checkpoint(), Arc::clone(regions), cuda, options).unwrap();
-    let destinations: Vec<Destination> =
-        regions.iter().enumerate().map(|(index, region)| destination(index, region)).collect();
-    let batch = transfer.planner().prepare(&destinations).unwrap();
+    let batch = transfer.planner().prepare(&destinations(regions)).unwrap();
     let scratch = scratch(batch.scratch_bytes());
     // SAFETY: the null driver accesses no memory.
     unsafe { transfer.fill(&batch, scratch) }.unwrap();
@@ -153,9 +156,7 @@ fn stream(checkpoint: &Arc<Checkpoint>) {
     let cuda = Arc::new(Cuda::open(0, 0).unwrap());
     let stream =
         Stream::open(checkpoint, Arc::clone(regions), cuda, Options::from_env().unwrap(), Order::Submitted).unwrap();
-    let destinations: Vec<Destination> =
-        regions.iter().enumerate().map(|(index, region)| destination(index, region)).collect();
-    let batch = stream.planner().prepare(&destinations).unwrap();
+    let batch = stream.planner().prepare(&destinations(regions)).unwrap();
     let scratch = scratch(batch.scratch_bytes());
     let tensors: Vec<usize> = (0..regions.len()).collect();
     // SAFETY: the null driver accesses no memory.
@@ -173,12 +174,6 @@ fn stream(checkpoint: &Arc<Checkpoint>) {
 }
 
 fn save(sizes: &[u64], path: &Path) {
-    let tensors: Vec<Tensor> = sizes
-        .iter()
-        .enumerate()
-        .map(|(index, &size)| Tensor::new(format!("layers.{index:06}.weight"), Dtype::U8, vec![size]).unwrap())
-        .collect();
-    let layout = Layout::new(&tensors, &None).unwrap();
     let memory: Arc<dyn SourceMemory> = Arc::new(Cuda::open(0, 0).unwrap());
     let extents: Vec<Extent> = sizes
         .iter()
@@ -187,7 +182,7 @@ fn save(sizes: &[u64], path: &Path) {
         .collect();
     let output = OutputFile::create(path, Box::new(Linux)).unwrap();
     let streams = vec![DeviceStream { memory, stream: 0 }];
-    let mut save = Save::begin(layout, output, streams, &Options::from_env().unwrap()).unwrap();
+    let mut save = Save::begin(layout_of(sizes), output, streams, &Options::from_env().unwrap()).unwrap();
     let scratch: Vec<Scratch> = save.scratch_bytes(&extents).into_iter().map(scratch).collect();
     // SAFETY: the null driver accesses no memory.
     unsafe { save.append(&extents, &scratch) }.unwrap();

@@ -99,17 +99,14 @@ impl Cast {
     }
 
     #[inline(always)]
+    #[allow(clippy::cast_precision_loss, reason = "casts round")]
     fn run_block(self, source: &[u8], target: &mut [u8], scratch: &mut Scratch) {
         let Scratch { values, halves } = scratch;
         match (self.from, self.to) {
             (Dtype::I32, Dtype::F64) => map(source, target, |bytes| f64::from(i32::from_le_bytes(bytes)).to_le_bytes()),
             (Dtype::U32, Dtype::F64) => map(source, target, |bytes| f64::from(u32::from_le_bytes(bytes)).to_le_bytes()),
-            (Dtype::I64, Dtype::F64) => {
-                map(source, target, |bytes| rounded::f64_of_i64(i64::from_le_bytes(bytes)).to_le_bytes());
-            }
-            (Dtype::U64, Dtype::F64) => {
-                map(source, target, |bytes| rounded::f64_of_u64(u64::from_le_bytes(bytes)).to_le_bytes());
-            }
+            (Dtype::I64, Dtype::F64) => map(source, target, |bytes| (i64::from_le_bytes(bytes) as f64).to_le_bytes()),
+            (Dtype::U64, Dtype::F64) => map(source, target, |bytes| (u64::from_le_bytes(bytes) as f64).to_le_bytes()),
             // Aligned f32 values are used in place.
             (Dtype::F32, _) if let Ok(values) = <[f32]>::ref_from_bytes(source) => self.narrow(values, target, halves),
             (_, Dtype::F32) if let Ok(values) = <[f32]>::mut_from_bytes(target) => self.widen(source, values, halves),
@@ -121,6 +118,7 @@ impl Cast {
     }
 
     #[inline(always)]
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "casts round")]
     fn widen(self, source: &[u8], values: &mut [f32], halves: &mut [f16]) {
         match self.from {
             Dtype::Bool => load(source, values, |[byte]| f32::from(u8::from(byte != 0))),
@@ -128,10 +126,10 @@ impl Cast {
             Dtype::I8 => load(source, values, |bytes| f32::from(i8::from_le_bytes(bytes))),
             Dtype::U16 => load(source, values, |bytes| f32::from(u16::from_le_bytes(bytes))),
             Dtype::I16 => load(source, values, |bytes| f32::from(i16::from_le_bytes(bytes))),
-            Dtype::U32 => load(source, values, |bytes| rounded::f32_of_u32(u32::from_le_bytes(bytes))),
-            Dtype::I32 => load(source, values, |bytes| rounded::f32_of_i32(i32::from_le_bytes(bytes))),
-            Dtype::U64 => load(source, values, |bytes| rounded::f32_of_u64(u64::from_le_bytes(bytes))),
-            Dtype::I64 => load(source, values, |bytes| rounded::f32_of_i64(i64::from_le_bytes(bytes))),
+            Dtype::U32 => load(source, values, |bytes| u32::from_le_bytes(bytes) as f32),
+            Dtype::I32 => load(source, values, |bytes| i32::from_le_bytes(bytes) as f32),
+            Dtype::U64 => load(source, values, |bytes| u64::from_le_bytes(bytes) as f32),
+            Dtype::I64 => load(source, values, |bytes| i64::from_le_bytes(bytes) as f32),
             Dtype::F16 => {
                 if let Ok(halves) = <[f16]>::ref_from_bytes(source) {
                     values_of(halves, values);
@@ -142,7 +140,7 @@ impl Cast {
             }
             Dtype::BF16 => load(source, values, |bytes| f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)),
             Dtype::F32 => load(source, values, |bytes| f32::from_bits(u32::from_le_bytes(bytes))),
-            Dtype::F64 => load(source, values, |bytes| rounded::f32_of_f64(f64::from_le_bytes(bytes))),
+            Dtype::F64 => load(source, values, |bytes| f64::from_le_bytes(bytes) as f32),
             Dtype::F8E4M3 => load(source, values, |[byte]| float8::E4M3_VALUES.of(byte)),
             Dtype::F8E5M2 => load(source, values, |[byte]| float8::E5M2_VALUES.of(byte)),
             Dtype::F8E4M3Fnuz => load(source, values, |[byte]| float8::E4M3_FNUZ_VALUES.of(byte)),
@@ -244,43 +242,4 @@ fn bf16_bits(value: f32, nan: u16) -> u16 {
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
     let [_, _, low, high] = rounded.to_le_bytes();
     if value.is_nan() { nan } else { u16::from_le_bytes([low, high]) }
-}
-
-/// Rounding conversions, exempt from the lints against lossy casts.
-#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
-mod rounded {
-    #[inline(always)]
-    pub fn f32_of_i32(value: i32) -> f32 {
-        value as f32
-    }
-
-    #[inline(always)]
-    pub fn f32_of_u32(value: u32) -> f32 {
-        value as f32
-    }
-
-    #[inline(always)]
-    pub fn f32_of_i64(value: i64) -> f32 {
-        value as f32
-    }
-
-    #[inline(always)]
-    pub fn f32_of_u64(value: u64) -> f32 {
-        value as f32
-    }
-
-    #[inline(always)]
-    pub fn f32_of_f64(value: f64) -> f32 {
-        value as f32
-    }
-
-    #[inline(always)]
-    pub fn f64_of_i64(value: i64) -> f64 {
-        value as f64
-    }
-
-    #[inline(always)]
-    pub fn f64_of_u64(value: u64) -> f64 {
-        value as f64
-    }
 }

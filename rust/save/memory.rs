@@ -1,6 +1,5 @@
 //! Memory that a save reads: of the host, of mapped files or of a GPU. Tensors of one file may be in several.
 
-use crate::device::host::Host;
 use crate::device::{CopyInFlight, Device, Fetch, Pinned, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
@@ -11,16 +10,24 @@ use crate::profile::{self, Stage};
 /// Memory of one device, from which a save copies bytes to slots.
 pub trait SourceMemory: Send + Sync {
     /// Pins host memory for the device, or returns `None` if the device does not need or cannot have pinned memory.
-    fn pin(&self, memory: &mut [u8]) -> Option<Pinned>;
+    fn pin(&self, _: &mut [u8]) -> Option<Pinned> {
+        None
+    }
 
     /// Returns the NUMA node of the device, or `None` if the machine has only one node.
-    fn node(&self) -> Option<Node>;
+    fn node(&self) -> Option<Node> {
+        None
+    }
 
     /// Returns the best slot size in bytes, at most `slot_bytes_max`.
-    fn slot_bytes(&self, slot_bytes_max: usize) -> usize;
+    fn slot_bytes(&self, slot_bytes_max: usize) -> usize {
+        slot_bytes_max
+    }
 
     /// Returns how much device memory fetches of `count` pieces through slots of `slot_bytes` bytes can use, in bytes.
-    fn gather_bytes(&self, slot_bytes: usize, count: usize) -> usize;
+    fn gather_bytes(&self, _slot_bytes: usize, _count: usize) -> usize {
+        0
+    }
 
     /// Orders later fetches after the work that is queued on the caller's `stream`. They may use the scratch memory.
     ///
@@ -78,22 +85,6 @@ impl Mapped {
 }
 
 impl SourceMemory for Mapped {
-    fn pin(&self, memory: &mut [u8]) -> Option<Pinned> {
-        SourceMemory::pin(&Host, memory)
-    }
-
-    fn node(&self) -> Option<Node> {
-        SourceMemory::node(&Host)
-    }
-
-    fn slot_bytes(&self, slot_bytes_max: usize) -> usize {
-        SourceMemory::slot_bytes(&Host, slot_bytes_max)
-    }
-
-    fn gather_bytes(&self, slot_bytes: usize, count: usize) -> usize {
-        SourceMemory::gather_bytes(&Host, slot_bytes, count)
-    }
-
     fn begin(&self, _: u64, _: Scratch) -> Result<()> {
         Ok(())
     }

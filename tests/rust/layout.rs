@@ -74,18 +74,6 @@ proptest! {
 }
 
 #[test]
-fn every_pair_of_dtypes_is_in_the_order_of_the_safetensors_crate() {
-    for first in Dtype::all() {
-        for second in Dtype::all() {
-            let tensors = [("a".to_owned(), first, vec![8]), ("b".to_owned(), second, vec![8])];
-            let ours = tensors.clone().map(|(name, dtype, shape)| Tensor::new(name, dtype, shape).unwrap());
-            let layout = Layout::new(&ours, &None).unwrap();
-            assert_eq!(layout.header(), reference_header(&tensors, None), "{first} {second}");
-        }
-    }
-}
-
-#[test]
 fn metadata_are_sorted() {
     let metadata = ["b", "a", "c"].map(|key| (key.to_owned(), key.to_uppercase()));
     let layout = Layout::new(&[], &Some(BTreeMap::from(metadata))).unwrap();

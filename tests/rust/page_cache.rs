@@ -10,7 +10,7 @@ use fst::plan::Read;
 use fst::reader::page_cache::{self, Run};
 use fst::reader::ring::Linux;
 use fst::reader::uring::Rings;
-use fst::reader::{self, ReaderKind, SlotBuffer};
+use fst::reader::{self, Opened, ReaderKind, SlotBuffer};
 use fst::staging::{Request, pool};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -37,6 +37,11 @@ fn warm_up(path: &Path, ranges: &[(u64, usize)]) {
         let mut into = vec![0; length];
         FileExt::read_exact_at(&file.file, &mut into, begin).unwrap();
     }
+}
+
+fn open(path: &Path, reader: ReaderChoice, drop_cache: bool) -> Opened {
+    let options = Options { reader, threads: 2, drop_cache, ..Options::default() };
+    reader::open(&options, &files::source(path), &Arc::new(Rings::new(Linux, &options))).unwrap()
 }
 
 /// Reads the whole file in chunks of 1 MiB, and checks the bytes.
@@ -143,21 +148,21 @@ fn drop_cache_leaves_the_page_cache_unchanged() {
     let directory = TempDir::new().unwrap();
     let neighbour = directory.path().join("neighbour");
     std::fs::write(&neighbour, vec![1; 1 << 20]).unwrap();
+    let (path, bytes) = file(&directory, &[]);
+    read_all(&*open(&path, ReaderChoice::Pread, false).reader, &bytes);
+    assert!(files::cached_count(&path) > files::cached_pages(&path).len() / 2, "without drop_cache, pages stay cached");
     for warm in [vec![], vec![(0, FILE_BYTES - 1000)], vec![(8192, 1), ((1 << 20) - 1, 2), (3 << 20, 1 << 20)]] {
         for choice in [ReaderChoice::Auto, ReaderChoice::Pread, ReaderChoice::Mmap, ReaderChoice::Uring] {
             let (path, bytes) = file(&directory, &warm);
             File::open(&path).unwrap().sync_all().unwrap();
             let before = files::cached_pages(&path);
             let neighbours = files::cached_count(&neighbour);
-            let options = Options { reader: choice, threads: 2, drop_cache: true, ..Options::default() };
-            let rings = Arc::new(Rings::new(Linux, &options));
-            let source = files::source(&path);
-            let opened = reader::open(&options, &source, &rings).unwrap();
+            let opened = open(&path, choice, true);
             read_all(&*opened.reader, &bytes);
             let mut into = vec![0; 100_000];
             opened.reader.read(2_000_000, &mut into, &|| Ok(())).unwrap();
             assert!(into == bytes[2_000_000..2_100_000]);
-            drop((opened, source));
+            drop(opened);
             let after = files::cached_pages(&path);
             let came = before.iter().zip(&after).filter(|(before, after)| !**before && **after).count();
             assert_eq!(came, 0, "{choice:?}, warm {warm:?}");
@@ -169,24 +174,11 @@ fn drop_cache_leaves_the_page_cache_unchanged() {
 }
 
 #[test]
-fn pages_stay_cached_without_drop_cache() {
-    let directory = TempDir::new().unwrap();
-    let (path, bytes) = file(&directory, &[]);
-    let options = Options { reader: ReaderChoice::Pread, ..Options::default() };
-    let rings = Arc::new(Rings::new(Linux, &options));
-    let opened = reader::open(&options, &files::source(&path), &rings).unwrap();
-    read_all(&*opened.reader, &bytes);
-    assert!(files::cached_count(&path) > files::cached_pages(&path).len() / 2);
-}
-
-#[test]
 fn gaps_of_cached_files_are_skipped() {
     let directory = TempDir::new().unwrap();
     let gap_bytes = |warm: &[(u64, usize)]| {
         let (path, _) = file(&directory, warm);
-        let options = Options { reader: ReaderChoice::Pread, ..Options::default() };
-        let rings = Arc::new(Rings::new(Linux, &options));
-        reader::open::<Linux>(&options, &files::source(&path), &rings).unwrap().limits().gap_bytes
+        open(&path, ReaderChoice::Pread, false).limits().gap_bytes
     };
     let cold = gap_bytes(&[]);
     assert!(gap_bytes(&[(0, FILE_BYTES - 1000)]) < cold);

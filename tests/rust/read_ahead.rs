@@ -23,7 +23,7 @@ fn cold_file(directory: &TempDir) -> (Arc<LocalFile>, Arc<Mapping>) {
 }
 
 /// Counts cached pages among every 64th page of a range.
-fn cached_pages(source: &LocalFile, pages: std::ops::Range<usize>) -> usize {
+fn cached_pages(source: &LocalFile, pages: Range<usize>) -> usize {
     pages
         .step_by(64)
         .filter(|page| {
@@ -36,6 +36,14 @@ fn cached_pages(source: &LocalFile, pages: std::ops::Range<usize>) -> usize {
         .count()
 }
 
+fn wait_until(what: &str, is_done: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !is_done() {
+        assert!(begin.elapsed() < Duration::from_secs(30), "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn ranges_of_an_uncached_file_are_read_ahead() {
     let directory = TempDir::new().unwrap();
@@ -44,11 +52,7 @@ fn ranges_of_an_uncached_file_are_read_ahead() {
     read_ahead::start(&source, &mapping, ranges.into_iter(), false);
     let pages = 0..(16 << 20) / PAGE_BYTES;
     let all = pages.len().div_ceil(64);
-    let begin = Instant::now();
-    while cached_pages(&source, pages.clone()) < all {
-        assert!(begin.elapsed() < Duration::from_secs(30), "the pages were not read");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("the pages are read", || cached_pages(&source, pages.clone()) >= all);
 }
 
 #[test]
@@ -59,11 +63,7 @@ fn read_ahead_ends_with_the_mapping() {
     read_ahead::start(&source, &mapping, std::iter::once(range), false);
     drop(mapping);
     // The threads hold references to the file until they end.
-    let begin = Instant::now();
-    while Arc::strong_count(&source) > 1 {
-        assert!(begin.elapsed() < Duration::from_secs(30), "a thread runs without a mapping");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("the threads have ended", || Arc::strong_count(&source) == 1);
 }
 
 /// Returns how many pages are cached after the first byte of each range was used.

@@ -44,8 +44,20 @@ pub fn sample(sizes: &[usize]) -> Vec<(String, Vec<u8>)> {
     sizes.iter().enumerate().map(|(index, &size)| (format!("t{index:03}"), files::pattern(index, size))).collect()
 }
 
+fn tensor(name: &str, bytes: usize) -> Tensor {
+    Tensor::new(name, Dtype::U8, vec![bytes as u64]).unwrap()
+}
+
+/// Adds the tensor "a" to a writer, and appends its data.
+fn append(writer: &mut Writer, length: usize) -> fst::Result<()> {
+    let bytes = files::pattern(1, length);
+    writer.add(tensor("a", length)).unwrap();
+    // SAFETY: the bytes outlive the call and do not change.
+    unsafe { writer.append(&Host, 0, address_of(&bytes), length as u64) }
+}
+
 fn described(tensors: &[(String, Vec<u8>)]) -> Vec<Tensor> {
-    tensors.iter().map(|(name, bytes)| Tensor::new(name, Dtype::U8, vec![bytes.len() as u64]).unwrap()).collect()
+    tensors.iter().map(|(name, bytes)| tensor(name, bytes.len())).collect()
 }
 
 /// Saves tensors, `step` of them per call.
@@ -122,20 +134,6 @@ fn names_in(directory: &TempDir) -> Vec<String> {
 
 const SIZES: [usize; 9] = [3, 0, 40_000, 1, 4096, 8192, 12_345, 7, 100_001];
 
-#[test]
-fn a_saved_file_equals_that_of_the_safetensors_crate() {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("x");
-    for sizes in [&SIZES[..], &[], &[0], &[1], &[4096 - 72]] {
-        let tensors = sample(sizes);
-        for step in [1, 2, 100] {
-            save(&path, &tensors, kernel(), step).unwrap();
-            assert!(fs::read(&path).unwrap() == expected(&tensors), "{sizes:?} {step}");
-            assert_eq!(names_in(&directory), ["x"]);
-        }
-    }
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
     #[test]
@@ -164,18 +162,10 @@ fn a_header_longer_than_the_reserved_space_moves_the_data() {
     assert_eq!(names_in(&directory), ["x"]);
 }
 
-#[test]
-fn a_file_of_one_block_has_no_padding() {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("x");
-    let tensors = sample(&[3, 0, 1000]);
-    write(&path, &tensors, kernel()).unwrap();
-    assert!(fs::read(&path).unwrap() == expected(&tensors));
-}
-
 /// Fault of a system call.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
+    Nothing,
     /// Short writes, and writes that fail with EINTR and EAGAIN.
     Short,
     /// Error of the write with this number.
@@ -269,17 +259,26 @@ fn is_direct(file: &File) -> bool {
 }
 
 #[test]
-fn a_file_is_complete_when_system_calls_are_refused() {
+fn a_file_is_that_of_the_safetensors_crate_also_when_system_calls_are_refused() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("x");
-    let tensors = sample(&SIZES);
-    for fault in [Fault::Short, Fault::RefuseDirect, Fault::NoDirect, Fault::NoReserve, Fault::NoInsert] {
-        save(&path, &tensors, Box::new(FaultyKernel::new(fault)), 3).unwrap();
-        assert!(fs::read(&path).unwrap() == expected(&tensors), "{fault:?}");
-        write(&path, &tensors, Box::new(FaultyKernel::new(fault))).unwrap();
-        assert_holds(&path, &tensors);
-        assert_eq!(names_in(&directory), ["x"], "{fault:?}");
+    for fault in [Fault::Nothing, Fault::Short, Fault::RefuseDirect, Fault::NoDirect, Fault::NoReserve, Fault::NoInsert]
+    {
+        for sizes in [&SIZES[..], &[], &[0], &[1], &[4096 - 72]] {
+            let tensors = sample(sizes);
+            for step in [1, 3, 100] {
+                save(&path, &tensors, Box::new(FaultyKernel::new(fault)), step).unwrap();
+                assert!(fs::read(&path).unwrap() == expected(&tensors), "{fault:?} {sizes:?} {step}");
+            }
+            write(&path, &tensors, Box::new(FaultyKernel::new(fault))).unwrap();
+            assert_holds(&path, &tensors);
+            assert_eq!(names_in(&directory), ["x"], "{fault:?}");
+        }
     }
+    // A writer adds no padding to a file of one block.
+    let tensors = sample(&[3, 0, 1000]);
+    write(&path, &tensors, kernel()).unwrap();
+    assert!(fs::read(&path).unwrap() == expected(&tensors));
 }
 
 /// Checks that the old file is unchanged, no other file exists, and the error contains all of `words`.
@@ -363,10 +362,7 @@ fn calls_that_are_repeated_for_ever_end_with_the_check() {
         // The threads of a writer repeat their calls until it is dropped.
         let output = OutputFile::create(&path, Box::new(FaultyKernel::new(Fault::EndlessWrites(error)))).unwrap();
         let mut writer = Writer::begin(output, None, None, &tight()).unwrap();
-        let bytes = files::pattern(1, 10_000);
-        writer.add(Tensor::new("a", Dtype::U8, vec![10_000]).unwrap()).unwrap();
-        // SAFETY: the bytes outlive the call and do not change.
-        unsafe { writer.append(&Host, 0, address_of(&bytes), 10_000) }.unwrap();
+        append(&mut writer, 10_000).unwrap();
         drop(writer);
         assert!(names_in(&directory).is_empty());
     }
@@ -381,12 +377,9 @@ fn a_failed_writer_repeats_its_error_and_leaves_no_file() {
     // With several threads, the tensor could be written to its end before the failed write is noted.
     let options = Options { threads: 1, ..tight() };
     let mut writer = Writer::begin(OutputFile::create(&path, kernel).unwrap(), None, None, &options).unwrap();
-    let bytes = files::pattern(1, 500_000);
-    writer.add(Tensor::new("a", Dtype::U8, vec![500_000]).unwrap()).unwrap();
-    // SAFETY: the bytes outlive the call and do not change.
-    let error = unsafe { writer.append(&Host, 0, address_of(&bytes), 500_000) }.unwrap_err();
+    let error = append(&mut writer, 500_000).unwrap_err();
     assert!(error.to_string().contains("tensor \"a\""), "{error}");
-    assert_eq!(writer.add(Tensor::new("b", Dtype::U8, vec![]).unwrap()).unwrap_err(), error);
+    assert_eq!(writer.add(tensor("b", 0)).unwrap_err(), error);
     assert_eq!(assert_failed(&directory, writer.finish(), &[]), error);
 }
 
@@ -395,40 +388,33 @@ fn a_dropped_writer_leaves_no_file() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("x");
     let mut writer = Writer::begin(OutputFile::create(&path, kernel()).unwrap(), None, None, &tight()).unwrap();
-    let bytes = files::pattern(1, 500_000);
-    writer.add(Tensor::new("a", Dtype::U8, vec![500_000]).unwrap()).unwrap();
-    assert_eq!(writer.add(Tensor::new("b", Dtype::U8, vec![]).unwrap()).unwrap_err().kind(), Kind::InvalidArgument);
-    // SAFETY: the bytes outlive the call and do not change.
-    unsafe { writer.append(&Host, 0, address_of(&bytes), 500_000) }.unwrap();
-    assert_eq!(writer.add(Tensor::new("a", Dtype::U8, vec![]).unwrap()).unwrap_err().kind(), Kind::InvalidArgument);
+    writer.add(tensor("incomplete", 1)).unwrap();
+    assert_eq!(writer.add(tensor("b", 0)).unwrap_err().kind(), Kind::InvalidArgument);
+    let mut writer = Writer::begin(OutputFile::create(&path, kernel()).unwrap(), None, None, &tight()).unwrap();
+    append(&mut writer, 500_000).unwrap();
+    assert_eq!(writer.add(tensor("a", 0)).unwrap_err().kind(), Kind::InvalidArgument);
     drop(writer);
     assert!(names_in(&directory).is_empty());
 }
 
 #[test]
-fn a_new_file_has_the_default_mode_and_a_replaced_file_keeps_its_mode() {
-    let directory = TempDir::new().unwrap();
-    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
-    let (path, plain) = (directory.path().join("x"), directory.path().join("plain"));
-    fs::write(&plain, "").unwrap();
-    save(&path, &sample(&[5]), kernel(), 1).unwrap();
-    assert_eq!(mode(&path), mode(&plain));
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
-    save(&path, &sample(&[6]), kernel(), 1).unwrap();
-    assert_eq!(mode(&path) & 0o7777, 0o640);
-}
-
-#[test]
-fn a_new_file_gets_the_mode_of_its_model() {
+fn a_new_file_has_the_default_mode_or_that_of_its_model_and_a_replaced_file_keeps_its_mode() {
     let directory = TempDir::new().unwrap();
     let at = |name: &str| directory.path().join(name);
+    let mode = |name: &str| fs::metadata(at(name)).unwrap().permissions().mode() & 0o7777;
+    let set_mode = |name: &str, mode| fs::set_permissions(at(name), fs::Permissions::from_mode(mode)).unwrap();
     fs::write(at("model"), "").unwrap();
-    fs::set_permissions(at("model"), fs::Permissions::from_mode(0o604)).unwrap();
-    for (name, model, expected) in [("a", Some(at("model")), 0o604), ("model", Some(at("absent")), 0o604)] {
-        let output = OutputFile::create_like(&at(name), model.as_deref(), kernel()).unwrap();
+    save(&at("x"), &sample(&[5]), kernel(), 1).unwrap();
+    assert_eq!(mode("x"), mode("model"));
+    set_mode("x", 0o640);
+    save(&at("x"), &sample(&[6]), kernel(), 1).unwrap();
+    assert_eq!(mode("x"), 0o640);
+    set_mode("model", 0o604);
+    for (name, model) in [("a", "model"), ("model", "absent")] {
+        let output = OutputFile::create_like(&at(name), Some(&at(model)), kernel()).unwrap();
         output.write(b"x", 0, &|| Ok(())).unwrap();
         output.publish(1, &|| Ok(())).unwrap();
-        assert_eq!(fs::metadata(at(name)).unwrap().permissions().mode() & 0o7777, expected);
+        assert_eq!(mode(name), 0o604);
     }
 }
 
