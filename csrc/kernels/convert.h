@@ -132,26 +132,20 @@ struct Number {
   static FST_HOST_DEVICE T of(T value) { return value; }
 };
 
-template <>
-struct Format<U8> : Number<uint8_t> {};
-template <>
-struct Format<I8> : Number<int8_t> {};
-template <>
-struct Format<U16> : Number<uint16_t> {};
-template <>
-struct Format<I16> : Number<int16_t> {};
-template <>
-struct Format<U32> : Number<uint32_t> {};
-template <>
-struct Format<I32> : Number<int32_t> {};
-template <>
-struct Format<U64> : Number<uint64_t> {};
-template <>
-struct Format<I64> : Number<int64_t> {};
-template <>
-struct Format<F32> : Number<float> {};
-template <>
-struct Format<F64> : Number<double> {};
+#define FST_NUMBER(DTYPE, TYPE) \
+  template <>                   \
+  struct Format<DTYPE> : Number<TYPE> {};
+FST_NUMBER(U8, uint8_t)
+FST_NUMBER(I8, int8_t)
+FST_NUMBER(U16, uint16_t)
+FST_NUMBER(I16, int16_t)
+FST_NUMBER(U32, uint32_t)
+FST_NUMBER(I32, int32_t)
+FST_NUMBER(U64, uint64_t)
+FST_NUMBER(I64, int64_t)
+FST_NUMBER(F32, float)
+FST_NUMBER(F64, double)
+#undef FST_NUMBER
 
 template <>
 struct Format<BOOL> {

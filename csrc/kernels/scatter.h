@@ -159,6 +159,12 @@ FST_HOST_DEVICE uint32_t bytes_of(Dtype dtype) {
   }
 }
 
+// Lists of the dtypes that are cast. Only floats are targets.
+#define FST_INTEGERS(CASE) CASE(BOOL) CASE(U8) CASE(I8) CASE(U16) CASE(I16) CASE(U32) CASE(I32) CASE(U64) CASE(I64)
+#define FST_FLOATS(CASE) \
+  CASE(F16)              \
+  CASE(BF16) CASE(F32) CASE(F8_E4M3) CASE(F8_E5M2) CASE(F8_E4M3FNUZ) CASE(F8_E5M2FNUZ) CASE(F8_E8M0)
+
 // Casts in two steps, through `Value`. One function per source and one per target is much less code than one per pair.
 // All threads of a block take the same branches.
 template <typename Value>
@@ -224,24 +230,9 @@ struct Cast {
 #define FST_FROM(DTYPE) \
   case DTYPE:           \
     return load_values_from<DTYPE>(source, values);
-      FST_FROM(BOOL)
-      FST_FROM(U8)
-      FST_FROM(I8)
-      FST_FROM(U16)
-      FST_FROM(I16)
-      FST_FROM(U32)
-      FST_FROM(I32)
-      FST_FROM(U64)
-      FST_FROM(I64)
-      FST_FROM(F16)
-      FST_FROM(BF16)
-      FST_FROM(F32)
+      FST_INTEGERS(FST_FROM)
+      FST_FLOATS(FST_FROM)
       FST_FROM(F64)
-      FST_FROM(F8_E4M3)
-      FST_FROM(F8_E5M2)
-      FST_FROM(F8_E4M3FNUZ)
-      FST_FROM(F8_E5M2FNUZ)
-      FST_FROM(F8_E8M0)
 #undef FST_FROM
     }
   }
@@ -253,14 +244,7 @@ struct Cast {
 #define FST_TO(DTYPE) \
   case DTYPE:         \
     return store_values_to<DTYPE>(target, values);
-      FST_TO(F16)
-      FST_TO(BF16)
-      FST_TO(F32)
-      FST_TO(F8_E4M3)
-      FST_TO(F8_E5M2)
-      FST_TO(F8_E4M3FNUZ)
-      FST_TO(F8_E5M2FNUZ)
-      FST_TO(F8_E8M0)
+      FST_FLOATS(FST_TO)
 #undef FST_TO
       default:
         return;
