@@ -209,7 +209,7 @@ void CastBatch::add(size_t index, uint64_t source, c10::ScalarType from, const a
 
 void CastBatch::run(const std::function<void(size_t)>& fallback) const {
   for (const auto& [device, batch] : batches_) {
-    const rust::Slice<const Conversion> conversions(batch.conversions.data(), batch.conversions.size());
+    const auto conversions = slice_of(batch.conversions);
     if (device.is_cpu()) {
       call_core([&] { convert_on_host(conversions, at::get_num_threads()); });
     } else if (!device.is_cuda() || !run_on_cuda(conversions, device)) {

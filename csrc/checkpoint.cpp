@@ -21,6 +21,14 @@ at::Tensor bytes_tensor(const rust::Vec<uint8_t>& bytes) {
   return tensor;
 }
 
+c10::Dict<std::string, std::string> to_dict(const rust::Vec<MetadataEntry>& entries) {
+  c10::Dict<std::string, std::string> texts;
+  for (const auto& entry : entries) {
+    texts.insert(std::string(entry.key), std::string(entry.value));
+  }
+  return texts;
+}
+
 }  // namespace
 
 OpenCheckpoint::OpenCheckpoint(Strings paths, const OpenOptions& options)
@@ -36,21 +44,13 @@ std::vector<std::string> OpenCheckpoint::names() const {
 }
 
 c10::Dict<std::string, std::string> OpenCheckpoint::metadata() const {
-  c10::Dict<std::string, std::string> metadata;
-  for (const auto& entry : call_core([&] { return checkpoint_->metadata(); })) {
-    metadata.insert(std::string(entry.key), std::string(entry.value));
-  }
-  return metadata;
+  return to_dict(call_core([&] { return checkpoint_->metadata(); }));
 }
 
 std::vector<OpenCheckpoint::Texts> OpenCheckpoint::texts() const {
   std::vector<Texts> files;
   for (const auto& file : checkpoint_->metadata_by_file()) {
-    c10::Dict<std::string, std::string> texts;
-    for (const auto& entry : file.entries) {
-      texts.insert(std::string(entry.key), std::string(entry.value));
-    }
-    files.emplace_back(std::string(file.path), std::move(texts));
+    files.emplace_back(std::string(file.path), to_dict(file.entries));
   }
   return files;
 }
@@ -63,7 +63,7 @@ OpenCheckpoint::Entry OpenCheckpoint::entry(const std::string& name) const {
 
 std::vector<int64_t> OpenCheckpoint::module_indices(Strings names) const {
   const auto converted = to_rust(names);
-  const auto indices = call_core([&] { return checkpoint_->module_indices({converted.data(), converted.size()}); });
+  const auto indices = call_core([&] { return checkpoint_->module_indices(slice_of(converted)); });
   return {indices.begin(), indices.end()};
 }
 
@@ -80,10 +80,8 @@ std::vector<OpenCheckpoint::DifferingHash> OpenCheckpoint::differing_hashes(
   }
   const auto converted = to_rust(names);
   std::vector<DifferingHash> differing;
-  for (const auto& hash : call_core([&] {
-         return checkpoint_->differing_hashes({converted.data(), converted.size()}, {data.data(), data.size()},
-                                              at::get_num_threads());
-       })) {
+  for (const auto& hash : call_core(
+           [&] { return checkpoint_->differing_hashes(slice_of(converted), slice_of(data), at::get_num_threads()); })) {
     differing.emplace_back(names.get(hash.tensor), std::string(hash.algorithm));
   }
   return differing;

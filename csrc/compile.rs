@@ -7,10 +7,9 @@ use std::process::Command;
 use std::{env, fs};
 
 /// Files of the layer.
-pub const SOURCES: [&str; 17] = [
+pub const SOURCES: [&str; 16] = [
     "csrc/cast.cpp",
     "csrc/checkpoint.cpp",
-    "csrc/cipher.cpp",
     "csrc/dtype_rules.cpp",
     "csrc/encryption_key.cpp",
     "csrc/error.cpp",

@@ -12,8 +12,6 @@ namespace {
 // Number in place of a dtype for tensors that keep the stored one.
 constexpr int64_t kStoredDtype = -1;
 
-rust::Slice<const DtypeRule> slice_of(const DtypeRules& rules) { return {rules.data(), rules.size()}; }
-
 }  // namespace
 
 DtypeRules dtype_rules(std::optional<c10::ScalarType> dtype, const Patterns& patterns, const DtypeNumbers& dtypes) {
@@ -49,8 +47,7 @@ std::vector<int8_t> target_types(const Selection& selection, const DtypeRules& r
 
 std::vector<int64_t> requested_types(Strings names, const DtypeRules& rules) {
   const auto converted = to_rust(names);
-  const rust::Slice<const rust::String> slice(converted.data(), converted.size());
-  const auto types = call_core([&] { return requested_scalar_types(slice, slice_of(rules)); });
+  const auto types = call_core([&] { return requested_scalar_types(slice_of(converted), slice_of(rules)); });
   return {types.begin(), types.end()};
 }
 

@@ -43,4 +43,18 @@ void OpenEncryptionKey::rotate(const std::string& path, const c10::intrusive_ptr
   call_core([&] { rotate_key(to_rust(path), *key_, key->key()); });
 }
 
+OpenCipher::OpenCipher(const at::Tensor& key, const at::Tensor& salt, int64_t opslimit, int64_t memlimit)
+    : cipher_(call_core([&] {
+        return new_cipher(bytes_of(key), bytes_of(salt), static_cast<uint64_t>(opslimit),
+                          static_cast<uint64_t>(memlimit));
+      })) {}
+
+void OpenCipher::derive(const at::Tensor& string, const at::Tensor& salt, int64_t opslimit, int64_t memlimit,
+                        const at::Tensor& key) {
+  call_core([&] {
+    derive_key(bytes_of(string), bytes_of(salt), static_cast<uint64_t>(opslimit), static_cast<uint64_t>(memlimit),
+               mutable_bytes_of(key));
+  });
+}
+
 }  // namespace fst

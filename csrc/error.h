@@ -1,4 +1,4 @@
-// Maps errors of the core to PyTorch's exceptions.
+// Calls the core: maps its errors to PyTorch's exceptions, and converts arguments.
 #pragma once
 
 #include <rust/cxx.h>
@@ -23,6 +23,12 @@ auto call_core(Call&& call) -> decltype(call()) {
   } catch (const rust::Error& error) {
     throw_as_torch_error(error.what());
   }
+}
+
+// Views a list as a slice of the core.
+template <typename List>
+auto slice_of(const List& list) {
+  return rust::Slice<const typename List::value_type>(list.data(), list.size());
 }
 
 // Converts a path or name. Throws c10::ValueError if it is not UTF-8.

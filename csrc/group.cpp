@@ -33,12 +33,9 @@ rust::Box<GroupPlan> plan_of(const OpenCheckpoint& checkpoint, const std::vector
     std::copy_n(first, numbers.numel(), std::back_inserter(copied.numbers));
     lists.push_back(std::move(copied));
   }
-  const auto slice = [](const auto& values) {
-    using Value = typename std::decay_t<decltype(values)>::value_type;
-    return rust::Slice<const Value>(values.data(), values.size());
-  };
   return call_core([&] {
-    return plan_group(checkpoint.files(), slice(lists), slice(list_of_rank), slice(caches), strategy, window_bytes);
+    return plan_group(checkpoint.files(), slice_of(lists), slice_of(list_of_rank), slice_of(caches), strategy,
+                      window_bytes);
   });
 }
 
@@ -116,8 +113,7 @@ void OpenGroupPlan::load_own_into(int64_t rank, const std::vector<int64_t>& item
 }
 
 rust::Box<Selection> OpenGroupPlan::select_own(int64_t rank, const std::vector<int64_t>& items) const {
-  const rust::Slice<const int64_t> slice(items.data(), items.size());
-  return call_core([&] { return plan_->select_own(check_rank(rank), slice); });
+  return call_core([&] { return plan_->select_own(check_rank(rank), slice_of(items)); });
 }
 
 rust::Box<RankPlan> OpenGroupPlan::plan_for(int64_t rank) const {
@@ -240,12 +236,7 @@ void GroupLoad::finish() {
       fill_with_zeros(out_[index]);
     }
   }
-  for (const auto& tensor : out_) {
-    // Autograd detects by the version that a tensor it saved has changed.
-    if (tensor.defined() && !tensor.is_inference()) {
-      tensor.unsafeGetTensorImpl()->bump_version();
-    }
-  }
+  mark_changed(out_);
 }
 
 }  // namespace fst

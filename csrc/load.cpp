@@ -112,6 +112,14 @@ void fill_with_zeros(const at::Tensor& tensor) {
   }
 }
 
+void mark_changed(at::TensorList tensors) {
+  for (const auto& tensor : tensors) {
+    if (tensor.defined() && !tensor.is_inference()) {
+      tensor.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+}
+
 at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type) {
   auto tensor = at::empty(shape_of(spec), at::device(device).dtype(type));
   if (device.is_cpu() && tensor.nbytes() >= kHugePagesBytesMin) {
@@ -199,12 +207,7 @@ void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::Ten
     transfer.run();
     transfer.finish();
   }
-  // Autograd detects by the version that a tensor it saved has changed.
-  for (const auto& tensor : out) {
-    if (!tensor.is_inference()) {
-      tensor.unsafeGetTensorImpl()->bump_version();
-    }
-  }
+  mark_changed(out);
 }
 
 }  // namespace fst

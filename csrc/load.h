@@ -34,6 +34,9 @@ inline bool has_data(const Spec& spec) { return spec.bytes > 0; }
 // Sets all elements to zero: those of a region without data.
 void fill_with_zeros(const at::Tensor& tensor);
 
+// Increases the versions of tensors, by which autograd detects that one it saved has changed. Some may be undefined.
+void mark_changed(at::TensorList tensors);
+
 // Returns a new tensor for a region, which is complete if the region has no data.
 at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type);
 

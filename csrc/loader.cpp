@@ -58,10 +58,8 @@ Loader::Loader(rust::Box<Selection> selection, const LoadOptions& options, int64
     std::ranges::stable_partition(queue_, needs_no_read);
   }
   if (!std::ranges::all_of(queue_, needs_no_read)) {
-    stream_.emplace(call_core([&] {
-      return device_.is_cpu() ? selection_->stream_to_host(order_)
-                              : selection_->stream_to_cuda(device_.index(), current_stream_handle(device_), order_);
-    }));
+    stream_.emplace(
+        call_core([&] { return selection_->stream(device_.index(), current_stream_handle(device_), order_); }));
   }
   warn_of_missing_kernels(device_);
   prefetch();
@@ -185,8 +183,7 @@ void Loader::prefetch() {
 
 void Loader::submit(const std::vector<Destination>& destinations) {
   use_current_stream();
-  const uint64_t bytes = call_core(
-      [&] { return stream().prepare(rust::Slice<const Destination>(destinations.data(), destinations.size())); });
+  const uint64_t bytes = call_core([&] { return stream().prepare(slice_of(destinations)); });
   const auto current = current_stream(device_);
   if (!scratch_.defined() || scratch_.nbytes() < bytes || scratch_stream_ != current) {
     scratch_ = at::empty({static_cast<int64_t>(bytes)}, at::device(device_).dtype(at::kByte));

@@ -7,11 +7,11 @@
 
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "cast.h"
 #include "checkpoint.h"
-#include "cipher.h"
 #include "dtype_rules.h"
 #include "encryption_key.h"
 #include "error.h"
@@ -31,6 +31,17 @@ using Dtype = std::optional<c10::ScalarType>;
 
 c10::List<std::string> list_of(const std::string& path) { return {{path}}; }
 c10::List<std::string> list_of(Strings paths) { return paths; }
+
+// Operator that passes texts to a function of the core.
+template <auto function, typename... Texts>
+auto pass(const Texts&... texts) {
+  const auto call = [&] { return function(to_rust(texts)...); };
+  if constexpr (std::is_same_v<decltype(call()), rust::String>) {
+    return std::string(call_core(call));
+  } else {
+    return call_core(call);
+  }
+}
 
 // Load with its own arguments and the common ones of all loads, as an operator that opens files and as a method.
 template <auto load>
@@ -53,18 +64,6 @@ struct Load<load> {
 
 void load_into_outputs(Strings paths, Strings names, at::TensorList out, const std::string& verify) {
   OpenCheckpoint(paths, {.verify = verify}).overwrite(names, out);
-}
-
-int64_t verify_listed_files(const std::string& manifest, const std::string& directory) {
-  return call_core([&] { return verify_files(to_rust(manifest), to_rust(directory)); });
-}
-
-int64_t verify_signed_model(const std::string& request, const std::string& path) {
-  return call_core([&] { return verify_model(to_rust(request), to_rust(path)); });
-}
-
-std::string statement_of_model(const std::string& request, const std::string& path) {
-  return std::string(call_core([&] { return model_statement(to_rust(request), to_rust(path)); }));
 }
 
 std::vector<std::string> tensor_names(Strings paths) { return OpenCheckpoint(paths).names(); }
@@ -122,21 +121,9 @@ void save_encrypted_shard(const c10::intrusive_ptr<OpenEncryptionKey>& key, cons
   save_file(tensors, names, path, metadata, model, key);
 }
 
-void check_save_target(const std::string& path) {
-  call_core([&] { check_target(to_rust(path)); });
-}
-
-void link_saved_file(const std::string& source, const std::string& path) {
-  call_core([&] { link_file(to_rust(source), to_rust(path)); });
-}
-
 std::vector<std::string> list_names_beside(const std::string& url) {
   const auto names = call_core([&] { return names_beside(to_rust(url)); });
   return {names.begin(), names.end()};
-}
-
-void remove_saved_object(const std::string& url) {
-  call_core([&] { remove_object(to_rust(url)); });
 }
 
 // PyTorch does not accept noexcept functions as kernels, and infallible functions of Rust are noexcept.
@@ -333,18 +320,18 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("save_file", save_tensors);
   m.impl("_save_shard", save_shard);
   m.impl("_write_bytes", write_bytes);
-  m.impl("_check_target", check_save_target);
-  m.impl("_link_file", link_saved_file);
+  m.impl("_check_target", pass<check_target, std::string>);
+  m.impl("_link_file", pass<link_file, std::string, std::string>);
   m.impl("_names_beside", list_names_beside);
-  m.impl("_remove_object", remove_saved_object);
+  m.impl("_remove_object", pass<remove_object, std::string>);
   m.impl("_checkpoint_files", checkpoint_files);
   m.impl("_requested_dtypes", requested_dtypes);
   m.impl("serialize", serialize);
   m.impl("verify", verify_files_of);
   m.impl("_take_unverified", take_unverified);
-  m.impl("_verify_files", verify_listed_files);
-  m.impl("_verify_model", verify_signed_model);
-  m.impl("_model_statement", statement_of_model);
+  m.impl("_verify_files", pass<verify_files, std::string, std::string>);
+  m.impl("_verify_model", pass<verify_model, std::string, std::string>);
+  m.impl("_model_statement", pass<model_statement, std::string, std::string>);
   m.impl("tensor_names", tensor_names);
   m.impl("metadata", metadata);
   m.impl("reader", reader);

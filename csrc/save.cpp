@@ -35,10 +35,6 @@ std::vector<NewTensor> describe_all(at::TensorList tensors, Strings names, Descr
   return described;
 }
 
-rust::Slice<const NewTensor> slice_of(const std::vector<NewTensor>& tensors) {
-  return {tensors.data(), tensors.size()};
-}
-
 std::vector<MetadataEntry> metadata_entries_of(const Metadata& metadata) {
   std::vector<MetadataEntry> entries;
   if (metadata) {
@@ -47,10 +43,6 @@ std::vector<MetadataEntry> metadata_entries_of(const Metadata& metadata) {
     }
   }
   return entries;
-}
-
-rust::Slice<const MetadataEntry> slice_of(const std::vector<MetadataEntry>& entries) {
-  return {entries.data(), entries.size()};
 }
 
 // Returns whether the core reads a tensor in a mapped file. One that is not plain is copied first.
@@ -80,7 +72,7 @@ class DeviceStreams {
 
   c10::Device device(size_t index) const { return devices_[index]; }
 
-  rust::Slice<const DeviceStream> all() const { return {streams_.data(), streams_.size()}; }
+  rust::Slice<const DeviceStream> all() const { return slice_of(streams_); }
 
  private:
   std::vector<c10::Device> devices_;
@@ -120,7 +112,7 @@ class Appender {
   }
 
   void flush() {
-    const rust::Slice<const Extent> extents(extents_.data(), extents_.size());
+    const auto extents = slice_of(extents_);
     // The core has read the memory when `append` returns.
     std::vector<at::Tensor> memory;
     std::vector<Scratch> scratch;
@@ -128,7 +120,7 @@ class Appender {
       memory.push_back(allocate_scratch(bytes, streams_.device(scratch.size())));
       scratch.push_back(Scratch{mutable_address_of(memory.back()), memory.back().nbytes()});
     }
-    call_core([&] { save_->append(extents, rust::Slice<const Scratch>(scratch.data(), scratch.size())); });
+    call_core([&] { save_->append(extents, slice_of(scratch)); });
     extents_.clear();
     copies_.clear();
     copied_bytes_ = 0;

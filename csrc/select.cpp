@@ -7,10 +7,6 @@ namespace fst {
 
 namespace {
 
-rust::Slice<const rust::String> slice_of(const rust::Vec<rust::String>& strings) {
-  return {strings.data(), strings.size()};
-}
-
 rust::Slice<const int64_t> to_rust(c10::IntArrayRef numbers) { return {numbers.data(), numbers.size()}; }
 
 }  // namespace

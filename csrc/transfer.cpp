@@ -118,11 +118,8 @@ void DeviceTransfer::fill_through_scratch(AnyTransfer& transfer, const std::vect
 }
 
 rust::Box<AnyTransfer> DeviceTransfer::open() const {
-  if (device_.is_cpu()) {
-    return call_core([&] { return selection_.transfer_to_host(); });
-  }
   const auto stream = current_stream_handle(device_);
-  auto transfer = call_core([&] { return selection_.transfer_to_cuda(device_.index(), stream); });
+  auto transfer = call_core([&] { return selection_.transfer(device_.index(), stream); });
   warn_of_missing_kernels(device_);
   return transfer;
 }
@@ -131,8 +128,7 @@ void DeviceTransfer::fill(AnyTransfer& transfer, const std::vector<Destination>&
   if (destinations.empty()) {
     return;
   }
-  const uint64_t bytes = call_core(
-      [&] { return transfer.prepare(rust::Slice<const Destination>(destinations.data(), destinations.size())); });
+  const uint64_t bytes = call_core([&] { return transfer.prepare(slice_of(destinations)); });
   // The core orders its use of the scratch memory before later work on the current stream, so PyTorch's allocator may
   // reuse the memory at once.
   const auto scratch = at::empty({static_cast<int64_t>(bytes)}, at::device(device_).dtype(at::kByte));

@@ -22,7 +22,7 @@ void release_view(void* guard) { delete static_cast<rust::Box<ViewGuard>*>(guard
 }  // namespace
 
 MappedFiles::MappedFiles(const Selection& selection, const std::vector<int8_t>& types)
-    : views_(call_core([&] { return selection.views(rust::Slice<const int8_t>(types.data(), types.size())); })) {}
+    : views_(call_core([&] { return selection.views(slice_of(types)); })) {}
 
 void MappedFiles::verify() const {
   call_core([&] { views_->verify(); });

@@ -10,7 +10,6 @@
 #include <optional>
 #include <string>
 
-#include "cipher.h"
 #include "encryption_key.h"
 #include "fst/rust/bridge.rs.h"
 #include "save.h"

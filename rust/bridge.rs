@@ -29,7 +29,7 @@ use self::dtype_rules::requested_scalar_types;
 use self::encryption_key::{EncryptionKey, encryption_key, key_for_save, key_of_file, key_of_passphrase, rotate_key};
 use self::error::{exception_of, invalid_argument};
 use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
-use self::profile::{profile_start, profile_stop};
+use self::profile::profile_stop;
 use self::save::{
     AnySave, FileLayout, NewFile, begin_save, check_target, finish_save, lay_out_file, link_file, names_beside,
     new_file, read_mapped, remove_object, write_file,
@@ -42,6 +42,7 @@ use self::transfer::{AnyTransfer, finish, release};
 use self::verify::{model_statement, verify_checkpoint, verify_files, verify_model};
 use self::writer::{AnyWriter, begin_encrypted_writer, begin_tensors_writer, begin_writer, finish_writer};
 use crate::os::huge_pages::advise as advise_huge_pages;
+use crate::profile::start as profile_start;
 
 #[cxx::bridge(namespace = "fst")]
 mod ffi {
@@ -273,8 +274,7 @@ mod ffi {
         type ViewGuard;
 
         type AnyTransfer;
-        fn transfer_to_host(self: &Selection) -> Result<Box<AnyTransfer>>;
-        fn transfer_to_cuda(self: &Selection, ordinal: i32, stream: u64) -> Result<Box<AnyTransfer>>;
+        fn transfer(self: &Selection, ordinal: i32, stream: u64) -> Result<Box<AnyTransfer>>;
         fn can_cast(self: &AnyTransfer, from: i8, to: i8) -> bool;
         fn prepare(self: &mut AnyTransfer, destinations: &[Destination]) -> Result<u64>;
         unsafe fn fill(self: &mut AnyTransfer, scratch_address: u64, scratch_bytes: u64) -> Result<()>;
@@ -288,8 +288,7 @@ mod ffi {
         unsafe fn wait_for_event(event: usize, ordinal: i32) -> Result<()>;
 
         type AnyStream;
-        fn stream_to_host(self: &Selection, order: Order) -> Result<Box<AnyStream>>;
-        fn stream_to_cuda(self: &Selection, ordinal: i32, stream: u64, order: Order) -> Result<Box<AnyStream>>;
+        fn stream(self: &Selection, ordinal: i32, stream: u64, order: Order) -> Result<Box<AnyStream>>;
         fn set_stream(self: &AnyStream, stream: u64) -> Result<()>;
         fn can_cast(self: &AnyStream, from: i8, to: i8) -> bool;
         fn prepare(self: &mut AnyStream, destinations: &[Destination]) -> Result<u64>;

@@ -1,7 +1,7 @@
 //! Conversions of tensors to other dtypes.
 
 use super::ffi;
-use super::guard::{guard, start_log};
+use super::guard::{guard, guard_with_log};
 use crate::cast::batch;
 use crate::device::cuda;
 use crate::dtype::Dtype;
@@ -30,8 +30,7 @@ pub(super) unsafe fn convert_on_host(conversions: &[ffi::Conversion], threads: u
 /// # Safety
 /// Sources and targets are memory of the GPU. No other stream uses them before this conversion is complete.
 pub(super) unsafe fn convert_on_cuda(conversions: &[ffi::Conversion], ordinal: i32, stream: u64) -> Result<bool> {
-    guard(|| {
-        start_log()?;
+    guard_with_log(|| {
         let conversions: Vec<batch::Conversion> = conversions.iter().map(conversion).collect::<Result<_>>()?;
         cuda::convert::run(&conversions, ordinal, stream)
     })
@@ -40,8 +39,7 @@ pub(super) unsafe fn convert_on_cuda(conversions: &[ffi::Conversion], ordinal: i
 /// # Safety
 /// That of [`cuda::wait_for_event`].
 pub(super) unsafe fn wait_for_event(event: usize, ordinal: i32) -> Result<()> {
-    guard(|| {
-        start_log()?;
+    guard_with_log(|| {
         // SAFETY: the caller's promise is the same.
         unsafe { cuda::wait_for_event(event, ordinal) }
     })

@@ -2,7 +2,7 @@
 
 use super::encryption_key::EncryptionKey;
 use super::ffi;
-use super::guard::{guard, start_log};
+use super::guard::{guard, guard_with_log};
 use super::selection::{Reads, Selection, signed};
 use crate::checkpoint::selection::{self, IndexRegions};
 use crate::checkpoint::verify::{Compared, Request};
@@ -35,8 +35,7 @@ pub(super) struct OpenRequest(OpenOptions);
 
 /// Creates a request with one to verify the data, which may be empty.
 pub(super) fn open_request(verify: &str) -> Result<Box<OpenRequest>> {
-    guard(|| {
-        start_log()?;
+    guard_with_log(|| {
         let options = OpenOptions { verify: Request::read(verify)?, ..OpenOptions::default() };
         Ok(Box::new(OpenRequest(options)))
     })

@@ -1,6 +1,6 @@
 //! Keys of encrypted safetensors files.
 
-use super::guard::{guard, start_log};
+use super::guard::{guard, guard_with_log};
 use crate::encryption::{key, keyring};
 use crate::error::Result;
 use crate::save::file_kernel::Linux;
@@ -40,10 +40,7 @@ pub(super) fn key_for_save(key: &EncryptionKey) -> Result<Box<EncryptionKey>> {
 
 /// Makes the files that a path leads to open with another key.
 pub(super) fn rotate_key(path: &str, old_key: &EncryptionKey, new_key: &EncryptionKey) -> Result<()> {
-    guard(|| {
-        start_log()?;
-        rotate(&[path], old_key.key(), new_key.key(), &Linux)
-    })
+    guard_with_log(|| rotate(&[path], old_key.key(), new_key.key(), &Linux))
 }
 
 impl EncryptionKey {

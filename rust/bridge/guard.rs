@@ -21,8 +21,13 @@ pub(super) fn guard<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     result.inspect_err(profile::error)
 }
 
+/// Starts the log, and runs `work` as [`guard`] does.
+pub(super) fn guard_with_log<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    guard(|| start_log().and_then(|()| work()))
+}
+
 /// Starts the log to stderr that `FST_LOG` requests. Rust programs install their own subscriber.
-pub(super) fn start_log() -> Result<()> {
+fn start_log() -> Result<()> {
     static IS_STARTED: AtomicBool = AtomicBool::new(false);
     if !IS_STARTED.load(Ordering::Relaxed)
         && let Some(level) = options::log_level_from_env()?

@@ -2,7 +2,7 @@
 
 use super::encryption_key::EncryptionKey;
 use super::ffi;
-use super::guard::{guard, start_log};
+use super::guard::{guard, guard_with_log};
 use super::tensor::{device_stream, metadata_of, new_tensor};
 use crate::device::Scratch;
 use crate::digest::Hash;
@@ -59,8 +59,7 @@ pub(super) fn begin_save(
     tensors: &[ffi::NewTensor],
     streams: &[ffi::DeviceStream],
 ) -> Result<Box<AnySave>> {
-    guard(|| {
-        start_log()?;
+    guard_with_log(|| {
         let shown = output::shown(&file.0.path)?;
         let tensors = new_tensors(tensors).map_err(|error| error.at(shown))?;
         let streams = streams.iter().map(device_stream).collect::<Result<_>>()?;

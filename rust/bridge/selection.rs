@@ -4,7 +4,7 @@ use super::dtype_rules::{self, scalar_type};
 use super::ffi;
 use super::guard::guard;
 use super::stream::AnyStream;
-use super::transfer::AnyTransfer;
+use super::transfer::{AnyTransfer, OnDevice};
 use crate::checkpoint::region::TensorRegion;
 use crate::checkpoint::selection;
 use crate::device::Device;
@@ -129,15 +129,18 @@ impl Selection {
         })
     }
 
-    pub(super) fn transfer_to_host(&self) -> Result<Box<AnyTransfer>> {
-        guard(|| self.transfer(Host))
+    /// Opens a transfer to the GPU with this ordinal, or to the host if it is negative.
+    pub(super) fn transfer(&self, ordinal: i32, stream: u64) -> Result<Box<AnyTransfer>> {
+        guard(|| {
+            let transfer = match ordinal {
+                ..0 => OnDevice::Host(self.transfer_to(Host)?),
+                _ => OnDevice::Cuda(self.transfer_to(Cuda::open(ordinal, stream)?)?),
+            };
+            Ok(Box::new(AnyTransfer::new(transfer, Arc::clone(self.selection.regions()))))
+        })
     }
 
-    pub(super) fn transfer_to_cuda(&self, ordinal: i32, stream: u64) -> Result<Box<AnyTransfer>> {
-        guard(|| self.transfer(Cuda::open(ordinal, stream)?))
-    }
-
-    fn transfer<D: Device>(&self, device: D) -> Result<Box<AnyTransfer>> {
+    fn transfer_to<D: Device>(&self, device: D) -> Result<Transfer<D>> {
         let (checkpoint, regions) = (self.selection.checkpoint(), Arc::clone(self.selection.regions()));
         let (leaves_gaps, shards) = match &self.reads {
             Reads::Alone => (false, Shards::Own),
@@ -148,24 +151,24 @@ impl Selection {
             options.reader = ReaderChoice::Pread;
         }
         let open = if shards == Shards::Exchanged { Transfer::open_divided } else { Transfer::open };
-        let transfer = open(checkpoint, Arc::clone(&regions), Arc::new(device), options)?;
-        Ok(Box::new(AnyTransfer::new(transfer, regions)))
+        open(checkpoint, regions, Arc::new(device), options)
     }
 
-    pub(super) fn stream_to_host(&self, order: ffi::Order) -> Result<Box<AnyStream>> {
-        guard(|| self.stream(Host, order))
+    /// Opens a stream to the GPU with this ordinal, or to the host if it is negative.
+    pub(super) fn stream(&self, ordinal: i32, stream: u64, order: ffi::Order) -> Result<Box<AnyStream>> {
+        guard(|| {
+            let stream = match ordinal {
+                ..0 => OnDevice::Host(self.stream_to(Host, order)?),
+                _ => OnDevice::Cuda(self.stream_to(Cuda::open(ordinal, stream)?, order)?),
+            };
+            Ok(Box::new(AnyStream::new(stream, Arc::clone(self.selection.regions()))))
+        })
     }
 
-    pub(super) fn stream_to_cuda(&self, ordinal: i32, stream: u64, order: ffi::Order) -> Result<Box<AnyStream>> {
-        guard(|| self.stream(Cuda::open(ordinal, stream)?, order))
-    }
-
-    fn stream<D: Device>(&self, device: D, order: ffi::Order) -> Result<Box<AnyStream>> {
+    fn stream_to<D: Device>(&self, device: D, order: ffi::Order) -> Result<Stream<D>> {
         let order = if order == ffi::Order::Ready { Order::Ready } else { Order::Submitted };
         let (checkpoint, regions) = (self.selection.checkpoint(), Arc::clone(self.selection.regions()));
-        let options = Options::from_env()?;
-        let stream = Stream::open(checkpoint, Arc::clone(&regions), Arc::new(device), options, order)?;
-        Ok(Box::new(AnyStream::new(stream, regions)))
+        Stream::open(checkpoint, regions, Arc::new(device), Options::from_env()?, order)
     }
 }
 

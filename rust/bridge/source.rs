@@ -1,6 +1,6 @@
 //! Open files, local or remote, whose bytes are read as they are.
 
-use super::guard::{guard, start_log};
+use super::guard::{guard, guard_with_log};
 use crate::error::{Error, Kind, Result};
 use crate::os::sigint::Watch;
 use crate::source;
@@ -11,8 +11,7 @@ use std::path::Path;
 pub(super) struct Source(source::Source);
 
 pub(super) fn open_source(path: &str) -> Result<Box<Source>> {
-    guard(|| {
-        start_log()?;
+    guard_with_log(|| {
         let place = place_of(Path::new(path))?;
         let watch = Watch::begin();
         Ok(Box::new(Source(source::Source::open(&place, &|| watch.check())?)))

@@ -2,13 +2,13 @@
 
 use super::cipher::Cipher;
 use super::ffi;
-use super::guard::{guard, start_log};
+use super::guard::{guard, guard_with_log};
 use super::save::NewFile;
 use super::tensor::{device_stream, new_tensor};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
-use crate::format::tensors::TensorKind;
 use crate::format::tensors::layout::NewTensor;
+use crate::format::tensors::{TensorKind, cipher};
 use crate::options::Options;
 use crate::save::memory::SourceMemory;
 use crate::save::output::{self, Output};
@@ -26,8 +26,7 @@ pub(super) struct AnyWriter {
 }
 
 pub(super) fn begin_writer(file: &NewFile) -> Result<Box<AnyWriter>> {
-    guard(|| {
-        start_log()?;
+    guard_with_log(|| {
         let file = &file.0;
         let writer = Writer::begin(file.open()?, file.metadata.clone(), file.key.as_ref(), &Options::from_env()?)?;
         Ok(Box::new(AnyWriter { writer, path: output::shown(&file.path)?, sources: BTreeMap::new() }))
@@ -35,18 +34,16 @@ pub(super) fn begin_writer(file: &NewFile) -> Result<Box<AnyWriter>> {
 }
 
 pub(super) fn begin_tensors_writer(path: &str) -> Result<Box<AnyWriter>> {
-    guard(|| {
-        start_log()?;
-        let path = Path::new(path);
-        let writer = Writer::begin_tensors(Output::open(path, None)?, None, &Options::from_env()?)?;
-        Ok(Box::new(AnyWriter { writer, path: output::shown(path)?, sources: BTreeMap::new() }))
-    })
+    begin_tensors(path, None)
 }
 
 pub(super) fn begin_encrypted_writer(path: &str, cipher: &Cipher, threads: usize) -> Result<Box<AnyWriter>> {
-    guard(|| {
-        start_log()?;
-        let (path, cipher) = (Path::new(path), Some((cipher.cipher().clone(), threads)));
+    begin_tensors(path, Some((cipher.cipher().clone(), threads)))
+}
+
+fn begin_tensors(path: &str, cipher: Option<(cipher::Cipher, usize)>) -> Result<Box<AnyWriter>> {
+    guard_with_log(|| {
+        let path = Path::new(path);
         let writer = Writer::begin_tensors(Output::open(path, None)?, cipher, &Options::from_env()?)?;
         Ok(Box::new(AnyWriter { writer, path: output::shown(path)?, sources: BTreeMap::new() }))
     })
