@@ -13,9 +13,9 @@ namespace fst::tch {
 namespace {
 
 using RustStrings = rust::Slice<const rust::String>;
-using Rules = rust::Slice<const DtypeRule>;
 
-Strings to_strings(RustStrings strings) {
+template <typename List>
+Strings to_strings(const List& strings) {
   Strings converted;
   converted.reserve(strings.size());
   for (const auto& string : strings) {
@@ -24,11 +24,11 @@ Strings to_strings(RustStrings strings) {
   return converted;
 }
 
-c10::Device device_of(rust::Str device) { return {std::string(device)}; }
+c10::Device device_of(const Load& load) { return {std::string(load.device)}; }
 
-Dtypes to_dtypes(Rules rules) {
+Dtypes dtypes_of(const Load& load) {
   std::vector<Dtypes::Rule> converted;
-  for (const DtypeRule& rule : rules) {
+  for (const DtypeRule& rule : load.dtypes) {
     const auto type = static_cast<c10::ScalarType>(rule.scalar_type);
     converted.push_back({std::string(rule.pattern), rule.scalar_type < 0 ? std::nullopt : std::optional(type)});
   }
@@ -37,6 +37,15 @@ Dtypes to_dtypes(Rules rules) {
 
 void add(rust::Vec<Named>& all, rust::String name, at::Tensor tensor) {
   all.push_back(Named{std::move(name), std::make_unique<at::Tensor>(std::move(tensor))});
+}
+
+// Returns tensors whose names the caller knows.
+rust::Vec<Named> unnamed(std::vector<at::Tensor> tensors) {
+  rust::Vec<Named> all;
+  for (auto& tensor : tensors) {
+    add(all, {}, std::move(tensor));
+  }
+  return all;
 }
 
 std::pair<Strings, std::vector<at::Tensor>> unzip(rust::Slice<const Named> all) {
@@ -62,42 +71,30 @@ std::optional<Texts> to_texts(rust::Slice<const MetadataEntry> metadata) {
 
 }  // namespace
 
-rust::Vec<Named> load_files(RustStrings paths, rust::Str device, Rules dtypes, rust::Str verify) {
+rust::Vec<Named> load_files(const Load& load) {
   rust::Vec<Named> all;
   for (const auto& entry :
-       fst::load_files(to_strings(paths), device_of(device), to_dtypes(dtypes), std::string(verify))) {
+       fst::load_files(to_strings(load.paths), device_of(load), dtypes_of(load), std::string(load.verify))) {
     add(all, entry.key(), entry.value());
   }
   return all;
 }
 
-rust::Vec<Named> load_tensors(RustStrings paths, RustStrings names, rust::Str device, Rules dtypes, rust::Str verify) {
-  auto tensors = fst::load_tensors(to_strings(paths), to_strings(names), device_of(device), to_dtypes(dtypes),
-                                   std::string(verify));
-  rust::Vec<Named> all;
-  for (size_t index = 0; index < tensors.size(); ++index) {
-    add(all, names[index], std::move(tensors[index]));
-  }
-  return all;
+rust::Vec<Named> load_tensors(const Load& load, RustStrings names) {
+  return unnamed(fst::load_tensors(to_strings(load.paths), to_strings(names), device_of(load), dtypes_of(load),
+                                   std::string(load.verify)));
 }
 
-rust::Vec<Named> load_slices(RustStrings paths, rust::Slice<const Slice> slices, rust::Str device, Rules dtypes,
-                             rust::Str verify) {
+rust::Vec<Named> load_slices(const Load& load, rust::Slice<const Slice> slices) {
   std::vector<fst::Slice> requested;
   for (const Slice& slice : slices) {
     requested.push_back({std::string(slice.name), slice.dim, slice.start, slice.length});
   }
-  auto tensors =
-      fst::load_slices(to_strings(paths), requested, device_of(device), to_dtypes(dtypes), std::string(verify));
-  rust::Vec<Named> all;
-  for (size_t index = 0; index < tensors.size(); ++index) {
-    add(all, slices[index].name, std::move(tensors[index]));
-  }
-  return all;
+  return unnamed(
+      fst::load_slices(to_strings(load.paths), requested, device_of(load), dtypes_of(load), std::string(load.verify)));
 }
 
-rust::Vec<Named> load_boxes(RustStrings paths, rust::Slice<const Region> regions, rust::Str device, Rules dtypes,
-                            rust::Str verify) {
+rust::Vec<Named> load_boxes(const Load& load, rust::Slice<const Region> regions) {
   std::vector<fst::Region> requested;
   for (const Region& region : regions) {
     std::vector<fst::IndexRange> ranges;
@@ -106,13 +103,8 @@ rust::Vec<Named> load_boxes(RustStrings paths, rust::Slice<const Region> regions
     }
     requested.push_back({std::string(region.name), std::move(ranges)});
   }
-  auto tensors =
-      fst::load_boxes(to_strings(paths), requested, device_of(device), to_dtypes(dtypes), std::string(verify));
-  rust::Vec<Named> all;
-  for (size_t index = 0; index < tensors.size(); ++index) {
-    add(all, regions[index].name, std::move(tensors[index]));
-  }
-  return all;
+  return unnamed(
+      fst::load_boxes(to_strings(load.paths), requested, device_of(load), dtypes_of(load), std::string(load.verify)));
 }
 
 void load_into(RustStrings paths, rust::Slice<const Named> outputs, rust::Str verify) {
@@ -136,9 +128,9 @@ rust::Vec<uint8_t> serialize(rust::Slice<const Named> named, rust::Slice<const M
   return copied;
 }
 
-std::unique_ptr<Loader> open_loader(RustStrings paths, rust::Str device, Rules dtypes, rust::Str verify) {
-  return std::make_unique<Loader>(to_strings(paths), device_of(device),
-                                  LoaderOptions{.dtype = to_dtypes(dtypes), .verify = std::string(verify)});
+std::unique_ptr<Loader> open_loader(const Load& load) {
+  return std::make_unique<Loader>(to_strings(load.paths), device_of(load),
+                                  LoaderOptions{.dtype = dtypes_of(load), .verify = std::string(load.verify)});
 }
 
 rust::Vec<Named> next(Loader& loader) {

@@ -15,26 +15,21 @@ namespace fst::tch {
 struct Named;
 struct DtypeRule;
 struct IndexRange;
+struct Load;
 struct Region;
 struct Slice;
 struct MetadataEntry;
 
-// Load functions. `device` is a device string of PyTorch, and `verify` the argument of the operators.
-rust::Vec<Named> load_files(rust::Slice<const rust::String> paths, rust::Str device,
-                            rust::Slice<const DtypeRule> dtypes, rust::Str verify);
-rust::Vec<Named> load_tensors(rust::Slice<const rust::String> paths, rust::Slice<const rust::String> names,
-                              rust::Str device, rust::Slice<const DtypeRule> dtypes, rust::Str verify);
-rust::Vec<Named> load_slices(rust::Slice<const rust::String> paths, rust::Slice<const Slice> slices, rust::Str device,
-                             rust::Slice<const DtypeRule> dtypes, rust::Str verify);
-rust::Vec<Named> load_boxes(rust::Slice<const rust::String> paths, rust::Slice<const Region> regions, rust::Str device,
-                            rust::Slice<const DtypeRule> dtypes, rust::Str verify);
+rust::Vec<Named> load_files(const Load& load);
+rust::Vec<Named> load_tensors(const Load& load, rust::Slice<const rust::String> names);
+rust::Vec<Named> load_slices(const Load& load, rust::Slice<const Slice> slices);
+rust::Vec<Named> load_boxes(const Load& load, rust::Slice<const Region> regions);
 void load_into(rust::Slice<const rust::String> paths, rust::Slice<const Named> outputs, rust::Str verify);
 void verify(rust::Slice<const rust::String> paths, rust::Str verify);
 void save_file(rust::Slice<const Named> tensors, rust::Str path, rust::Slice<const MetadataEntry> metadata);
 rust::Vec<uint8_t> serialize(rust::Slice<const Named> tensors, rust::Slice<const MetadataEntry> metadata);
 
-std::unique_ptr<Loader> open_loader(rust::Slice<const rust::String> paths, rust::Str device,
-                                    rust::Slice<const DtypeRule> dtypes, rust::Str verify);
+std::unique_ptr<Loader> open_loader(const Load& load);
 // Returns one tensor, or an empty vector after the last one.
 rust::Vec<Named> next(Loader& loader);
 

@@ -68,6 +68,14 @@ mod ffi {
         scalar_type: i8,
     }
 
+    /// Arguments of all loads. `device` is a device string of PyTorch, and `verify` the argument of the operators.
+    struct Load {
+        paths: Vec<String>,
+        device: String,
+        dtypes: Vec<DtypeRule>,
+        verify: String,
+    }
+
     /// Entry of a file's metadata.
     struct MetadataEntry {
         key: String,
@@ -117,28 +125,10 @@ mod ffi {
         #[namespace = "at"]
         type Tensor;
 
-        fn load_files(paths: &[String], device: &str, dtypes: &[DtypeRule], verify: &str) -> Result<Vec<Named>>;
-        fn load_tensors(
-            paths: &[String],
-            names: &[String],
-            device: &str,
-            dtypes: &[DtypeRule],
-            verify: &str,
-        ) -> Result<Vec<Named>>;
-        fn load_slices(
-            paths: &[String],
-            slices: &[Slice],
-            device: &str,
-            dtypes: &[DtypeRule],
-            verify: &str,
-        ) -> Result<Vec<Named>>;
-        fn load_boxes(
-            paths: &[String],
-            regions: &[Region],
-            device: &str,
-            dtypes: &[DtypeRule],
-            verify: &str,
-        ) -> Result<Vec<Named>>;
+        fn load_files(load: &Load) -> Result<Vec<Named>>;
+        fn load_tensors(load: &Load, names: &[String]) -> Result<Vec<Named>>;
+        fn load_slices(load: &Load, slices: &[Slice]) -> Result<Vec<Named>>;
+        fn load_boxes(load: &Load, regions: &[Region]) -> Result<Vec<Named>>;
         fn load_into(paths: &[String], outputs: &[Named], verify: &str) -> Result<()>;
         fn verify(paths: &[String], verify: &str) -> Result<()>;
         fn save_file(tensors: &[Named], path: &str, metadata: &[MetadataEntry]) -> Result<()>;
@@ -146,8 +136,7 @@ mod ffi {
 
         #[namespace = "fst"]
         type Loader;
-        fn open_loader(paths: &[String], device: &str, dtypes: &[DtypeRule], verify: &str)
-        -> Result<UniquePtr<Loader>>;
+        fn open_loader(load: &Load) -> Result<UniquePtr<Loader>>;
         fn next(loader: Pin<&mut Loader>) -> Result<Vec<Named>>;
         fn total_bytes(self: &Loader) -> Result<i64>;
     }
@@ -185,8 +174,7 @@ pub fn load_files<P: AsRef<Path>>(
     dtype: impl Into<Dtypes>,
     verify: Option<&str>,
 ) -> Result<Vec<(String, Tensor)>> {
-    let (paths, device, rules) = (all_utf8(paths)?, device_name(device), rules(dtype)?);
-    let loaded = call(ffi::load_files(&paths, &device, &rules, verify.unwrap_or_default()))?;
+    let loaded = call(ffi::load_files(&load(paths, device, dtype, verify)?))?;
     Ok(loaded.into_iter().map(from_cxx).collect())
 }
 
@@ -212,9 +200,7 @@ pub fn load_tensors<P: AsRef<Path>, S: AsRef<str>>(
     verify: Option<&str>,
 ) -> Result<Vec<Tensor>> {
     let names: Vec<String> = names.iter().map(|name| name.as_ref().to_owned()).collect();
-    let (paths, device, rules) = (all_utf8(paths)?, device_name(device), rules(dtype)?);
-    let loaded = call(ffi::load_tensors(&paths, &names, &device, &rules, verify.unwrap_or_default()))?;
-    Ok(loaded.into_iter().map(|named| from_cxx(named).1).collect())
+    tensors(ffi::load_tensors(&load(paths, device, dtype, verify)?, &names))
 }
 
 /// Loads a contiguous tensor for each slice, in their order, and reads only the bytes that the slices need.
@@ -238,9 +224,7 @@ pub fn load_slices<P: AsRef<Path>>(
     dtype: impl Into<Dtypes>,
     verify: Option<&str>,
 ) -> Result<Vec<Tensor>> {
-    let (paths, device, rules) = (all_utf8(paths)?, device_name(device), rules(dtype)?);
-    let loaded = call(ffi::load_slices(&paths, slices, &device, &rules, verify.unwrap_or_default()))?;
-    Ok(loaded.into_iter().map(|named| from_cxx(named).1).collect())
+    tensors(ffi::load_slices(&load(paths, device, dtype, verify)?, slices))
 }
 
 /// Loads index regions into contiguous tensors, in the order of `regions`. Reads only the bytes of the regions.
@@ -264,9 +248,7 @@ pub fn load_boxes<P: AsRef<Path>>(
     dtype: impl Into<Dtypes>,
     verify: Option<&str>,
 ) -> Result<Vec<Tensor>> {
-    let (paths, device, rules) = (all_utf8(paths)?, device_name(device), rules(dtype)?);
-    let loaded = call(ffi::load_boxes(&paths, regions, &device, &rules, verify.unwrap_or_default()))?;
-    Ok(loaded.into_iter().map(|named| from_cxx(named).1).collect())
+    tensors(ffi::load_boxes(&load(paths, device, dtype, verify)?, regions))
 }
 
 /// Overwrites existing tensors in place with the stored tensors of the same names.
@@ -370,8 +352,7 @@ pub fn stream<P: AsRef<Path>>(
     dtype: impl Into<Dtypes>,
     verify: Option<&str>,
 ) -> Result<Loader> {
-    let (paths, device, rules) = (all_utf8(paths)?, device_name(device), rules(dtype)?);
-    let loader = call(ffi::open_loader(&paths, &device, &rules, verify.unwrap_or_default()))?;
+    let loader = call(ffi::open_loader(&load(paths, device, dtype, verify)?))?;
     let total_bytes = u64::try_from(call(loader.total_bytes())?)
         .map_err(|_| Error::new(ErrorKind::Internal, "the size of the tensors is negative"))?;
     Ok(Loader { loader, total_bytes })
@@ -418,6 +399,21 @@ fn call<T>(result: std::result::Result<T, cxx::Exception>) -> Result<T> {
 /// Returns the text of an out-of-memory error with its code, which errors of PyTorch's allocator lack.
 fn out_of_memory(text: &str) -> String {
     Error::from_text(text).unwrap_or_else(|| Error::new(ErrorKind::OutOfMemory, text)).to_string()
+}
+
+fn load<P: AsRef<Path>>(
+    paths: &[P],
+    device: Device,
+    dtype: impl Into<Dtypes>,
+    verify: Option<&str>,
+) -> Result<ffi::Load> {
+    let verify = verify.unwrap_or_default().to_owned();
+    Ok(ffi::Load { paths: all_utf8(paths)?, device: device_name(device), dtypes: rules(dtype)?, verify })
+}
+
+/// Returns loaded tensors without their names.
+fn tensors(loaded: std::result::Result<Vec<ffi::Named>, cxx::Exception>) -> Result<Vec<Tensor>> {
+    Ok(call(loaded)?.into_iter().map(|named| from_cxx(named).1).collect())
 }
 
 fn entries(metadata: &[(&str, &str)]) -> Vec<ffi::MetadataEntry> {
