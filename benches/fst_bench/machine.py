@@ -14,10 +14,10 @@ from .directories import PACKAGE
 def machine_facts(directory: Path) -> dict[str, Any]:
     """Describes this machine, and the disk and file system that hold `directory`."""
     facts = {
-        "processor": _field("/proc/cpuinfo", "model name"),
+        "processor": field("/proc/cpuinfo", "model name"),
         "cores": len(os.sched_getaffinity(0)),
-        "virtual machine": " hypervisor " in f" {_field('/proc/cpuinfo', 'flags')} ",
-        "memory_bytes": int(_field("/proc/meminfo", "MemTotal").removesuffix("kB")) * 1024,
+        "virtual machine": " hypervisor " in f" {field('/proc/cpuinfo', 'flags')} ",
+        "memory_bytes": int(field("/proc/meminfo", "MemTotal").removesuffix("kB")) * 1024,
         "kernel": platform.release(),
         **_disk(directory),
         "python": platform.python_version(),
@@ -46,7 +46,8 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def _field(path: str, name: str) -> str:
+def field(path: str, name: str) -> str:
+    """Returns a value of a file of /proc, which has lines of names and values."""
     for line in Path(path).read_text().splitlines():
         key, _, value = line.partition(":")
         if key.strip() == name:

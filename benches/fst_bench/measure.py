@@ -23,6 +23,7 @@ from .child import print_result
 from .device import Device
 from .digest import digest
 from .loaders.base import Loader
+from .machine import field
 from .peer import PEERS
 from .result import CPU_OF_GB
 from .workload import Slice
@@ -163,8 +164,7 @@ def measure_load(job: Job, loader: Loader) -> dict[str, Any]:
 
 def storage_bytes() -> int:
     """Returns the bytes that this process has caused the disk to read so far, page cache included."""
-    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return int(fields["read_bytes"])
+    return int(field("/proc/self/io", "read_bytes"))
 
 
 def cpu_seconds() -> float:

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import torch
 
+from .machine import field
+
 LEFT_FREE_BYTES = 1 << 30
 
 
@@ -13,7 +15,7 @@ def claim(size_bytes: int) -> None:
     Some virtual machines return free memory to their host. They get it back page by page, more slowly than a disk is
     read. Recently touched memory is still mapped.
     """
-    available = _proc_bytes("meminfo", "MemFree") - LEFT_FREE_BYTES
+    available = _bytes(field("/proc/meminfo", "MemFree")) - LEFT_FREE_BYTES
     torch.empty(max(0, min(size_bytes, available)), dtype=torch.uint8).fill_(1)
 
 
@@ -24,12 +26,8 @@ def reset_peak() -> None:
 
 def peak_bytes() -> int:
     """Returns the peak of resident memory, including pages of mapped files."""
-    return _proc_bytes("self/status", "VmHWM")
+    return _bytes(field("/proc/self/status", "VmHWM"))
 
 
-def _proc_bytes(file: str, field: str) -> int:
-    for line in Path("/proc", file).read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == field:
-            return int(value.removesuffix("kB")) * 1024
-    raise KeyError(f"/proc/{file} has no {field}")
+def _bytes(text: str) -> int:
+    return int(text.removesuffix("kB")) * 1024

@@ -21,17 +21,11 @@ def main() -> None:
         prog="python -m fst_bench.http_server", description="Serves the files of a directory."
     )
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--port", type=int, default=0, help="default: a free one")
     parser.add_argument("--latency", type=float, default=0.0, help="seconds before the first byte of an answer")
     parser.add_argument("--connect-latency", type=float, default=0.0, help="seconds more on a new connection")
     parser.add_argument("--rate", type=float, help="bytes a second for each connection; default: unlimited")
     arguments = parser.parse_args()
-    with Server(
-        port=arguments.port,
-        latency=arguments.latency,
-        connect_latency=arguments.connect_latency,
-        rate=arguments.rate,
-    ) as server:
+    with Server(latency=arguments.latency, connect_latency=arguments.connect_latency, rate=arguments.rate) as server:
         for path in arguments.directory.rglob("*"):
             if path.is_file():
                 server.put(str(path.relative_to(arguments.directory)), path)

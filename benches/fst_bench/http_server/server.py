@@ -58,7 +58,6 @@ class Server:
         self,
         objects: Mapping[str, bytes | Path] | None = None,
         *,
-        port: int = 0,
         latency: float = 0.0,
         connect_latency: float = 0.0,
         rate: float | None = None,
@@ -80,7 +79,7 @@ class Server:
         self._numbers = itertools.count()
         for path, data in (objects or {}).items():
             self.put(path, data)
-        self._listener = socket.create_server(("127.0.0.1", port), backlog=1024)
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.port: int = self._listener.getsockname()[1]
         self._acceptor = threading.Thread(target=self._accept, name="http-server", daemon=True)
         self._acceptor.start()

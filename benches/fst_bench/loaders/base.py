@@ -14,7 +14,12 @@ from ..workload import Slice
 
 
 class Loader:
-    """Base class of the loaders. Methods that a subclass does not override raise UnsupportedError."""
+    """Base class of the loaders. Methods that a subclass does not override raise UnsupportedError.
+
+    `method` is how bytes are read, for the tables.
+    """
+
+    method = "its own"
 
     def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
         """Loads all tensors of the files."""
@@ -55,8 +60,8 @@ class Loader:
         raise UnsupportedError("saves no safetensors")
 
     def reader(self, paths: Sequence[str], device: str) -> str:
-        """Returns the method by which bytes are read, for the tables."""
-        return "its own"
+        """Returns the method by which the bytes of these files are read."""
+        return self.method
 
     def convert(self, path: str, target: str) -> None:
         """Converts a safetensors file to the library's own format, if it has one."""

@@ -10,6 +10,8 @@ from .base import Loader
 
 
 class InstantTensor(Loader):
+    method = "the backend it chooses"
+
     def __init__(self) -> None:
         import instanttensor
 
@@ -20,9 +22,6 @@ class InstantTensor(Loader):
 
     def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> dict[str, Tensor]:
         return self._read(paths, device, tensor_filter=list(names), tensor_name_match_mode="exact")
-
-    def reader(self, paths: Sequence[str], device: str) -> str:
-        return "the backend it chooses"
 
     def _read(self, paths: Sequence[str], device: str, **options: Any) -> dict[str, Tensor]:
         if device == "cpu":

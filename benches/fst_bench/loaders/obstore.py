@@ -14,6 +14,8 @@ RANGE_BYTES = 8 << 20
 
 
 class Obstore(Loader):
+    method = f"get_range, {THREADS} threads"
+
     def __init__(self) -> None:
         import obstore
         from obstore import store
@@ -28,9 +30,6 @@ class Obstore(Loader):
             options = {"allow_http": True}
             tensors |= tensor_views(self._fetch(self._store.from_url(folder, client_options=options), name))
         return tensors
-
-    def reader(self, paths: Sequence[str], device: str) -> str:
-        return f"get_range, {THREADS} threads"
 
     def _fetch(self, store: Any, name: str) -> bytearray:
         """Fetches an object by ranges of equal size, each by one of several threads."""

@@ -8,6 +8,8 @@ from .base import Loader
 
 
 class RunaiStreamer(Loader):
+    method = "its streamer"
+
     def __init__(self) -> None:
         from runai_model_streamer import SafetensorsStreamer
 
@@ -18,9 +20,6 @@ class RunaiStreamer(Loader):
 
     def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> dict[str, Tensor]:
         return self._stream(paths, names, device)
-
-    def reader(self, paths: Sequence[str], device: str) -> str:
-        return "its streamer"
 
     def _stream(self, paths: Sequence[str], names: Sequence[str] | None, device: str) -> dict[str, Tensor]:
         with self._streamer() as streamer:

@@ -13,6 +13,8 @@ from .base import Loader
 
 
 class Safetensors(Loader):
+    method = "mmap"
+
     def __init__(self) -> None:
         import safetensors.torch
 
@@ -60,9 +62,6 @@ class Safetensors(Loader):
                 return {name: files[0].get_tensor(name) for name in names}
             return {name: file.get_tensor(name) for file in files for name in set(names) & set(file.keys())}
 
-    def reader(self, paths: Sequence[str], device: str) -> str:
-        return "mmap"
-
     @staticmethod
     def _chunk(file: Any, name: str, dim: int | None) -> Tensor:
         import torch.distributed as dist
@@ -93,6 +92,8 @@ class SafetensorsFlushed(Safetensors):
 
 
 class SafetensorsPrefetch(Safetensors):
+    method = "prefetch"
+
     def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
         return self._prefetch(paths, {}, device)
 
@@ -103,9 +104,6 @@ class SafetensorsPrefetch(Safetensors):
 
     def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> dict[str, Tensor]:
         return self._prefetch(paths, dict.fromkeys(names), device)
-
-    def reader(self, paths: Sequence[str], device: str) -> str:
-        return "prefetch"
 
     def _prefetch(self, paths: Sequence[str], plan: dict[str, Any], device: str) -> dict[str, Tensor]:
         """Starts all files before waiting for the first. An empty plan means all tensors."""

@@ -16,6 +16,8 @@ from .views import tensor_views
 class Tensorizer(Loader):
     """Loads with `options` of `TensorDeserializer`."""
 
+    method = "its own format"
+
     def __init__(self, **options: Any) -> None:
         import tensorizer
 
@@ -30,9 +32,6 @@ class Tensorizer(Loader):
 
     def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> dict[str, Tensor]:
         return self._read(paths, device, filter_func=frozenset(names).__contains__)
-
-    def reader(self, paths: Sequence[str], device: str) -> str:
-        return "its own format"
 
     def convert(self, path: str, target: str) -> None:
         self._write(path, target)

@@ -4,9 +4,11 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from pathlib import Path
 
 from ..checkpoint import header_of
+from ..planner import ShardRequest, region_of
 from ..workload import ITEM_BYTES, Shapes, TensorSpec, deal, llama, specs
 
 EXPERTS = ".experts."
@@ -28,6 +30,18 @@ class Model:
     @property
     def size_bytes(self) -> int:
         return sum(tensor.size_bytes for tensor in self.tensors)
+
+    @cached_property
+    def by_name(self) -> dict[str, TensorSpec]:
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    def kept_bytes(self, requests: Iterable[ShardRequest], rank: int, ranks: int) -> int:
+        """Returns the bytes that a rank with these requests keeps, counted without the planner."""
+        shards = ((self.by_name[name], shard) for name, shard in requests)
+        return sum(
+            prod(region_of(shard, tensor.shape, rank, ranks).lengths) * ITEM_BYTES[tensor.dtype]
+            for tensor, shard in shards
+        )
 
     @cached_property
     def experts(self) -> dict[int, list[TensorSpec]]:

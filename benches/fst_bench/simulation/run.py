@@ -22,7 +22,6 @@ from ..machine import commit
 from ..planner import Planner
 from ..report import write_report
 from ..run import chosen
-from .kept import TensorPositions
 from .layout import LAYOUTS, NODE_RANKS, Layout, positions
 from .model import MODELS, Model, write_sparse
 from .section import SIMULATION
@@ -80,14 +79,14 @@ def _loads(
 ) -> Iterator[dict[str, Any]]:
     """Yields a row of the tables for each layout of a model and each number of ranks."""
     with tempfile.TemporaryDirectory() as folder:
-        planner, tensors = Planner(write_sparse(model, Path(folder))), TensorPositions(model)
+        planner = Planner(write_sparse(model, Path(folder)))
         for layout in layouts:
             for ranks in sizes:
                 requests = layout.requests(model, positions(ranks, NODE_RANKS))
                 begin = time.perf_counter()
                 plan = planner.plan(requests, "auto", window_bytes)
                 plan_seconds = time.perf_counter() - begin
-                kept = [tensors.kept(own, rank, ranks) for rank, own in enumerate(requests)]
+                kept = [model.kept_bytes(own, rank, ranks) for rank, own in enumerate(requests)]
                 totals = total(windows(plan, ranks), kept)
                 print(f"{layout.name}, {ranks} ranks: {totals.windows} windows", file=sys.stderr, flush=True)
                 yield {"layout": layout.name, "ranks": ranks, "plan_seconds": plan_seconds, **totals._asdict()}

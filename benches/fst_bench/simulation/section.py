@@ -11,10 +11,10 @@ INTRODUCTION = """\
 These figures are counted, not measured: fst's own planner runs on the headers of models larger than this machine, on
 files without data. `docs/ranks.md` describes the method.
 
-- *Read of it* is the bytes read over the bytes of the checkpoint. *Sent* is the bytes sent over the bytes that ranks
-  keep but did not read. *GPU memory* is the largest of any rank: its tensors and buffers.
+- *Read of it* and *sent of it* are the bytes read and sent over the bytes of the checkpoint. *GPU memory* is the
+  largest of any rank: its tensors and buffers.
 """
-HEAD = ("ranks", "read of it", "sent", "GPU memory", "windows", "planned in")
+HEAD = ("ranks", "read of it", "sent of it", "GPU memory", "windows", "planned in")
 
 
 def simulation_section(result: Mapping[str, Any]) -> Iterator[str]:
@@ -33,7 +33,7 @@ def _row(load: Mapping[str, Any], model_bytes: int) -> list[str]:
     return [
         str(load["ranks"]),
         quotient(load["read_bytes"] / model_bytes),
-        quotient(load["sent_bytes"] / load["needed_bytes"]) if load["needed_bytes"] else "-",
+        quotient(load["sent_bytes"] / model_bytes),
         size(load["device_bytes"]),
         str(load["windows"]),
         seconds(load["plan_seconds"]),

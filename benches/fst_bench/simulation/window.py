@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from ..planner import GroupPlan
-from .kept import Kept
 
 
 class Window(NamedTuple):
@@ -41,14 +40,12 @@ class Totals(NamedTuple):
         windows: Number of windows.
         read_bytes: Bytes that all ranks read.
         sent_bytes: Bytes that all ranks send.
-        needed_bytes: Bytes that ranks keep but did not read.
         device_bytes: Largest memory of any rank: its tensors and buffers.
     """
 
     windows: int
     read_bytes: int
     sent_bytes: int
-    needed_bytes: int
     device_bytes: int
 
 
@@ -70,20 +67,16 @@ def windows(plan: GroupPlan, ranks: int) -> Iterator[Window]:
         yield Window(collective, reads, sent, send, received)
 
 
-def total(planned: Iterable[Window], kept: Sequence[Kept]) -> Totals:
-    """Returns the totals of the windows of a load, after which each rank keeps the given bytes."""
+def total(planned: Iterable[Window], kept_bytes: Sequence[int]) -> Totals:
+    """Returns the totals of the windows of a load, after which each rank keeps this many bytes."""
     count = read_bytes = sent_bytes = 0
-    all_reads = [torch.empty(0, 4, dtype=torch.int64)]
     # Sized for the largest window that uses them: one pair of buffers for even windows, one for odd windows.
-    buffers = torch.zeros(2, 2, len(kept), dtype=torch.int64)
+    buffers = torch.zeros(2, 2, len(kept_bytes), dtype=torch.int64)
     for window in planned:
         pair = buffers[count % 2]
         torch.maximum(pair, torch.stack([window.send_bytes, window.received_bytes]), out=pair)
         count += 1
         read_bytes += int(window.read_bytes.sum())
         sent_bytes += int(window.sent_bytes.sum())
-        all_reads.append(window.reads)
-    reads = torch.cat(all_reads)
-    needed_bytes = sum(own.size_bytes - own.within(reads[reads[:, 0] == rank, 1:]) for rank, own in enumerate(kept))
-    device_bytes = int((buffers.sum((0, 1)) + torch.tensor([own.size_bytes for own in kept])).max())
-    return Totals(count, read_bytes, sent_bytes, needed_bytes, device_bytes)
+    device_bytes = int((buffers.sum((0, 1)) + torch.tensor(kept_bytes)).max())
+    return Totals(count, read_bytes, sent_bytes, device_bytes)
