@@ -26,8 +26,8 @@ impl Value {
 
     /// Returns a nested property.
     pub fn nested(&self, key: &str) -> Option<&str> {
-        let properties = self.0.lines().filter_map(|line| line.split_once('=')).filter(|_| self.is_nested());
-        properties.filter(|(name, _)| name.trim() == key).next_back().map(|(_, value)| value.trim())
+        let mut properties = self.0.lines().filter_map(|line| line.split_once('=')).filter(|_| self.is_nested());
+        properties.rfind(|(name, _)| name.trim() == key).map(|(_, value)| value.trim())
     }
 
     /// Nothing is on the line of the key.
