@@ -73,7 +73,7 @@ std::vector<OpenCheckpoint::DifferingHash> OpenCheckpoint::differing_hashes(
     throw_invalid_argument("there must be a tensor for each name");
   }
   std::vector<at::Tensor> held;
-  std::vector<HostBytes> data;
+  std::vector<MemoryRange> data;
   for (size_t index = 0; index < tensors.size(); ++index) {
     const auto bytes = bytes_of(held.emplace_back(in_memory(names.get(index), tensors[index])));
     data.push_back({reinterpret_cast<uintptr_t>(bytes.data()), bytes.size()});

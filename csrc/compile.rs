@@ -7,10 +7,9 @@ use std::process::Command;
 use std::{env, fs};
 
 /// Files of the layer.
-pub const SOURCES: [&str; 16] = [
+pub const SOURCES: [&str; 15] = [
     "csrc/cast.cpp",
     "csrc/checkpoint.cpp",
-    "csrc/dtype_rules.cpp",
     "csrc/encryption_key.cpp",
     "csrc/error.cpp",
     "csrc/group.cpp",
@@ -103,7 +102,7 @@ pub fn units(checkout: &str) -> Result<Vec<PathBuf>> {
         fs::write(&file, lines.collect::<String>())?;
         Ok(file)
     };
-    SOURCES.chunks(SOURCES.len() / 2).enumerate().map(write).collect()
+    SOURCES.chunks(SOURCES.len().div_ceil(2)).enumerate().map(write).collect()
 }
 
 /// Compiles the layer.

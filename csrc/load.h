@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "dtype_rules.h"
 #include "fst/rust/bridge.rs.h"
+#include "select.h"
 
 namespace fst {
 

@@ -12,7 +12,6 @@
 
 #include "cast.h"
 #include "checkpoint.h"
-#include "dtype_rules.h"
 #include "encryption_key.h"
 #include "error.h"
 #include "group.h"

@@ -115,10 +115,10 @@ class Appender {
     const auto extents = slice_of(extents_);
     // The core has read the memory when `append` returns.
     std::vector<at::Tensor> memory;
-    std::vector<Scratch> scratch;
+    std::vector<MemoryRange> scratch;
     for (const uint64_t bytes : save_->scratch_bytes(extents)) {
       memory.push_back(allocate_scratch(bytes, streams_.device(scratch.size())));
-      scratch.push_back(Scratch{mutable_address_of(memory.back()), memory.back().nbytes()});
+      scratch.push_back(MemoryRange{mutable_address_of(memory.back()), memory.back().nbytes()});
     }
     call_core([&] { save_->append(extents, slice_of(scratch)); });
     extents_.clear();

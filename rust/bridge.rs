@@ -114,12 +114,6 @@ mod ffi {
         kind: i8,
     }
 
-    /// Bytes in host memory.
-    struct HostBytes {
-        address: u64,
-        bytes: u64,
-    }
-
     /// Hash in a `.tensors` file that is not that of the data of a tensor.
     struct DifferingHash {
         /// Index of the tensor in the list of names.
@@ -151,8 +145,8 @@ mod ffi {
         bytes: u64,
     }
 
-    /// Device memory that only the call uses.
-    struct Scratch {
+    /// Memory of the host or of a device.
+    struct MemoryRange {
         address: u64,
         bytes: u64,
     }
@@ -217,7 +211,7 @@ mod ffi {
         unsafe fn differing_hashes(
             self: &Checkpoint,
             names: &[String],
-            data: &[HostBytes],
+            data: &[MemoryRange],
             threads: usize,
         ) -> Result<Vec<DifferingHash>>;
         fn path(self: &Checkpoint, name: &str) -> Result<String>;
@@ -323,7 +317,7 @@ mod ffi {
         fn begin_save(file: &NewFile, tensors: &[NewTensor], streams: &[DeviceStream]) -> Result<Box<AnySave>>;
         fn order(self: &AnySave) -> Vec<usize>;
         fn scratch_bytes(self: &AnySave, extents: &[Extent]) -> Vec<u64>;
-        unsafe fn append(self: &mut AnySave, extents: &[Extent], scratch: &[Scratch]) -> Result<()>;
+        unsafe fn append(self: &mut AnySave, extents: &[Extent], scratch: &[MemoryRange]) -> Result<()>;
         fn finish_save(save: Box<AnySave>) -> Result<()>;
 
         type FileLayout;

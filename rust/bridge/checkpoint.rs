@@ -2,7 +2,7 @@
 
 use super::encryption_key::EncryptionKey;
 use super::ffi;
-use super::guard::{guard, guard_with_log};
+use super::guard::{guard, guard_with_log, watched};
 use super::selection::{Reads, Selection, signed};
 use crate::checkpoint::selection::{self, IndexRegions};
 use crate::checkpoint::verify::{Compared, Request};
@@ -16,7 +16,6 @@ use crate::load::transfer::Transfer;
 use crate::load::views::Mappings;
 use crate::num::to_usize;
 use crate::options::Options;
-use crate::os::sigint::Watch;
 use crate::reader::{self, Access, ChosenReader, ReaderKind};
 use crate::source::files::Files;
 use crate::source::{Place, Source};
@@ -71,8 +70,7 @@ pub(super) fn resolve_files(paths: &[String]) -> Result<Vec<String>> {
         Place::Url(location) => location.secret_url(),
         Place::Opened(object) => object.location().secret_url(),
     };
-    let watch = Watch::begin();
-    guard(|| Ok(Files::resolve(paths, &|| watch.check())?.places.into_iter().map(text).collect()))
+    watched(|check| Ok(Files::resolve(paths, check)?.places.into_iter().map(text).collect()))
 }
 
 impl Checkpoint {
@@ -134,10 +132,10 @@ impl Checkpoint {
     pub(super) unsafe fn differing_hashes(
         &self,
         names: &[String],
-        data: &[ffi::HostBytes],
+        data: &[ffi::MemoryRange],
         threads: usize,
     ) -> Result<Vec<ffi::DifferingHash>> {
-        let slice = |bytes: &ffi::HostBytes| match to_usize(bytes.bytes) {
+        let slice = |bytes: &ffi::MemoryRange| match to_usize(bytes.bytes) {
             0 => &[],
             length => {
                 let address = std::ptr::with_exposed_provenance(to_usize(bytes.address));

@@ -2,6 +2,8 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::options;
+use crate::os::retry::Check;
+use crate::os::sigint::Watch;
 use crate::profile;
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,6 +26,12 @@ pub(super) fn guard<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
 /// Starts the log, and runs `work` as [`guard`] does.
 pub(super) fn guard_with_log<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     guard(|| start_log().and_then(|()| work()))
+}
+
+/// Runs `work` as [`guard`] does, with a check that Ctrl-C makes fail.
+pub(super) fn watched<T>(work: impl FnOnce(Check<'_>) -> Result<T>) -> Result<T> {
+    let watch = Watch::begin();
+    guard(|| work(&|| watch.check()))
 }
 
 /// Starts the log to stderr that `FST_LOG` requests. Rust programs install their own subscriber.

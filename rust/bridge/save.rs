@@ -2,7 +2,7 @@
 
 use super::encryption_key::EncryptionKey;
 use super::ffi;
-use super::guard::{guard, guard_with_log};
+use super::guard::{guard, guard_with_log, watched};
 use super::tensor::{device_stream, metadata_of, new_tensor};
 use crate::device::Scratch;
 use crate::digest::Hash;
@@ -11,8 +11,6 @@ use crate::format::layout::{Layout, Tensor};
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::memory;
-use crate::os::retry::Check;
-use crate::os::sigint::Watch;
 use crate::save::Extent;
 use crate::save::atomic_file;
 use crate::save::file_kernel::Linux;
@@ -82,8 +80,8 @@ impl AnySave {
     ///
     /// # Safety
     /// That of [`FileSave::append`].
-    pub(super) unsafe fn append(&mut self, extents: &[ffi::Extent], scratch: &[ffi::Scratch]) -> Result<()> {
-        let decode = |&ffi::Scratch { address, bytes }: &ffi::Scratch| Scratch { address, bytes };
+    pub(super) unsafe fn append(&mut self, extents: &[ffi::Extent], scratch: &[ffi::MemoryRange]) -> Result<()> {
+        let decode = |&ffi::MemoryRange { address, bytes }: &ffi::MemoryRange| Scratch { address, bytes };
         let scratch: Vec<Scratch> = scratch.iter().map(decode).collect();
         // SAFETY: the caller's promise is the same.
         guard(|| unsafe { self.0.append(&decode_extents(extents), &scratch) })
@@ -101,31 +99,22 @@ pub(super) fn finish_save(save: Box<AnySave>) -> Result<()> {
 
 /// Writes a complete file. A new file gets the permissions of `model`, unless that is empty.
 pub(super) fn write_file(path: &str, model: &str, bytes: &[u8]) -> Result<()> {
-    guard(|| {
+    watched(|check| {
         let mut output = Output::open(Path::new(path), path_of(model))?;
-        let length = bytes.len();
-        let watch = Watch::begin();
-        let check: Check<'_> = &|| watch.check();
         output.prepare_growing(&Options::from_env()?);
-        output.write(bytes.to_vec(), length, 0, check)?;
-        output.publish(to_u64(length), check)
+        output.write(bytes.to_vec(), bytes.len(), 0, check)?;
+        output.publish(to_u64(bytes.len()), check)
     })
 }
 
 /// Returns the names of the objects beside the object of a URL.
 pub(super) fn names_beside(url: &str) -> Result<Vec<String>> {
-    guard(|| {
-        let watch = Watch::begin();
-        output::names_beside(Path::new(url), &|| watch.check())
-    })
+    watched(|check| output::names_beside(Path::new(url), check))
 }
 
 /// Removes the object of a URL. It need not exist.
 pub(super) fn remove_object(url: &str) -> Result<()> {
-    guard(|| {
-        let watch = Watch::begin();
-        output::remove(Path::new(url), &|| watch.check())
-    })
+    watched(|check| output::remove(Path::new(url), check))
 }
 
 /// Checks that a save can create or replace what is at `path`.
@@ -135,10 +124,7 @@ pub(super) fn check_target(path: &str) -> Result<()> {
 
 /// Gives the complete file `source` the name `path`, too.
 pub(super) fn link_file(source: &str, path: &str) -> Result<()> {
-    guard(|| {
-        let watch = Watch::begin();
-        atomic_file::link(Path::new(source), Path::new(path), &Linux, &|| watch.check())
-    })
+    watched(|check| atomic_file::link(Path::new(source), Path::new(path), &Linux, check))
 }
 
 /// Returns the path that a text names, or `None` if it is empty.

@@ -1,6 +1,6 @@
 //! Open files, local or remote, whose bytes are read as they are.
 
-use super::guard::{guard, guard_with_log};
+use super::guard::{guard_with_log, watched};
 use crate::error::{Error, Kind, Result};
 use crate::os::sigint::Watch;
 use crate::source;
@@ -24,14 +24,13 @@ impl Source {
     }
 
     pub(super) fn read(&self, begin: u64, into: &mut [u8]) -> Result<()> {
-        guard(|| {
+        watched(|check| {
             let length = self.0.length();
             if begin.saturating_add(crate::num::to_u64(into.len())) > length {
                 let message = format!("the file has {length} bytes; a range must end there or before");
                 return Err(Error::new(Kind::InvalidArgument, message).at(self.0.path()).offset(begin));
             }
-            let watch = Watch::begin();
-            self.0.read(begin, into, &|| watch.check())
+            self.0.read(begin, into, check)
         })
     }
 }
