@@ -14,8 +14,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// Writes a checkpoint of two files with tensors of these shapes.
-fn checkpoint(directory: &TempDir, shapes: &[(Dtype, Vec<usize>)]) -> Arc<Checkpoint> {
+/// Opens a checkpoint of two files with tensors of these shapes.
+fn checkpoint(shapes: &[(Dtype, Vec<usize>)]) -> Arc<Checkpoint> {
+    checkpoint_in(&TempDir::new().unwrap(), shapes)
+}
+
+fn checkpoint_in(directory: &TempDir, shapes: &[(Dtype, Vec<usize>)]) -> Arc<Checkpoint> {
     let tensor = |(index, (dtype, shape)): (usize, &(Dtype, Vec<usize>))| {
         let bytes = shape.iter().product::<usize>() * dtype.bitsize() / 8;
         (format!("t{index:02}"), *dtype, shape.clone(), files::pattern(index, bytes))
@@ -196,8 +200,7 @@ proptest! {
         window_bytes in 0_u64..600,
         caches in prop::collection::vec(prop::option::of(0_u64..2), 6),
     ) {
-        let directory = TempDir::new().unwrap();
-        let checkpoint = checkpoint(&directory, &shapes);
+            let checkpoint = checkpoint(&shapes);
         let order: Vec<usize> =
             checkpoint.entries().map(|(_, entry)| entry.name[1..].parse().unwrap()).collect();
         let list = |choices: &Vec<(u8, usize, usize)>| {
@@ -240,9 +243,8 @@ fn buffer_bytes(group: &Group) -> u64 {
 
 #[test]
 fn every_byte_is_read_once_and_reads_are_balanced() {
-    let directory = TempDir::new().unwrap();
     let shapes: Vec<_> = model().into_iter().filter(|(_, shape)| shape.len() == 2).collect();
-    let checkpoint = checkpoint(&directory, &shapes);
+    let checkpoint = checkpoint(&shapes);
     let padding_bytes = 2 * 8 * 4;
     for shard in [Shard::Whole, Shard::Chunk { dim: 0 }, Shard::Chunk { dim: 1 }] {
         for (strategy, ranks, window_bytes) in [
@@ -287,15 +289,15 @@ fn readers_of_groups(group: &Group, group_bytes: u64) -> BTreeMap<u64, BTreeSet<
 const GROUP_BYTES: u64 = 4096;
 
 /// Opens a checkpoint of matrices with groups of [`GROUP_BYTES`]. Most groups have parts of rows.
-fn grouped(directory: &TempDir, verify: &Verify) -> Arc<Checkpoint> {
-    let path = write_matrices(directory, &[1000, 64, 5000, 3, 2048], &[256, 8, 64, 40, 128], GROUP_BYTES as usize);
+fn grouped(verify: &Verify) -> Arc<Checkpoint> {
+    let directory = TempDir::new().unwrap();
+    let path = write_matrices(&directory, &[1000, 64, 5000, 3, 2048], &[256, 8, 64, 40, 128], GROUP_BYTES as usize);
     Arc::new(Checkpoint::open_with(&[path], &verify.clone().into()).unwrap())
 }
 
 #[test]
 fn one_rank_reads_each_group() {
-    let directory = TempDir::new().unwrap();
-    let checkpoint = grouped(&directory, &Verify::Digests);
+    let checkpoint = grouped(&Verify::Digests);
     for shard in [Shard::Whole, Shard::Chunk { dim: 0 }, Shard::Chunk { dim: 1 }] {
         for (ranks, window_bytes) in [(2_usize, 1 << 20), (3, 60_000), (4, 100_000), (8, 40_000), (8, 1 << 20)] {
             let lists = vec![everything(&checkpoint, &shard); ranks];
@@ -317,9 +319,8 @@ fn one_rank_reads_each_group() {
 
 #[test]
 fn ranks_exchange_groups_of_which_each_keeps_a_part() {
-    let directory = TempDir::new().unwrap();
     let route = |verify, shard, caches: &[Option<u64>]| {
-        let checkpoint = grouped(&directory, &verify);
+        let checkpoint = grouped(&verify);
         let lists = vec![everything(&checkpoint, &shard); caches.len()];
         let group = plan_through(caches, &checkpoint, lists, LoadStrategy::Auto, 1 << 20).unwrap();
         execute(&group);
@@ -337,9 +338,8 @@ fn ranks_exchange_groups_of_which_each_keeps_a_part() {
 
 #[test]
 fn ranks_with_one_page_cache_divide_the_files_to_verify_them() {
-    let directory = TempDir::new().unwrap();
     let parts_with = |strategy, verify, shard: &Shard, caches: &[Option<u64>]| {
-        let checkpoint = grouped(&directory, &verify);
+        let checkpoint = grouped(&verify);
         let lists = vec![everything(&checkpoint, shard); caches.len()];
         let group = plan_through(caches, &checkpoint, lists, strategy, 1 << 20).unwrap();
         let parts: Vec<_> = (0..caches.len()).map(|rank| group.part_to_verify(rank)).collect();
@@ -365,8 +365,7 @@ fn ranks_with_one_page_cache_divide_the_files_to_verify_them() {
 
 #[test]
 fn windows_are_as_long_as_buffers_allow() {
-    let directory = TempDir::new().unwrap();
-    let checkpoint = checkpoint(&directory, &[(Dtype::U8, vec![1024, 1024])]);
+    let checkpoint = checkpoint(&[(Dtype::U8, vec![1024, 1024])]);
     // Four pairs of ranks. The ranks of a pair split the columns.
     let columns = |rank: u64| Shard::IndexRegion {
         index_ranges: vec![IndexRange::whole(1024), IndexRange { start: rank % 2 * 512, length: 512, step: 1 }],
@@ -381,8 +380,7 @@ fn windows_are_as_long_as_buffers_allow() {
 
 #[test]
 fn own_reads_reduce_the_part_of_a_rank_in_the_exchange() {
-    let directory = TempDir::new().unwrap();
-    let checkpoint = checkpoint(&directory, &[(Dtype::U8, vec![1000]), (Dtype::U8, vec![64, 64])]);
+    let checkpoint = checkpoint(&[(Dtype::U8, vec![1000]), (Dtype::U8, vec![64, 64])]);
     let columns = ShardRequest { tensor: 1, shard: Shard::Chunk { dim: 1 } };
     let alone = ShardRequest { tensor: 0, shard: Shard::Whole };
     let lists = vec![vec![alone, columns.clone()], vec![columns]];
@@ -412,7 +410,6 @@ fn block_bytes(group: &Group) -> u64 {
 
 #[test]
 fn ranks_read_the_blocks_of_small_shards_once() {
-    let directory = TempDir::new().unwrap();
     let rows = |_: usize, tensor: usize| Some(ShardRequest { tensor, shard: Shard::Chunk { dim: 0 } });
     let whole = |tensor: usize| Some(ShardRequest { tensor, shard: Shard::Whole });
     // Eight ranks: each needs rows of all tensors, every eighth tensor, some of these, or an eighth of the file.
@@ -421,7 +418,7 @@ fn ranks_read_the_blocks_of_small_shards_once() {
     let stages = move |rank: usize, tensor: usize| whole(tensor).filter(|_| tensor / 50 == rank);
     for row_bytes in [100, 2 << 10, 20 << 10, 200 << 10] {
         let shapes = vec![(Dtype::U8, vec![8, row_bytes]); if row_bytes > 10_000 { 24 } else { 400 }];
-        let checkpoint = checkpoint(&directory, &shapes);
+        let checkpoint = checkpoint(&shapes);
         let route = |request: &dyn Fn(usize, usize) -> Option<ShardRequest>| {
             let list = |rank| (0..checkpoint.count()).filter_map(|tensor| request(rank, tensor)).collect();
             let lists = (0..8).map(list).collect();
@@ -441,8 +438,7 @@ fn ranks_read_the_blocks_of_small_shards_once() {
 
 #[test]
 fn ranks_with_one_page_cache_read_their_own_shards() {
-    let directory = TempDir::new().unwrap();
-    let checkpoint = checkpoint(&directory, &[(Dtype::U8, vec![1 << 8, 1 << 8])]);
+    let checkpoint = checkpoint(&[(Dtype::U8, vec![1 << 8, 1 << 8])]);
     for (shard, exchanged) in [(Shard::Whole, Route::Gather), (Shard::Chunk { dim: 1 }, Route::Exchange)] {
         let route = |caches: [Option<u64>; 4]| {
             let lists = vec![everything(&checkpoint, &shard); 4];
@@ -458,9 +454,8 @@ fn ranks_with_one_page_cache_read_their_own_shards() {
 
 #[test]
 fn small_shards_are_exchanged_with_others_that_are() {
-    let directory = TempDir::new().unwrap();
     let shapes = [(Dtype::U8, vec![1 << 10]), (Dtype::U8, vec![1 << 20]), (Dtype::U8, vec![1 << 8, 1 << 8])];
-    let checkpoint = checkpoint(&directory, &shapes);
+    let checkpoint = checkpoint(&shapes);
     // Ranks 0 and 1 share a page cache, and all ranks need the last tensor.
     let shared = |tensor| ShardRequest { tensor, shard: Shard::Whole };
     let near = vec![shared(0), shared(1), shared(2)];
@@ -476,8 +471,7 @@ fn small_shards_are_exchanged_with_others_that_are() {
 
 #[test]
 fn conflicting_layouts_are_rejected_by_rank_and_tensor() {
-    let directory = TempDir::new().unwrap();
-    let checkpoint = checkpoint(&directory, &[(Dtype::U8, vec![8, 8])]);
+    let checkpoint = checkpoint(&[(Dtype::U8, vec![8, 8])]);
     let list = |shard: Shard| vec![ShardRequest { tensor: 0, shard }];
     let plan = |lists| plan(&checkpoint, lists, LoadStrategy::Auto, 0);
     let chunk = |dim| Shard::Chunk { dim };
@@ -495,7 +489,7 @@ fn conflicting_layouts_are_rejected_by_rank_and_tensor() {
 #[test]
 fn digests_differ_between_plans() {
     let directory = TempDir::new().unwrap();
-    let checkpoint = checkpoint(&directory, &model());
+    let checkpoint = checkpoint_in(&directory, &model());
     let digest = |checkpoint: &Arc<Checkpoint>, window_bytes| {
         let lists = vec![everything(checkpoint, &Shard::Whole); 2];
         plan(checkpoint, lists, LoadStrategy::Auto, window_bytes).unwrap().digest()
@@ -509,8 +503,7 @@ fn digests_differ_between_plans() {
 
 #[test]
 fn invalid_encoded_requests_are_rejected() {
-    let directory = TempDir::new().unwrap();
-    let checkpoint = checkpoint(&directory, &[(Dtype::U8, vec![8, 8])]);
+    let checkpoint = checkpoint(&[(Dtype::U8, vec![8, 8])]);
     let whole = ShardRequest { tensor: 0, shard: Shard::Whole };
     let region = |index_ranges: [(u64, u64); 2]| Shard::IndexRegion {
         index_ranges: index_ranges.map(|(start, length)| IndexRange { start, length, step: 1 }).to_vec(),
@@ -542,8 +535,7 @@ fn invalid_encoded_requests_are_rejected() {
 /// A plan with a window for every few bytes would exhaust the memory before the first collective.
 #[test]
 fn window_bytes_that_give_too_many_windows_are_refused() {
-    let directory = TempDir::new().unwrap();
-    let checkpoint = checkpoint(&directory, &[(Dtype::U8, vec![1 << 11, 1 << 11])]);
+    let checkpoint = checkpoint(&[(Dtype::U8, vec![1 << 11, 1 << 11])]);
     for shard in [Shard::Whole, Shard::Chunk { dim: 1 }] {
         let lists = || vec![everything(&checkpoint, &shard); 2];
         let plan = |window_bytes| plan(&checkpoint, lists(), LoadStrategy::Exchange, window_bytes);

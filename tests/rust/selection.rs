@@ -8,19 +8,14 @@ use safetensors::tensor::Dtype;
 use std::sync::Arc;
 use tempfile::TempDir;
 
-struct Fixture {
-    checkpoint: Arc<Checkpoint>,
-    _directory: TempDir,
-}
-
-/// Checkpoint of two files, the second of which stores `b` before `a`.
-fn fixture() -> Fixture {
+/// Opens a checkpoint of two files, the second of which stores `b` before `a`.
+fn checkpoint() -> Arc<Checkpoint> {
     let directory = TempDir::new().unwrap();
     let tensor = |name, dtype, shape: [usize; 2], bytes| (name, dtype, shape.to_vec(), files::pattern(3, bytes));
     let first = files::written(&directory, "1.safetensors", &[tensor("x", Dtype::U8, [4, 6], 24)]);
     let others = [tensor("a", Dtype::U8, [2, 2], 4), tensor("b", Dtype::F32, [3, 5], 60)];
     let second = files::written(&directory, "2.safetensors", &others);
-    Fixture { checkpoint: Arc::new(Checkpoint::open(&[first, second]).unwrap()), _directory: directory }
+    Arc::new(Checkpoint::open(&[first, second]).unwrap())
 }
 
 fn strings<const COUNT: usize>(names: [&str; COUNT]) -> [String; COUNT] {
@@ -33,24 +28,24 @@ fn names(selection: &Selection) -> Vec<&str> {
 
 #[test]
 fn tensors_are_in_the_order_of_the_files_or_of_the_names() {
-    let fixture = fixture();
-    let all = Selection::all(&fixture.checkpoint).unwrap();
+    let checkpoint = checkpoint();
+    let all = Selection::all(&checkpoint).unwrap();
     assert_eq!(names(&all), ["x", "b", "a"]);
     assert_eq!(all.in_file_order(), [0, 1, 2]);
     assert_eq!(all.regions().iter().map(|region| region.source).collect::<Vec<_>>(), [0, 1, 1]);
-    let named = Selection::named(&fixture.checkpoint, &strings(["a", "x", "b", "a"])).unwrap();
+    let named = Selection::named(&checkpoint, &strings(["a", "x", "b", "a"])).unwrap();
     assert_eq!(names(&named), ["a", "x", "b", "a"]);
     assert_eq!(named.in_file_order(), [1, 2, 0, 3]);
-    let error = Selection::named(&fixture.checkpoint, &strings(["a", "c"])).err().unwrap();
+    let error = Selection::named(&checkpoint, &strings(["a", "c"])).err().unwrap();
     assert_eq!(error.kind(), Kind::TensorNotFound);
 }
 
 #[test]
 fn index_ranges_must_match_the_dimensions() {
-    let fixture = fixture();
+    let checkpoint = checkpoint();
     let names = strings(["x", "b"]);
     let index_regions = IndexRegions { starts: &[1, 0, 0, 4], lengths: &[2, 3, 2, 1], steps: &[1, 2, 2, 1] };
-    let selection = Selection::index_regions(&fixture.checkpoint, &names, index_regions).unwrap();
+    let selection = Selection::index_regions(&checkpoint, &names, index_regions).unwrap();
     let shapes: Vec<_> = selection.regions().iter().map(|region| region.shape.clone()).collect();
     assert_eq!(shapes, [[2, 3], [2, 1]]);
     for wrong in [
@@ -61,12 +56,12 @@ fn index_ranges_must_match_the_dimensions() {
         IndexRegions { starts: &[0, 0, 0, -1], ..index_regions },
         IndexRegions { steps: &[1, 1, 1, -1], ..index_regions },
     ] {
-        let error = Selection::index_regions(&fixture.checkpoint, &names, wrong).err().unwrap();
+        let error = Selection::index_regions(&checkpoint, &names, wrong).err().unwrap();
         assert_eq!(error.kind(), Kind::InvalidArgument, "{wrong:?}");
     }
     for start in [5, -1] {
         let wrong = IndexRegions { starts: &[0, start], lengths: &[1; 2], steps: &[1; 2] };
-        let error = Selection::index_regions(&fixture.checkpoint, &strings(["b"]), wrong).err().unwrap();
+        let error = Selection::index_regions(&checkpoint, &strings(["b"]), wrong).err().unwrap();
         assert!(error.to_string().contains("2.safetensors: tensor \"b\""), "{error}");
     }
 }

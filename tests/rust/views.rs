@@ -17,7 +17,6 @@ struct Trial {
     data: Vec<u8>,
     /// Offset of the data section in the file.
     begin: u64,
-    _directory: TempDir,
 }
 
 impl Trial {
@@ -27,7 +26,7 @@ impl Trial {
         let data = files::pattern(6, 43);
         let path = files::raw(&directory, "x.safetensors", &json, &data);
         let checkpoint = Checkpoint::open(&[path]).unwrap();
-        Trial { checkpoint, data, begin: 8 + json.len() as u64, _directory: directory }
+        Trial { checkpoint, data, begin: 8 + json.len() as u64 }
     }
 
     fn whole(&self, name: &str) -> TensorRegion {
