@@ -61,7 +61,6 @@ Loader::Loader(rust::Box<Selection> selection, const LoadOptions& options, int64
     stream_.emplace(
         call_core([&] { return selection_->stream(device_.index(), current_stream_handle(device_), order_); }));
   }
-  warn_of_missing_kernels(device_);
   prefetch();
 }
 
@@ -184,6 +183,7 @@ void Loader::prefetch() {
 void Loader::submit(const std::vector<Destination>& destinations) {
   use_current_stream();
   const uint64_t bytes = call_core([&] { return stream().prepare(slice_of(destinations)); });
+  warn_of_missing_kernels(device_);
   const auto current = current_stream(device_);
   if (!scratch_.defined() || scratch_.nbytes() < bytes || scratch_stream_ != current) {
     scratch_ = at::empty({static_cast<int64_t>(bytes)}, at::device(device_).dtype(at::kByte));

@@ -119,9 +119,7 @@ void DeviceTransfer::fill_through_scratch(AnyTransfer& transfer, const std::vect
 
 rust::Box<AnyTransfer> DeviceTransfer::open() const {
   const auto stream = current_stream_handle(device_);
-  auto transfer = call_core([&] { return selection_.transfer(device_.index(), stream); });
-  warn_of_missing_kernels(device_);
-  return transfer;
+  return call_core([&] { return selection_.transfer(device_.index(), stream); });
 }
 
 void DeviceTransfer::fill(AnyTransfer& transfer, const std::vector<Destination>& destinations) const {
@@ -129,6 +127,7 @@ void DeviceTransfer::fill(AnyTransfer& transfer, const std::vector<Destination>&
     return;
   }
   const uint64_t bytes = call_core([&] { return transfer.prepare(slice_of(destinations)); });
+  warn_of_missing_kernels(device_);
   // The core orders its use of the scratch memory before later work on the current stream, so PyTorch's allocator may
   // reuse the memory at once.
   const auto scratch = at::empty({static_cast<int64_t>(bytes)}, at::device(device_).dtype(at::kByte));

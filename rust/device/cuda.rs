@@ -37,11 +37,11 @@ use cudarc::driver::sys;
 use driver::{Event, Registered, check};
 use gds::DirectEngine;
 use gpu::{CopyStreams, Gpu, Lent};
-use kernels::Kernels;
+use kernels::{IMAGE, Kernels};
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use timing::{Laps, Timer};
 
 /// Number of copy streams: the kernel of one chunk runs while the copy engine copies the next.
@@ -68,7 +68,8 @@ pub struct Cuda {
     caller_lane: Mutex<Lane>,
     /// Whether the copies of the batch go to the caller's stream.
     is_on_caller: AtomicBool,
-    kernels: Option<Arc<Kernels>>,
+    /// Loaded when a plan first needs them; `None` inside if there are none for the GPU.
+    kernels: OnceLock<Option<Arc<Kernels>>>,
     timer: Option<Arc<Timer>>,
     /// The caller's current stream.
     current: AtomicPtr<sys::CUstream_st>,
@@ -128,7 +129,7 @@ impl Cuda {
             next_copy_lane: AtomicUsize::new(0),
             caller_lane: lane(COPY_STREAMS, ptr::null_mut()),
             is_on_caller: AtomicBool::new(false),
-            kernels: Kernels::of(&gpu.context)?,
+            kernels: OnceLock::new(),
             timer: Timer::start(&gpu.context, ordinal)?,
             current: AtomicPtr::new(current),
             _copy_streams: copy_streams,
@@ -169,12 +170,14 @@ impl Cuda {
         lock(if is_even { first } else { second })
     }
 
-    /// Returns whether a chunk goes up whole and is scattered by a kernel.
-    fn is_scattered(&self, copies: &[SlotCopy]) -> bool {
-        let rows: usize = copies.iter().map(|copy| copy.rows).sum();
-        let bytes = bytes_of(copies);
-        let is_cast = copies.iter().any(|copy| copy.cast.is_some());
-        self.kernels.is_some() && (is_cast || rows > COPIES_MAX && bytes < rows * COPY_BYTES)
+    /// Returns the kernels for a plan, and loads them if this is the first one that needs them.
+    fn kernels(&self) -> Option<&Arc<Kernels>> {
+        self.kernels.get_or_init(|| Kernels::of(&self.gpu.context)).as_ref()
+    }
+
+    /// Returns the kernels if a plan has needed them. Chunks are queued as planned, and load nothing.
+    fn planned_kernels(&self) -> Option<&Arc<Kernels>> {
+        self.kernels.get().and_then(Option::as_ref)
     }
 
     /// Queues work that uses a slot on the next lane. If this fails, no such work is in flight.
@@ -184,7 +187,7 @@ impl Cuda {
         let lane = self.next_lane();
         let mut laps = Laps::start(self.timer.as_ref(), lane.index, lane.stream)?;
         match work(&lane, &mut laps).and_then(|()| event.record(lane.stream)) {
-            Ok(()) => Ok(CopyEvent { event, laps, _kernels: self.kernels.clone() }),
+            Ok(()) => Ok(CopyEvent { event, laps, _kernels: self.planned_kernels().cloned() }),
             Err(error) => {
                 // The copies queued before the failed one still use the slot.
                 self.gpu.context.settle(lane.stream);
@@ -196,7 +199,7 @@ impl Cuda {
     /// Queues one copy of the chunk and its table to the scratch memory, and one kernel.
     fn scatter(&self, lane: &Lane, slot: &mut [u8], bytes: usize, copies: &[SlotCopy], laps: &mut Laps) -> Result<()> {
         let misfit = || Error::new(Kind::Internal, format!("{} copies do not fit their slot", copies.len()));
-        let kernels = self.kernels.as_ref().ok_or_else(misfit)?;
+        let kernels = self.planned_kernels().ok_or_else(misfit)?;
         let table = table_of(copies, lane.scratch.address)?;
         let table_begin = bytes.next_multiple_of(TABLE_ALIGNMENT);
         let length = table_begin + table.bytes();
@@ -257,9 +260,8 @@ impl Cuda {
     /// Returns `None` for few or large pieces, and without memory for the others.
     fn gather(&self, lane: &Lane, pieces: &[Fetch], laps: &mut Laps) -> Result<Option<Fetch>> {
         let length = pieces.iter().map(|piece| piece.length).sum();
-        let is_useful = pieces.len() > COPIES_MAX && length < pieces.len() * COPY_BYTES;
-        let (Some(kernels), Some(first)) = (&self.kernels, pieces.first()) else { return Ok(None) };
-        if !is_useful || to_u64(length) > lane.scratch.bytes {
+        let (Some(kernels), Some(first)) = (self.planned_kernels(), pieces.first()) else { return Ok(None) };
+        if !needs_kernel(pieces.len(), length) || to_u64(length) > lane.scratch.bytes {
             return Ok(None);
         }
         let whole = Fetch { address: lane.scratch.address, slot_begin: first.slot_begin, length };
@@ -318,7 +320,7 @@ impl Device for Cuda {
     }
 
     fn can_cast(&self, cast: Cast) -> bool {
-        self.kernels.is_some() && has_cast(cast.from, cast.to)
+        has_cast(cast.from, cast.to) && self.kernels().is_some()
     }
 
     fn open_direct_engine<'a>(
@@ -338,7 +340,8 @@ impl Device for Cuda {
             slots_per_worker: SLOTS_PER_WORKER,
             reads_in_place: false,
         };
-        if self.kernels.is_none() {
+        // The kernels are not loaded yet. Where the driver refuses them, the room for the table stays empty.
+        if IMAGE.is_none() {
             return limits;
         }
         let table_bytes = (slot_bytes / TABLE_DIVISOR).max(TASK_BYTES);
@@ -351,7 +354,7 @@ impl Device for Cuda {
     }
 
     fn chunk_needs(&self, bytes: usize, copies: &[SlotCopy]) -> ChunkNeeds {
-        if !self.is_scattered(copies) {
+        if !is_scattered(copies) || self.kernels().is_none() {
             return ChunkNeeds { slot_bytes: bytes, scratch_bytes: 0 };
         }
         // No copy has so many rows that it needs several tasks.
@@ -360,7 +363,7 @@ impl Device for Cuda {
     }
 
     fn gather_bytes(&self, slot_bytes: usize, count: usize) -> usize {
-        let is_useful = self.kernels.is_some() && count > COPIES_MAX;
+        let is_useful = count > COPIES_MAX && self.kernels().is_some();
         if is_useful { COPY_STREAMS * slot_bytes.next_multiple_of(SCRATCH_ALIGNMENT) } else { 0 }
     }
 
@@ -397,7 +400,7 @@ impl Device for Cuda {
     fn copy(&self, slot: &mut [u8], bytes: usize, copies: &[SlotCopy]) -> Result<CopyEvent> {
         let _span = profile::span(Stage::Queue).bytes(bytes);
         self.queue(|lane, laps| {
-            if self.is_scattered(copies) {
+            if is_scattered(copies) && self.planned_kernels().is_some() {
                 return self.scatter(lane, slot, bytes, copies, laps);
             }
             copies.iter().try_for_each(|copy| self.copy_rows(lane, slot, copy))?;
@@ -460,6 +463,17 @@ fn table_of(copies: &[SlotCopy], address: u64) -> Result<Table> {
         })?;
     }
     Ok(table)
+}
+
+/// Returns whether a chunk goes up whole and is scattered by a kernel, if there are kernels.
+fn is_scattered(copies: &[SlotCopy]) -> bool {
+    let rows = copies.iter().map(|copy| copy.rows).sum();
+    copies.iter().any(|copy| copy.cast.is_some()) || needs_kernel(rows, bytes_of(copies))
+}
+
+/// Returns whether a kernel moves this number of pieces faster than as many copies.
+fn needs_kernel(pieces: usize, bytes: usize) -> bool {
+    pieces > COPIES_MAX && bytes < pieces * COPY_BYTES
 }
 
 fn bytes_of(copies: &[SlotCopy]) -> usize {

@@ -5,6 +5,7 @@ use crate::model::Model;
 use crate::sim::abi::Counters;
 use crate::sim::gpu::Gpu;
 use crate::sim::{Sim, TIGHT, release, schedules};
+use fst::cast::elements::Cast;
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
 use fst::device::Scratch;
@@ -27,6 +28,7 @@ fn between(before: Counters, after: Counters) -> Counters {
         launches: after.launches - before.launches,
         syncs: after.syncs - before.syncs,
         allocations: after.allocations - before.allocations,
+        modules: after.modules - before.modules,
         streams: after.streams - before.streams,
         events: after.events - before.events,
         records: after.records - before.records,
@@ -76,6 +78,26 @@ fn a_load_of_many_chunks_waits_for_each_at_most_once_and_a_second_creates_nothin
             let (events, registrations) = if is_first { (slots + 3, slots) } else { (0, 0) };
             assert!(calls.events <= events && calls.registrations <= registrations, "{calls:?}");
             load.assert_holds(&model);
+        }
+    }
+}
+
+/// Large tensors, for which no kernel is needed, in several chunks. A planned cast needs the kernels, and any number of
+/// them loads one module.
+#[test]
+fn a_load_without_casts_or_scattered_chunks_loads_no_module() {
+    let model = Model::new(&[(Dtype::F32, &[3000][..]); 4]);
+    for sim in schedules().take(3) {
+        let gpu = Gpu::new(&sim, 0);
+        let load = Load::all(&gpu, &model);
+        load.run(TIGHT).unwrap();
+        assert_eq!(sim.counters().modules, 0);
+        load.assert_holds(&model);
+        let transfer = load.open(TIGHT).unwrap();
+        let cast = Cast::new(Dtype::F32, Dtype::BF16).unwrap();
+        for _ in 0..2 {
+            assert_eq!(transfer.planner().can_cast(cast), IMAGE.is_some());
+            assert_eq!(sim.counters().modules, u64::from(IMAGE.is_some()));
         }
     }
 }

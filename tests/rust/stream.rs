@@ -58,8 +58,11 @@ impl<'a> Caller<'a> {
         unsafe { stream.submit(&tensors, batch) }
     }
 
-    /// Allocates a block whose last use is still queued.
+    /// Allocates a block whose last use is still queued. Chunks of one or two tensors need none.
     fn allocate_scratch(&self, bytes: u64) -> Scratch {
+        if bytes == 0 {
+            return Scratch::default();
+        }
         let length = usize::try_from(bytes).unwrap();
         let address = self.gpu.allocate(length);
         self.gpu.queue_fill(address, length);

@@ -14,7 +14,7 @@ use crate::error::Result;
 /// `device` or `out-of-memory`, from the driver; `invalid-argument` if the stream cannot be used.
 pub fn run(conversions: &[Conversion], ordinal: i32, stream: u64) -> Result<bool> {
     let gpu = Gpu::of(ordinal)?;
-    let Some(kernels) = Kernels::of(&gpu.context)? else { return Ok(false) };
+    let Some(kernels) = Kernels::of(&gpu.context) else { return Ok(false) };
     let mut table = Table::default();
     for &Conversion { source, target, elements, from, to } in conversions {
         let row_elements = if from == to { elements * from.item_bytes() } else { elements };

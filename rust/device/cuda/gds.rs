@@ -79,7 +79,7 @@ impl DirectEngine {
         options: &Options,
     ) -> Result<DirectEngine> {
         let no_kernels = || Error::new(Kind::Device, "this build has no kernels for this GPU, which copy the bytes");
-        let kernels = Arc::clone(cuda.kernels.as_ref().ok_or_else(no_kernels)?);
+        let kernels = Arc::clone(cuda.kernels().ok_or_else(no_kernels)?);
         let _bound = cuda.gpu.context.bind()?;
         let driver = Driver::open()?;
         let remote = || Error::new(Kind::Device, "GPUDirect Storage reads local files only");

@@ -105,17 +105,13 @@ pub fn missing(ordinal: i32) -> Option<String> {
 impl Kernels {
     /// Returns the kernels of the context's GPU, or `None` if they cannot be loaded; log and profile have the reason. The
     /// next call tries again, unless this driver has none for the GPU.
-    ///
-    /// # Errors
-    /// `out-of-memory` if the GPU has no room for them.
-    pub fn of(context: &Arc<Context>) -> Result<Option<Arc<Kernels>>> {
+    pub fn of(context: &Arc<Context>) -> Option<Arc<Kernels>> {
         let mut loaded = loaded();
         if let Some((_, kernels)) = loaded.iter().find(|(device, _)| *device == context.device) {
-            return Ok(kernels.as_ref().inspect_err(|why| profile::missing_kernels(context.device, why)).ok().cloned());
+            return kernels.as_ref().inspect_err(|why| profile::missing_kernels(context.device, why)).ok().cloned();
         }
         let (kernels, is_final) = match Kernels::load(context) {
             Ok(kernels) => (Ok(Arc::new(kernels)), true),
-            Err(Refusal { error, .. }) if error.kind() == Kind::OutOfMemory => return Err(error),
             Err(Refusal { error, is_permanent }) => {
                 tracing::warn!(%error, "no device kernels: small tensors are copied one by one, and PyTorch casts");
                 let why = error.to_string();
@@ -126,7 +122,7 @@ impl Kernels {
         if is_final {
             loaded.push((context.device, kernels.clone()));
         }
-        Ok(kernels.ok())
+        kernels.ok()
     }
 
     fn load(context: &Arc<Context>) -> std::result::Result<Kernels, Refusal> {

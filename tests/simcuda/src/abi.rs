@@ -166,6 +166,8 @@ pub struct Counters {
     pub launches: u64,
     /// Calls that blocked the host on a stream or an event.
     pub syncs: u64,
+    /// Modules loaded.
+    pub modules: u64,
     /// Streams created.
     pub streams: u64,
     /// Events created.

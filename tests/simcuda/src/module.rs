@@ -52,6 +52,7 @@ impl Driver {
         } else if magic != FATBIN_MAGIC {
             return Err(Status::InvalidImage);
         }
+        self.counters.modules += 1;
         let handle = new_handle();
         self.modules.insert(handle, Module { context });
         Ok(handle)
