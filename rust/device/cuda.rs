@@ -5,8 +5,9 @@
 //! memory whose last use is still queued. Work queued after them waits for the copies. The copies of a batch of one chunk
 //! go to the caller's stream itself, which orders them without events.
 //!
-//! Few large copies go through the copy engine straight to their destinations. Many small, strided or cast copies go
-//! up as one: the chunk and a table of its copies are copied to scratch memory, from where one kernel scatters them:
+//! Few large copies go through the copy engine straight to their destinations, all on one copy stream. Many small,
+//! strided or cast copies go up as one: the chunk and a table of its copies are copied to scratch memory, from where one
+//! kernel scatters them. Such chunks alternate between two copy streams:
 //!
 //! ```text
 //! copy stream 0   | copy chunk 0 | kernel |  copy chunk 2  | kernel |
@@ -44,7 +45,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use timing::{Laps, Timer};
 
-/// Number of copy streams: the kernel of one chunk runs while the copy engine copies the next.
+/// Number of copy streams for chunks with a kernel, which runs while the copy engine copies the next chunk.
 const COPY_STREAMS: usize = 2;
 /// A worker reads into one slot while the device copies from another.
 const SLOTS_PER_WORKER: usize = 2;
@@ -64,7 +65,8 @@ pub const SCRATCH_BYTES_MAX: usize = 64 << 20;
 /// A GPU during one load or save, and the caller's current stream on it.
 pub struct Cuda {
     copy_lanes: [Mutex<Lane>; COPY_STREAMS],
-    next_copy_lane: AtomicUsize,
+    /// Number of chunks with a kernel, which alternate between the lanes.
+    kernel_chunks: AtomicUsize,
     caller_lane: Mutex<Lane>,
     /// Whether the copies of the batch go to the caller's stream.
     is_on_caller: AtomicBool,
@@ -90,6 +92,10 @@ struct Lane {
     index: usize,
     stream: sys::CUstream,
     scratch: Scratch,
+    /// Events for which the stream waits before its next work.
+    after: Vec<Arc<Lent<Event>>>,
+    /// Whether the load has queued work on the stream.
+    is_used: bool,
 }
 
 /// Event after the copies of one slot.
@@ -122,11 +128,13 @@ impl Cuda {
         let gpu = Gpu::of(ordinal)?;
         let current = gpu.context.stream_of_caller(current)?;
         let copy_streams = gpu.copy_streams()?;
-        let lane = |index, stream| Mutex::new(Lane { index, stream, scratch: Scratch::default() });
+        let lane = |index, stream| {
+            Mutex::new(Lane { index, stream, scratch: Scratch::default(), after: Vec::new(), is_used: false })
+        };
         let [first, second] = &*copy_streams;
         Ok(Cuda {
             copy_lanes: [lane(0, first.handle), lane(1, second.handle)],
-            next_copy_lane: AtomicUsize::new(0),
+            kernel_chunks: AtomicUsize::new(0),
             caller_lane: lane(COPY_STREAMS, ptr::null_mut()),
             is_on_caller: AtomicBool::new(false),
             kernels: OnceLock::new(),
@@ -145,14 +153,14 @@ impl Cuda {
     }
 
     /// Records an event after all work queued on a stream.
-    fn record(&self, stream: sys::CUstream) -> Result<Lent<Event>> {
+    fn record(&self, stream: sys::CUstream) -> Result<Arc<Lent<Event>>> {
         let event = self.gpu.event()?;
         event.record(stream)?;
-        Ok(event)
+        Ok(Arc::new(event))
     }
 
     /// Makes work queued on a stream from now on wait for events.
-    fn wait_for(&self, events: &[Lent<Event>], stream: sys::CUstream) -> Result<()> {
+    fn wait_for(&self, events: &[Arc<Lent<Event>>], stream: sys::CUstream) -> Result<()> {
         let _bound = self.gpu.context.bind()?;
         events.iter().try_for_each(|event| {
             // SAFETY: events and stream belong to the context, which is current.
@@ -160,14 +168,21 @@ impl Cuda {
         })
     }
 
-    /// Locks the lane for the next work of the batch.
-    fn next_lane(&self) -> MutexGuard<'_, Lane> {
+    /// Locks the lane for the next work of the batch, whose stream waits for the work before the batch.
+    ///
+    /// Copies without a kernel share one stream. The copy engine runs them one after the other anyway, and each change of
+    /// the stream may cost it time.
+    fn lane(&self, has_kernel: bool) -> Result<MutexGuard<'_, Lane>> {
         if self.is_on_caller.load(Ordering::Relaxed) {
-            return lock(&self.caller_lane);
+            return Ok(lock(&self.caller_lane));
         }
         let [first, second] = &self.copy_lanes;
-        let is_even = self.next_copy_lane.fetch_add(1, Ordering::Relaxed).is_multiple_of(COPY_STREAMS);
-        lock(if is_even { first } else { second })
+        let is_first = !has_kernel || self.kernel_chunks.fetch_add(1, Ordering::Relaxed).is_multiple_of(COPY_STREAMS);
+        let mut lane = lock(if is_first { first } else { second });
+        self.wait_for(&lane.after, lane.stream)?;
+        lane.after.clear();
+        lane.is_used = true;
+        Ok(lane)
     }
 
     /// Returns the kernels for a plan, and loads them if this is the first one that needs them.
@@ -181,10 +196,10 @@ impl Cuda {
     }
 
     /// Queues work that uses a slot on the next lane. If this fails, no such work is in flight.
-    fn queue(&self, work: impl FnOnce(&Lane, &mut Laps) -> Result<()>) -> Result<CopyEvent> {
+    fn queue(&self, has_kernel: bool, work: impl FnOnce(&Lane, &mut Laps) -> Result<()>) -> Result<CopyEvent> {
         let _bound = self.gpu.context.bind()?;
+        let lane = self.lane(has_kernel)?;
         let event = self.gpu.event()?;
-        let lane = self.next_lane();
         let mut laps = Laps::start(self.timer.as_ref(), lane.index, lane.stream)?;
         match work(&lane, &mut laps).and_then(|()| event.record(lane.stream)) {
             Ok(()) => Ok(CopyEvent { event, laps, _kernels: self.planned_kernels().cloned() }),
@@ -261,7 +276,7 @@ impl Cuda {
     fn gather(&self, lane: &Lane, pieces: &[Fetch], laps: &mut Laps) -> Result<Option<Fetch>> {
         let length = pieces.iter().map(|piece| piece.length).sum();
         let (Some(kernels), Some(first)) = (self.planned_kernels(), pieces.first()) else { return Ok(None) };
-        if !needs_kernel(pieces.len(), length) || to_u64(length) > lane.scratch.bytes {
+        if !is_gathered(pieces) || to_u64(length) > lane.scratch.bytes {
             return Ok(None);
         }
         let whole = Fetch { address: lane.scratch.address, slot_begin: first.slot_begin, length };
@@ -300,7 +315,7 @@ fn fetch_piece(lane: &Lane, slot: &mut [u8], fetch: &Fetch) -> Result<()> {
 
 impl Device for Cuda {
     type CopyEvent = CopyEvent;
-    type StreamEvent = Vec<Lent<Event>>;
+    type StreamEvent = Vec<Arc<Lent<Event>>>;
 
     fn pin(&self, memory: &mut [u8]) -> Option<Pinned> {
         let _span = profile::span(Stage::Pin).bytes(memory.len());
@@ -327,7 +342,7 @@ impl Device for Cuda {
         self: &Arc<Self>,
         sources: impl Iterator<Item = &'a Source>,
         options: &Options,
-    ) -> Result<Arc<dyn Engine<Vec<Lent<Event>>>>> {
+    ) -> Result<Arc<dyn Engine<Self::StreamEvent>>> {
         Ok(Arc::new(DirectEngine::open(self, sources, options)?))
     }
 
@@ -376,11 +391,11 @@ impl Device for Cuda {
         Ok(())
     }
 
-    fn record_caller(&self) -> Result<Vec<Lent<Event>>> {
+    fn record_caller(&self) -> Result<Self::StreamEvent> {
         Ok(vec![self.record(self.current()?)?])
     }
 
-    fn begin(&self, after: Option<&Vec<Lent<Event>>>, scratch: Scratch) -> Result<()> {
+    fn begin(&self, after: Option<&Self::StreamEvent>, scratch: Scratch) -> Result<()> {
         self.is_on_caller.store(after.is_none(), Ordering::Relaxed);
         let Some(after) = after else {
             let mut lane = lock(&self.caller_lane);
@@ -392,15 +407,18 @@ impl Device for Cuda {
         for (index, lane) in (0..).zip(&self.copy_lanes) {
             let mut lane = lock(lane);
             lane.scratch = Scratch { address: scratch.address + index * bytes, bytes };
-            self.wait_for(after, lane.stream)?;
+            // Batches before this one did not use the stream, and their scratch memory may be that of this one.
+            self.wait_for(&lane.after, lane.stream)?;
+            lane.after.clone_from(after);
         }
         Ok(())
     }
 
     fn copy(&self, slot: &mut [u8], bytes: usize, copies: &[SlotCopy]) -> Result<CopyEvent> {
         let _span = profile::span(Stage::Queue).bytes(bytes);
-        self.queue(|lane, laps| {
-            if is_scattered(copies) && self.planned_kernels().is_some() {
+        let has_kernel = is_scattered(copies) && self.planned_kernels().is_some();
+        self.queue(has_kernel, |lane, laps| {
+            if has_kernel {
                 return self.scatter(lane, slot, bytes, copies, laps);
             }
             copies.iter().try_for_each(|copy| self.copy_rows(lane, slot, copy))?;
@@ -411,9 +429,11 @@ impl Device for Cuda {
     fn fetch(&self, slot: &mut [u8], fetches: &[Fetch]) -> Result<CopyEvent> {
         let bytes = fetches.iter().map(|fetch| fetch.length).sum();
         let _span = profile::span(Stage::Queue).bytes(bytes);
-        self.queue(|lane, laps| {
-            // Between the runs of pieces that are contiguous in the slot are bytes of others.
-            for run in fetches.chunk_by(|one, next| one.slot_begin + one.length == next.slot_begin) {
+        // Between the runs of pieces that are contiguous in the slot are bytes of others.
+        let runs = || fetches.chunk_by(|one, next| one.slot_begin + one.length == next.slot_begin);
+        let has_kernel = self.planned_kernels().is_some() && runs().any(is_gathered);
+        self.queue(has_kernel, |lane, laps| {
+            for run in runs() {
                 match self.gather(lane, run, laps)? {
                     Some(whole) => fetch_piece(lane, slot, &whole)?,
                     None => run.iter().try_for_each(|fetch| fetch_piece(lane, slot, fetch))?,
@@ -423,11 +443,12 @@ impl Device for Cuda {
         })
     }
 
-    fn record_copies(&self) -> Result<Vec<Lent<Event>>> {
-        self.copy_lanes.iter().map(|lane| self.record(lock(lane).stream)).collect()
+    fn record_copies(&self) -> Result<Self::StreamEvent> {
+        let used = self.copy_lanes.iter().map(lock).filter(|lane| lane.is_used);
+        used.map(|lane| self.record(lane.stream)).collect()
     }
 
-    fn make_caller_wait(&self, event: &Vec<Lent<Event>>) -> Result<()> {
+    fn make_caller_wait(&self, event: &Self::StreamEvent) -> Result<()> {
         self.wait_for(event, self.current()?)
     }
 }
@@ -469,6 +490,11 @@ fn table_of(copies: &[SlotCopy], address: u64) -> Result<Table> {
 fn is_scattered(copies: &[SlotCopy]) -> bool {
     let rows = copies.iter().map(|copy| copy.rows).sum();
     copies.iter().any(|copy| copy.cast.is_some()) || needs_kernel(rows, bytes_of(copies))
+}
+
+/// Returns whether contiguous pieces are fetched with one copy, if there are kernels and scratch memory.
+fn is_gathered(pieces: &[Fetch]) -> bool {
+    needs_kernel(pieces.len(), pieces.iter().map(|piece| piece.length).sum())
 }
 
 /// Returns whether a kernel moves this number of pieces faster than as many copies.

@@ -140,7 +140,7 @@ impl DirectEngine {
     fn copy(&self, slot: &Slot, copies: &[SlotCopy]) -> Result<Lent<Event>> {
         let table = table_of(copies, slot.base + slot.begin)?;
         let event = self.cuda.gpu.event()?;
-        let lane = self.cuda.next_lane();
+        let lane = self.cuda.lane(true)?;
         let queued = table.batches().try_for_each(|batch| self.kernels.scatter_inline(batch, lane.stream));
         let recorded = queued.and_then(|()| event.record(lane.stream));
         match recorded {
@@ -154,7 +154,7 @@ impl DirectEngine {
     }
 }
 
-impl Engine<Vec<Lent<Event>>> for DirectEngine {
+impl Engine<Vec<Arc<Lent<Event>>>> for DirectEngine {
     fn readers(&self) -> Vec<ChosenReader> {
         vec![chosen()]
     }
@@ -179,7 +179,7 @@ impl Engine<Vec<Lent<Event>>> for DirectEngine {
         BatchNeeds { staged_bytes: 0, slot_bytes, scratch_bytes: GPU_PAGE_BYTES + slot_bytes * slot_count }
     }
 
-    fn begin(&self, after: Option<&Vec<Lent<Event>>>, needs: &BatchNeeds, scratch: Scratch) -> Result<usize> {
+    fn begin(&self, after: Option<&Vec<Arc<Lent<Event>>>>, needs: &BatchNeeds, scratch: Scratch) -> Result<usize> {
         self.cuda.begin(after, Scratch::default())?;
         match after {
             Some(after) => after.iter().try_for_each(|event| event.wait())?,

@@ -160,6 +160,8 @@ pub enum Schedule {
 pub struct Counters {
     /// Copies accepted.
     pub copies: u64,
+    /// Copies that are on another stream than the copy before them.
+    pub stream_changes: u64,
     /// Bytes of the copies accepted.
     pub copied_bytes: u64,
     /// Launches accepted.

@@ -66,8 +66,7 @@ impl Driver {
         }
         self.access_on_stream(stream, target, true, "copy")?;
         self.memory.write_expected(&target, &expected);
-        self.counters.copies += 1;
-        self.counters.copied_bytes += source.bytes();
+        self.count_copy(stream, source.bytes());
         let fails = outcome == Outcome::FailsLater;
         let id = self.push(stream, Work::CopyToDevice(CopyToDevice { source, target, expected, pin, fails }));
         if let Some(pin) = pin {

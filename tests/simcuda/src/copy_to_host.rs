@@ -38,8 +38,7 @@ impl Driver {
         }
         self.access_on_stream(stream, source, false, "copy to the host")?;
         write_host(&target, &vec![POISON; target.bytes() as usize]);
-        self.counters.copies += 1;
-        self.counters.copied_bytes += source.bytes();
+        self.count_copy(stream, source.bytes());
         let fails = outcome == Outcome::FailsLater;
         let id = self.push(stream, Work::CopyToHost(CopyToHost { source, target, pin, fails }));
         if let Some(pin) = pin {

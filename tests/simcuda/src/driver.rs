@@ -67,6 +67,8 @@ pub struct Driver {
     pub orphans: Vec<Orphan>,
     /// Counts that calls update. [`Driver::count`] adds the others.
     pub counters: Counters,
+    /// Stream of the last copy.
+    pub last_copy: Option<usize>,
     /// Texts of the violations.
     pub violations: Vec<String>,
     /// Threads of the streams.
@@ -107,6 +109,7 @@ impl Driver {
             order: Order::default(),
             orphans: Vec::new(),
             counters: Counters::default(),
+            last_copy: None,
             violations: Vec::new(),
             threads: Vec::new(),
         }
@@ -121,6 +124,14 @@ impl Driver {
     pub fn count_allocation(&mut self) -> Result<(), Status> {
         self.counters.allocations += 1;
         self.faults.allocation()
+    }
+
+    /// Counts a copy that was accepted.
+    pub fn count_copy(&mut self, stream: usize, bytes: u64) {
+        self.counters.copies += 1;
+        self.counters.copied_bytes += bytes;
+        let is_other = self.last_copy.replace(stream).is_some_and(|last| last != stream);
+        self.counters.stream_changes += u64::from(is_other);
     }
 
     /// Returns whether work may start to run.
