@@ -17,6 +17,7 @@ use crate::plan::SlotCopy;
 use crate::profile::{self, Stage};
 pub use pool::{Block, PAGE_BYTES, Request, Slot};
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Slots of one load, and the copies in flight from them to `device`.
@@ -55,52 +56,69 @@ impl<D: Device> Staging<D> {
     /// The error of the copy that had to finish first, that of `check`, or `out-of-memory`.
     pub fn acquire(&self, check: impl Fn() -> Result<()>) -> Result<Slot> {
         let _span = profile::span(Stage::Slot);
-        let mut state = self.lock();
+        let mut is_full = false;
         loop {
+            let mut state = self.lock();
             if let Some(slot) = state.free.pop() {
                 return Ok(slot);
             }
-            let is_oldest_done = match state.copying.front() {
-                Some((_, copy)) => copy.is_done()?,
-                None => false,
-            };
-            if !is_oldest_done && state.slot_count < self.slot_count_max {
-                state.slot_count += 1;
-                drop(state);
-                match self.take() {
-                    Ok(Some(slot)) => return Ok(slot),
-                    refused => {
-                        state = self.lock();
-                        state.slot_count -= 1;
-                        refused?;
-                    }
+            let may_grow = !is_full && state.slot_count < self.slot_count_max;
+            let oldest = state.copying.pop_front();
+            // No lock is held during calls of the driver, which may take their time.
+            drop(state);
+            if let Some((slot, copy)) = oldest {
+                let is_done = if may_grow { copy.is_done() } else { copy.wait().map(|()| true) };
+                if is_done == Ok(true) {
+                    return Ok(slot);
                 }
+                self.lock().copying.push_front((slot, copy));
+                self.changed.notify_one();
+                is_done?;
             }
-            if let Some((slot, copy)) = state.copying.pop_front() {
-                drop(state);
-                return copy.wait().map(|()| slot).inspect_err(|_| self.forget_slot());
+            if may_grow {
+                if let Some(slot) = self.grow()? {
+                    return Ok(slot);
+                }
+                is_full = true;
+                continue;
             }
-            state = if state.slot_count > 0 {
-                // Other workers read into all slots.
-                let waited = self.changed.wait_timeout(state, pool::POLL_INTERVAL);
-                waited.map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state)
-            } else {
-                // Other loads hold all staging memory.
-                drop(state);
-                pool::wait();
-                self.lock()
-            };
+            self.wait_for_change();
+            is_full = false;
             check()?;
         }
     }
 
-    /// Takes a slot of the pool, pinned if the device supports it. Returns `None` if the bound leaves no room.
-    fn take(&self) -> Result<Option<Slot>> {
-        let mut slot = pool::take(&self.request)?;
-        if let Some(slot) = &mut slot {
-            slot.pin(|bytes| self.device.pin(bytes));
+    /// Takes a slot of the pool, pinned if the device supports it. Returns `None` if a bound leaves no room.
+    fn grow(&self) -> Result<Option<Slot>> {
+        let mut state = self.lock();
+        if state.slot_count == self.slot_count_max {
+            return Ok(None);
         }
-        Ok(slot)
+        state.slot_count += 1;
+        drop(state);
+        let taken = pool::take(&self.request);
+        if !matches!(taken, Ok(Some(_))) {
+            self.forget_slot();
+        }
+        taken.map(|slot| {
+            slot.map(|mut slot| {
+                slot.pin(|bytes| self.device.pin(bytes));
+                slot
+            })
+        })
+    }
+
+    /// Waits while there is neither a free slot nor a copy in flight, at most for an interval.
+    fn wait_for_change(&self) {
+        let state = self.lock();
+        if state.slot_count == 0 {
+            // Other loads hold all staging memory.
+            drop(state);
+            pool::wait();
+        } else if state.free.is_empty() && state.copying.is_empty() {
+            // Other workers read into all slots, or wait for the copies.
+            drop(self.changed.wait_timeout(state, pool::POLL_INTERVAL));
+        }
     }
 
     /// Frees a slot from which no copy is in flight.
@@ -132,12 +150,13 @@ impl<D: Device> Staging<D> {
     /// # Errors
     /// The error of the first copy that failed.
     pub fn drain(&self) -> Result<()> {
-        let mut result = Ok(());
-        while let Some((slot, copy)) = { self.lock().copying.pop_front() } {
-            result = result.and(copy.wait());
-            self.release(slot);
+        let copying = mem::take(&mut self.lock().copying);
+        if copying.is_empty() {
+            return Ok(());
         }
-        result
+        let waited = self.device.wait_for_copies();
+        copying.into_iter().for_each(|(slot, _)| self.release(slot));
+        waited
     }
 
     /// Counts a slot that went back to the pool.

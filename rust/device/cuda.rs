@@ -101,7 +101,7 @@ struct Lane {
 /// Event after the copies of one slot.
 pub struct CopyEvent {
     event: Lent<Event>,
-    laps: Laps,
+    _laps: Laps,
     /// The kernels, one of which may be part of the copy, stay loaded until it is done.
     _kernels: Option<Arc<Kernels>>,
 }
@@ -109,13 +109,6 @@ pub struct CopyEvent {
 impl CopyInFlight for CopyEvent {
     fn is_done(&self) -> Result<bool> {
         self.event.is_done()
-    }
-
-    fn wait(&self) -> Result<()> {
-        let span = profile::span(Stage::Wait);
-        self.event.wait()?;
-        drop(span);
-        self.laps.report()
     }
 }
 
@@ -202,10 +195,10 @@ impl Cuda {
         let event = self.gpu.event()?;
         let mut laps = Laps::start(self.timer.as_ref(), lane.index, lane.stream)?;
         match work(&lane, &mut laps).and_then(|()| event.record(lane.stream)) {
-            Ok(()) => Ok(CopyEvent { event, laps, _kernels: self.planned_kernels().cloned() }),
+            Ok(()) => Ok(CopyEvent { event, _laps: laps, _kernels: self.planned_kernels().cloned() }),
             Err(error) => {
                 // The copies queued before the failed one still use the slot.
-                self.gpu.context.settle(lane.stream);
+                self.gpu.settle(lane.stream);
                 Err(error)
             }
         }
@@ -446,6 +439,17 @@ impl Device for Cuda {
     fn record_copies(&self) -> Result<Self::StreamEvent> {
         let used = self.copy_lanes.iter().map(lock).filter(|lane| lane.is_used);
         used.map(|lane| self.record(lane.stream)).collect()
+    }
+
+    fn wait_for_copies(&self) -> Result<()> {
+        let _span = profile::span(Stage::Wait);
+        let used = self.copy_lanes.iter().map(lock).filter(|lane| lane.is_used);
+        let ends: Vec<_> = used.map(|lane| (lane.stream, self.gpu.record_blocking(lane.stream))).collect();
+        let waits = ends.iter().map(|(stream, end)| match end {
+            Ok(end) => end.synchronize(),
+            Err(_) => self.gpu.context.settle(*stream),
+        });
+        waits.fold(Ok(()), Result::and)
     }
 
     fn make_caller_wait(&self, event: &Self::StreamEvent) -> Result<()> {

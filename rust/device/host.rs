@@ -148,6 +148,10 @@ impl Device for Host {
         Ok(())
     }
 
+    fn wait_for_copies(&self) -> Result<()> {
+        Ok(())
+    }
+
     fn make_caller_wait(&self, (): &()) -> Result<()> {
         Ok(())
     }

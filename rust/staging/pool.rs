@@ -212,30 +212,32 @@ impl Pool {
 }
 
 impl Blocks {
-    /// Removes the free block that fits best. Of those with a copy in flight, only the oldest may have become free.
+    /// Removes the block without a copy that fits best.
     fn find(&mut self, request: &Request) -> Option<Block> {
-        let mut copying = self.free.iter_mut().filter(|block| block.fits(request) && block.copy.is_some());
-        while copying.next().is_some_and(Block::is_settled) {}
         let free = self.free.iter().enumerate().filter(|(_, block)| block.fits(request) && block.copy.is_none());
         let (best, _) = free.min_by_key(|(_, block)| (block.bytes, block.pinned.is_none()))?;
         Some(self.free.remove(best))
     }
 
-    /// Removes the oldest block that fits and has a copy in flight, if there are many or the bound allows no new block.
-    fn find_copying(&mut self, request: &Request) -> Option<Block> {
+    /// Removes the oldest block that fits and has a copy. Returns it and whether to wait for the copy, because there are
+    /// many or because the bound allows no new block.
+    fn find_copying(&mut self, request: &Request) -> Option<(Block, bool)> {
         let is_full = self.total_bytes.saturating_add(request.bytes) > request.staging_bytes;
-        let count_min = if is_full { 1 } else { COPYING_MAX };
         let oldest = self.free.iter().position(|block| block.fits(request))?;
-        (self.free.iter().filter(|block| block.fits(request)).count() >= count_min).then(|| self.free.remove(oldest))
+        let is_many = self.free.iter().filter(|block| block.fits(request)).count() >= COPYING_MAX;
+        Some((self.free.remove(oldest), is_full || is_many))
     }
 
-    /// Drops free blocks, none of which fits, until the bound allows a new one. Returns whether it does.
-    fn make_room(&mut self, request: &Request) -> bool {
+    /// Removes free blocks, none of which fits, until the bound allows a new one. Returns them, or `None` if it does not.
+    fn make_room(&mut self, request: &Request) -> Option<Vec<Block>> {
+        let mut removed = Vec::new();
         while self.total_bytes.saturating_add(request.bytes) > request.staging_bytes {
             let Some(block) = self.free.pop() else { break };
             self.total_bytes -= block.bytes;
+            removed.push(block);
         }
-        self.total_bytes == 0 || self.total_bytes.saturating_add(request.bytes) <= request.staging_bytes
+        let has_room = self.total_bytes == 0 || self.total_bytes.saturating_add(request.bytes) <= request.staging_bytes;
+        has_room.then_some(removed)
     }
 }
 
@@ -250,19 +252,22 @@ pub fn take(request: &Request) -> Result<Option<Slot>> {
         profile::memory(Memory::Staging, blocks.total_bytes);
         return Ok(Some(Slot { block: Some(block), pool }));
     }
-    if let Some(block) = blocks.find_copying(request) {
+    if let Some((mut block, must_wait)) = blocks.find_copying(request) {
+        // No lock is held during calls of the driver, which may take their time.
         drop(blocks);
-        let mut slot = Slot { block: Some(block), pool };
-        let _span = profile::span(Stage::Wait);
-        slot.block.as_mut().map_or(Ok(()), Block::settle)?;
-        return Ok(Some(slot));
+        let settled = if must_wait { block.settle().map(|()| true) } else { Ok(block.is_settled()) };
+        if settled == Ok(true) {
+            return Ok(Some(Slot { block: Some(block), pool }));
+        }
+        blocks = pool.lock();
+        blocks.free.insert(0, block);
+        settled?;
     }
-    if !blocks.make_room(request) {
-        return Ok(None);
-    }
+    let Some(removed) = blocks.make_room(request) else { return Ok(None) };
     blocks.total_bytes += request.bytes;
     profile::memory(Memory::Staging, blocks.total_bytes);
     drop(blocks);
+    drop(removed);
     match Block::allocate(request.bytes, request.node) {
         Ok(block) => Ok(Some(Slot { block: Some(block), pool })),
         Err(error) => {

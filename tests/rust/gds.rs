@@ -14,7 +14,7 @@ use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
 use fst::device::cuda::{SCRATCH_BYTES_MAX, kernels};
 use fst::dtype::Dtype;
-use fst::error::{Kind, Result};
+use fst::error::Kind;
 use fst::options::{Options, ReaderChoice};
 use fst::plan::Destination;
 use std::fs::{self, File};

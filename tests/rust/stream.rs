@@ -385,9 +385,9 @@ fn the_callers_stream_waits_once_for_the_tensors_of_a_chunk() {
             let after = sim.counters();
             // Each of the two copy streams waits once for the caller, and the caller for both after each chunk.
             assert!(after.waits - before.waits <= 2 + 2 * chunks, "{after:?}");
-            // The caller's work, each chunk for its slot, and both copy streams when tensors are ready.
-            assert!(after.records - before.records <= 1 + 3 * chunks, "{after:?}");
-            assert!(after.syncs - before.syncs <= chunks, "{after:?}");
+            // The caller's work, each chunk for its slot, both copy streams when tensors are ready, and both at the end.
+            assert!(after.records - before.records <= 3 + 3 * chunks, "{after:?}");
+            assert!(after.syncs - before.syncs <= 2, "{after:?}");
             assert!((0..1000).all(|tensor| caller.read(tensor) == model.tensors[tensor].bytes));
         }
     }

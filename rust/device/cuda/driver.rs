@@ -1,5 +1,6 @@
 //! Handles of the CUDA driver with their lifetimes, and its errors.
 
+use crate::device::CopyInFlight;
 use crate::error::{Error, Kind, Result};
 use cudarc::driver::sys;
 use std::ffi::{CStr, c_char};
@@ -60,12 +61,14 @@ impl Context {
         Ok(Arc::new(Context { device, handle }))
     }
 
-    /// Waits for all work on a stream after a failure. An error of this wait is only logged.
-    pub(super) fn settle(&self, stream: sys::CUstream) {
-        if let Ok(_bound) = self.bind() {
-            // SAFETY: the stream belongs to the context, which is current.
-            report("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream) });
-        }
+    /// Waits for all work on a stream after a failure. The thread spins.
+    ///
+    /// # Errors
+    /// `device` if that work failed.
+    pub(super) fn settle(&self, stream: sys::CUstream) -> Result<()> {
+        let _bound = self.bind()?;
+        // SAFETY: the stream belongs to the context, which is current.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream) })
     }
 
     /// Waits on the host for the work before an event.
@@ -270,12 +273,19 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// Creates an event without timing.
+    /// Creates an event without timing, which costs the GPU least. Its users query it.
     ///
     /// # Errors
     /// `device` or `out-of-memory`, from the driver.
     pub fn create(context: &Arc<Context>) -> Result<Event> {
-        // Waiting threads sleep instead of spinning.
+        Event::with_flags(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)
+    }
+
+    /// Creates an event without timing that wakes the threads in [`Event::synchronize`] by an interrupt.
+    ///
+    /// # Errors
+    /// `device` or `out-of-memory`, from the driver.
+    pub fn blocking(context: &Arc<Context>) -> Result<Event> {
         let flags =
             sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32 | sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         Event::with_flags(context, flags)
@@ -308,24 +318,11 @@ impl Event {
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.handle, stream) })
     }
 
-    /// Returns whether the work before the event is done and was successful.
-    ///
-    /// # Errors
-    /// `device`, from the driver.
-    pub fn is_done(&self) -> Result<bool> {
-        let _bound = self.context.bind()?;
-        // SAFETY: the event belongs to the context, which is current.
-        match unsafe { sys::cuEventQuery(self.handle) } {
-            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            result => check("cuEventQuery", result).map(|()| true),
-        }
-    }
-
-    /// Waits on the host for the work before the event.
+    /// Waits in the driver for the work before the event. The thread spins, unless the event is a blocking one.
     ///
     /// # Errors
     /// `device` if that work failed.
-    pub fn wait(&self) -> Result<()> {
+    pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the event belongs to the context.
         unsafe { self.context.wait(self.handle) }
     }
@@ -345,6 +342,17 @@ impl Event {
         check("cuEventElapsedTime", unsafe { elapsed_time(&raw mut milliseconds, earlier.handle, self.handle) })?;
         let elapsed = Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default();
         Ok(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+impl CopyInFlight for Event {
+    fn is_done(&self) -> Result<bool> {
+        let _bound = self.context.bind()?;
+        // SAFETY: the event belongs to the context, which is current.
+        match unsafe { sys::cuEventQuery(self.handle) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => check("cuEventQuery", result).map(|()| true),
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use super::gpu::Lent;
 use super::kernels::Kernels;
 use super::{Cuda, SCRATCH_BYTES_MAX, SLOTS_PER_WORKER, table_of};
 use crate::device::engine::{BatchNeeds, Engine, Inspected};
-use crate::device::{Device, Scratch};
+use crate::device::{CopyInFlight, Device, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
@@ -106,12 +106,6 @@ impl DirectEngine {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the kernel before an event.
-    fn wait(event: &Event) -> Result<()> {
-        let _span = profile::span(Stage::Wait);
-        event.wait()
-    }
-
     fn unregister(&self, registered: Option<RegisteredBuffer>) {
         let bound = self.cuda.gpu.context.bind();
         drop(registered);
@@ -128,7 +122,7 @@ impl DirectEngine {
         copies: &[SlotCopy],
         check: Check<'_>,
     ) -> Result<Lent<Event>> {
-        emptied.map_or(Ok(()), |event| Self::wait(&event))?;
+        emptied.map_or(Ok(()), |event| event.wait())?;
         let _bound = self.cuda.gpu.context.bind()?;
         for read in reads {
             // SAFETY: this worker owns the slot, and the host has waited for the kernel that used it last.
@@ -147,7 +141,7 @@ impl DirectEngine {
             Ok(()) => Ok(event),
             Err(error) => {
                 // The kernels queued before the failed one still read the slot.
-                self.cuda.gpu.context.settle(lane.stream);
+                self.cuda.gpu.settle(lane.stream);
                 Err(error)
             }
         }
@@ -228,7 +222,7 @@ impl Engine<Vec<Arc<Lent<Event>>>> for DirectEngine {
         self.unregister(registered);
         let mut result = Ok(());
         for event in queue.into_iter().filter_map(|(_, event)| event) {
-            result = result.and(Self::wait(&event));
+            result = result.and(event.wait());
         }
         result
     }

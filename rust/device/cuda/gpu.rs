@@ -6,12 +6,16 @@ use super::driver::{Context, Event, Stream};
 use crate::error::Result;
 use crate::os::numa::{self, Node};
 use crate::os::per_process::PerProcess;
+use cudarc::driver::sys;
 use std::mem::{self, ManuallyDrop};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Copy streams of one load at a time: two loads on one stream would wait for each other's callers.
 pub type CopyStreams = [Stream; COPY_STREAMS];
+
+/// Event for a wait in the driver.
+pub struct BlockingEvent(Event);
 
 /// A GPU that loads and saves have used.
 pub struct Gpu {
@@ -25,6 +29,7 @@ pub struct Gpu {
 #[derive(Default)]
 pub struct Spare {
     events: Vec<Event>,
+    blocking_events: Vec<BlockingEvent>,
     copy_streams: Vec<CopyStreams>,
 }
 
@@ -67,6 +72,23 @@ impl Gpu {
         self.lend(|| Event::create(&self.context))
     }
 
+    /// Records an event that nothing else uses after the work on a stream, for a wait in the driver.
+    ///
+    /// # Errors
+    /// `device` or `out-of-memory`, from the driver.
+    pub fn record_blocking(self: &Arc<Gpu>, stream: sys::CUstream) -> Result<Lent<BlockingEvent>> {
+        let event = self.lend(|| Event::blocking(&self.context).map(BlockingEvent))?;
+        event.record(stream)?;
+        Ok(event)
+    }
+
+    /// Waits for all work on a stream after an error. An error of this wait is only logged.
+    pub fn settle(&self, stream: sys::CUstream) {
+        if let Err(error) = self.context.settle(stream) {
+            tracing::debug!(%error, "while ending failed work");
+        }
+    }
+
     /// Returns copy streams that nothing else uses. Work of an earlier load may be queued on them.
     ///
     /// # Errors
@@ -103,6 +125,20 @@ pub trait Kept: Sized {
 impl Kept for Event {
     fn list(spare: &mut Spare) -> &mut Vec<Event> {
         &mut spare.events
+    }
+}
+
+impl Kept for BlockingEvent {
+    fn list(spare: &mut Spare) -> &mut Vec<BlockingEvent> {
+        &mut spare.blocking_events
+    }
+}
+
+impl Deref for BlockingEvent {
+    type Target = Event;
+
+    fn deref(&self) -> &Event {
+        &self.0
     }
 }
 

@@ -17,6 +17,8 @@ pub struct Timer {
 }
 
 /// Timed events on a stream, and the work between consecutive ones. Empty while no profile runs.
+///
+/// The profile gets the times when the laps are dropped, which is after their work, except after an error.
 #[derive(Default)]
 pub struct Laps {
     timer: Option<Arc<Timer>>,
@@ -38,7 +40,7 @@ impl Timer {
         let stream = Stream::create(context)?;
         let base = Event::timed(context)?;
         base.record(stream.handle)?;
-        base.wait()?;
+        base.synchronize()?;
         Ok(Some(Arc::new(Timer { ordinal, base, base_time: profile::now(), context: Arc::clone(context) })))
     }
 }
@@ -70,10 +72,7 @@ impl Laps {
     }
 
     /// Records the laps in the profile. Their work must be complete.
-    ///
-    /// # Errors
-    /// `device`, from the driver.
-    pub fn report(&self) -> Result<()> {
+    fn report(&self) -> Result<()> {
         let Some(timer) = &self.timer else { return Ok(()) };
         let times = self.events.iter().map(|event| Ok(timer.base_time + event.nanoseconds_since(&timer.base)?));
         let times = times.collect::<Result<Vec<u64>>>()?;
@@ -81,5 +80,13 @@ impl Laps {
             profile::device_span(stage, timer.ordinal, self.stream_index, *begin, *end, bytes);
         }
         Ok(())
+    }
+}
+
+impl Drop for Laps {
+    fn drop(&mut self) {
+        if let Err(error) = self.report() {
+            tracing::debug!(%error, "the times of a copy are not in the profile");
+        }
     }
 }
