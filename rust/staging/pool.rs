@@ -24,6 +24,13 @@ pub const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// GPU that is busy with the caller's work would otherwise let them take all of it.
 const COPYING_MAX: usize = 16;
 
+/// Turn of a thread to pin memory.
+pub type Turn = MutexGuard<'static, ()>;
+
+/// Threads pin memory one after the other. The driver starts no copy while it pins memory, and would let a copy wait for
+/// all threads that pin at that time.
+static PINNING: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
+
 /// Page-aligned memory, which only its owner uses.
 pub struct Block {
     /// Number that no other block of the process ever has, not even one at the same address.
@@ -74,11 +81,14 @@ impl Block {
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr().add(self.begin), self.bytes) }
     }
 
-    /// Pins the memory with `pin`, unless it is pinned.
-    pub fn pin(&mut self, pin: impl FnOnce(&mut [u8]) -> Option<Pinned>) {
-        if self.pinned.is_none() {
-            self.pinned = pin(self.bytes_mut());
+    /// Pins the memory with `pin`, unless it is pinned. Until the result is dropped, no other memory is pinned.
+    pub fn pin(&mut self, pin: impl FnOnce(&mut [u8]) -> Option<Pinned>) -> Option<Turn> {
+        if self.pinned.is_some() {
+            return None;
         }
+        let turn = PINNING.get().lock().unwrap_or_else(PoisonError::into_inner);
+        self.pinned = pin(self.bytes_mut());
+        Some(turn)
     }
 
     fn fits(&self, request: &Request) -> bool {
@@ -122,9 +132,15 @@ pub struct Slot {
     /// `Some` until the slot is dropped.
     block: Option<Block>,
     pool: &'static Pool,
+    /// Whether the memory could not be pinned.
+    is_refused: bool,
 }
 
 impl Slot {
+    fn new(block: Block, pool: &'static Pool) -> Slot {
+        Slot { block: Some(block), pool, is_refused: false }
+    }
+
     /// Returns a number that no other memory of the process ever has.
     pub fn id(&self) -> u64 {
         self.block.as_ref().map_or(u64::MAX, |block| block.id)
@@ -135,11 +151,13 @@ impl Slot {
         self.block.as_mut().map_or(&mut [], Block::bytes_mut)
     }
 
-    /// Pins the memory with `pin`, unless it is pinned, perhaps by an earlier load.
-    pub fn pin(&mut self, pin: impl FnOnce(&mut [u8]) -> Option<Pinned>) {
-        if let Some(block) = &mut self.block {
-            block.pin(pin);
-        }
+    /// Pins the memory with `pin`, unless it is pinned, perhaps by an earlier load, or was refused for this one. Until the
+    /// result is dropped, no other memory is pinned.
+    pub fn pin(&mut self, pin: impl FnOnce(&mut [u8]) -> Option<Pinned>) -> Option<Turn> {
+        let block = self.block.as_mut().filter(|_| !self.is_refused)?;
+        let turn = block.pin(pin);
+        self.is_refused = block.pinned.is_none();
+        turn
     }
 
     /// Returns the slot to the pool, where it is free once a copy from it is done.
@@ -212,9 +230,11 @@ impl Pool {
 }
 
 impl Blocks {
-    /// Removes the block without a copy that fits best.
-    fn find(&mut self, request: &Request) -> Option<Block> {
-        let free = self.free.iter().enumerate().filter(|(_, block)| block.fits(request) && block.copy.is_none());
+    /// Removes the block without a copy that fits best, or the best of those that are pinned.
+    fn find(&mut self, request: &Request, is_pinned: bool) -> Option<Block> {
+        let fits =
+            |block: &Block| block.fits(request) && block.copy.is_none() && (block.pinned.is_some() || !is_pinned);
+        let free = self.free.iter().enumerate().filter(|(_, block)| fits(block));
         let (best, _) = free.min_by_key(|(_, block)| (block.bytes, block.pinned.is_none()))?;
         Some(self.free.remove(best))
     }
@@ -248,16 +268,16 @@ impl Blocks {
 pub fn take(request: &Request) -> Result<Option<Slot>> {
     let pool = POOL.get();
     let mut blocks = pool.lock();
-    if let Some(block) = blocks.find(request) {
+    if let Some(block) = blocks.find(request, false) {
         profile::memory(Memory::Staging, blocks.total_bytes);
-        return Ok(Some(Slot { block: Some(block), pool }));
+        return Ok(Some(Slot::new(block, pool)));
     }
     if let Some((mut block, must_wait)) = blocks.find_copying(request) {
         // No lock is held during calls of the driver, which may take their time.
         drop(blocks);
         let settled = if must_wait { block.settle().map(|()| true) } else { Ok(block.is_settled()) };
         if settled == Ok(true) {
-            return Ok(Some(Slot { block: Some(block), pool }));
+            return Ok(Some(Slot::new(block, pool)));
         }
         blocks = pool.lock();
         blocks.free.insert(0, block);
@@ -269,12 +289,19 @@ pub fn take(request: &Request) -> Result<Option<Slot>> {
     drop(blocks);
     drop(removed);
     match Block::allocate(request.bytes, request.node) {
-        Ok(block) => Ok(Some(Slot { block: Some(block), pool })),
+        Ok(block) => Ok(Some(Slot::new(block, pool))),
         Err(error) => {
             pool.lock().total_bytes -= request.bytes;
             Err(error)
         }
     }
+}
+
+/// Returns a free slot that is pinned, if there is one.
+pub fn take_pinned(request: &Request) -> Option<Slot> {
+    let pool = POOL.get();
+    let block = pool.lock().find(request, true)?;
+    Some(Slot::new(block, pool))
 }
 
 /// Waits for a slot. Calls `check` from time to time, and ends with its error.

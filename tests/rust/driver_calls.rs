@@ -129,6 +129,19 @@ fn a_load_without_casts_or_scattered_chunks_loads_no_module() {
     }
 }
 
+/// The driver starts no copy while it registers memory.
+#[test]
+fn the_first_copy_waits_for_one_registration() {
+    let model = small_model(2000);
+    for sim in schedules() {
+        let gpu = Gpu::new(&sim, 0);
+        let load = Load::all(&gpu, &model);
+        load.run(Options { staging_bytes: 128 << 10, threads: 16, ..TIGHT }).unwrap();
+        assert_eq!(sim.counters().registrations_before_copies, 1);
+        load.assert_holds(&model);
+    }
+}
+
 #[test]
 fn a_load_of_one_chunk_costs_one_copy_and_one_record() {
     let model = small_model(100);

@@ -512,8 +512,11 @@ fn a_device_without_other_users_opens_and_closes() {
 fn kept_memory_outlives_its_users_and_is_released_on_request() {
     let sim = Sim::start(0);
     let request = Request { bytes: PAGE_BYTES, node: None, staging_bytes: 4 * PAGE_BYTES };
-    let staging = Staging::new(Arc::new(Cuda::open(0, 0).unwrap()), 2, request);
-    let slots = [(); 2].map(|()| staging.acquire(|| Ok(())).unwrap());
+    let cuda = Arc::new(Cuda::open(0, 0).unwrap());
+    let staging = Staging::new(Arc::clone(&cuda), 2, request);
+    let mut slots = [(); 2].map(|()| staging.acquire(|| Ok(())).unwrap());
+    slots.iter_mut().for_each(|slot| drop(slot.pin(|memory| cuda.pin(memory))));
+    drop(cuda);
     assert_eq!(sim.counters().registered_bytes, 2 * PAGE_BYTES as u64);
     // One slot is still in use, and only it retains the context.
     let [used, unused] = slots;
