@@ -166,6 +166,9 @@ pub struct DeviceLimits {
     pub copies_max: usize,
     /// Slots that keep one worker busy: 1 if copies are done when [`Device::copy`] returns.
     pub slots_per_worker: usize,
+    /// Smallest size to which chunks are reduced, so that small loads use all workers and the device has work early, in
+    /// bytes. `None` if chunks are not reduced.
+    pub reduced_bytes_min: Option<usize>,
     /// Whether reads may go straight into destinations, which [`Device::host_slice`] then returns.
     pub reads_in_place: bool,
 }

@@ -53,6 +53,8 @@ const SLOTS_PER_WORKER: usize = 2;
 const TABLE_DIVISOR: usize = 16;
 /// Alignment of the table in a slot, in bytes.
 const TABLE_ALIGNMENT: usize = 16;
+/// Smallest size to which chunks are reduced, in bytes. A copy of 256 KiB takes 5 us, and queueing it costs as much.
+const CHUNK_BYTES_MIN: usize = 256 << 10;
 /// Copies from this size on cost little more than their bytes, so that a chunk of them needs no kernel.
 const COPY_BYTES: usize = 512 << 10;
 /// Up to this many copies also need no kernel: one copy and one launch cost as much.
@@ -346,6 +348,7 @@ impl Device for Cuda {
             chunk_bytes: slot_bytes,
             copies_max: usize::MAX,
             slots_per_worker: SLOTS_PER_WORKER,
+            reduced_bytes_min: Some(CHUNK_BYTES_MIN),
             reads_in_place: false,
         };
         // The kernels are not loaded yet. Where the driver refuses them, the room for the table stays empty.

@@ -19,8 +19,8 @@ pub trait Engine<E>: Send + Sync {
     /// Returns the reader of each file and the reason for it, or one reader for all files.
     fn readers(&self) -> Vec<ChosenReader>;
 
-    /// Returns the limits of the chunks that the engine runs.
-    fn limits(&self) -> Limits;
+    /// Returns the limits of the chunks of a batch of `bytes` bytes.
+    fn limits(&self, bytes: u64) -> Limits;
 
     /// Returns the memory that a batch of these chunks needs.
     fn batch_needs(&self, chunks: &[Chunk]) -> BatchNeeds;

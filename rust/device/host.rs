@@ -64,6 +64,7 @@ impl Device for Host {
             chunk_bytes: slot_bytes,
             copies_max: usize::MAX,
             slots_per_worker: 1,
+            reduced_bytes_min: None,
             reads_in_place: true,
         }
     }

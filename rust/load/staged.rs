@@ -7,7 +7,7 @@ use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::numa::Node;
 use crate::os::retry::Check;
-use crate::plan::{self, Chunk, Limits, Piece, Read, SlotCopy, SlotPart};
+use crate::plan::{self, Chunk, FirstChunks, Limits, Piece, Read, SlotCopy, SlotPart};
 use crate::reader::ring::Linux;
 use crate::reader::uring::Rings;
 use crate::reader::{self, ChosenReader, Opened, ReadLimits, Reader, SlotBuffer};
@@ -20,6 +20,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Smallest size to which requests are divided so that more streams take part, in bytes.
 const REQUEST_BYTES_MIN: usize = 512 << 10;
 
+/// Loads of more bytes than this are shared by all workers, where the device reduces chunks. The threads take some tens of
+/// microseconds to start, in which one thread reads about half of it.
+const SHARED_BYTES_MIN: u64 = 1 << 20;
+
+/// Part of a chunk, as a divisor, that each worker reads first, so that the device soon has work.
+const FIRST_DIVISOR: u64 = 8;
+
 /// Shortest row that goes from a request to its destination by itself, in bytes. Shorter ones are faster to copy out of a
 /// slot, all with one loop.
 const ROW_BYTES_MIN: usize = 256;
@@ -28,7 +35,10 @@ const ROW_BYTES_MIN: usize = 256;
 pub struct StagedEngine<D: Device> {
     device: Arc<D>,
     readers: Vec<Opened>,
+    /// Limits of the chunks of large loads.
     limits: Limits,
+    /// Smallest size to which chunks are reduced, in bytes.
+    chunk_bytes_min: Option<u64>,
     staging_bytes: usize,
     /// Size of the slots of large loads, in bytes.
     slot_bytes: usize,
@@ -68,24 +78,31 @@ impl<D: Device> StagedEngine<D> {
         // An element at the end of a block reaches into the next one.
         let slot_bytes = slot_bytes.max(to_usize(alignment.saturating_mul(2))).max(to_usize(unit_bytes));
         let threads = if request_bytes.is_some() { concurrency } else { options.threads.min(concurrency) };
-        let DeviceLimits { slot_bytes, chunk_bytes, copies_max, slots_per_worker, reads_in_place } =
+        // A unit that begins at any byte, and what the device adds to a chunk, which is less than a tenth.
+        let whole_unit_bytes = if unit_bytes == 1 { 1 } else { unit_bytes + alignment - 1 };
+        let missing_bytes = to_usize(whole_unit_bytes).saturating_sub(device.limits(slot_bytes).chunk_bytes);
+        let slot_bytes = (slot_bytes + 2 * missing_bytes).next_multiple_of(PAGE_BYTES);
+        let DeviceLimits { slot_bytes, chunk_bytes, copies_max, slots_per_worker, reads_in_place, reduced_bytes_min } =
             device.limits(slot_bytes);
         let chunk_bytes = to_u64(chunk_bytes);
-        let chunk_bytes = (chunk_bytes - chunk_bytes % alignment).max(alignment);
         let limits = Limits {
-            // Parts of a whole tensor then begin and end at units.
-            chunk_bytes: if chunk_bytes < unit_bytes { chunk_bytes } else { chunk_bytes - chunk_bytes % unit_bytes },
+            chunk_bytes: (chunk_bytes - chunk_bytes % alignment).max(alignment),
             gap_bytes,
             in_place_bytes: in_place_bytes.filter(|_| reads_in_place),
             alignment,
             copies_max,
             unit_bytes,
+            first: None,
         };
+        // Requests to remote stores have a size of their own.
+        let reduced_bytes_min = reduced_bytes_min.filter(|_| request_bytes.is_none());
+        let chunk_bytes_min = reduced_bytes_min.map(|least| to_u64(least).max(whole_unit_bytes));
         Ok(StagedEngine {
             node: device.node(),
             device,
             readers,
             limits,
+            chunk_bytes_min,
             staging_bytes: options.staging_bytes,
             slot_bytes,
             slots_per_worker,
@@ -123,9 +140,14 @@ impl<D: Device> StagedEngine<D> {
 
     /// Returns the requirements for the slots of a batch.
     fn request(&self, needs: &BatchNeeds) -> Request {
-        // All large loads use slots of one size, so that each finds the slots of the previous one in the pool.
+        // Large loads use slots of one size, and smaller ones of several chunks few sizes, so that each finds the slots of
+        // the previous one in the pool.
         let is_large = needs.staged_bytes >= self.slot_bytes && needs.slot_bytes > self.slot_bytes / 2;
-        let bytes = if is_large { self.slot_bytes } else { needs.slot_bytes };
+        let bytes = match needs.slot_bytes {
+            _ if is_large => self.slot_bytes,
+            bytes if needs.staged_bytes > bytes => bytes.next_power_of_two().min(self.slot_bytes),
+            bytes => bytes,
+        };
         Request { bytes, node: self.node, staging_bytes: self.staging_bytes }
     }
 
@@ -152,8 +174,18 @@ impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
         self.readers.iter().map(Opened::chosen).collect()
     }
 
-    fn limits(&self) -> Limits {
-        self.limits
+    fn limits(&self, bytes: u64) -> Limits {
+        let Limits { chunk_bytes: most, alignment, unit_bytes, .. } = self.limits;
+        let workers = to_u64(self.workers_max);
+        // A load of one chunk needs no threads.
+        let Some(least) = self.chunk_bytes_min.filter(|least| *least < most && bytes > SHARED_BYTES_MIN) else {
+            return self.limits;
+        };
+        let chunk_bytes = bytes.div_ceil(2 * workers).next_multiple_of(alignment).clamp(least, most);
+        let first_bytes = (chunk_bytes / FIRST_DIVISOR).next_multiple_of(alignment).max(least);
+        let first = FirstChunks { chunk_bytes: first_bytes, bytes: workers * first_bytes };
+        let has_first = unit_bytes == 1 && 2 * first_bytes <= chunk_bytes;
+        Limits { chunk_bytes, first: has_first.then_some(first), ..self.limits }
     }
 
     fn batch_needs(&self, chunks: &[Chunk]) -> BatchNeeds {

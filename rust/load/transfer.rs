@@ -286,7 +286,9 @@ impl<D: Device> Planner<D> {
     /// `internal` for a destination that is not inside its tensor.
     pub fn prepare(&self, destinations: &[Destination]) -> Result<Batch> {
         let _span = profile::span(Stage::Plan);
-        let chunks = plan(&self.regions, destinations, &self.engine.limits())?;
+        let bytes = destinations.iter().map(|destination| destination.end.saturating_sub(destination.begin));
+        let limits = self.engine.limits(bytes.fold(0, u64::saturating_add));
+        let chunks = plan(&self.regions, destinations, &limits)?;
         let needs = self.engine.batch_needs(&chunks);
         Ok(Batch { chunks, needs })
     }

@@ -14,6 +14,7 @@ use fst::device::cuda::kernels::IMAGE;
 use fst::dtype::Dtype;
 use fst::format::layout::{Layout, Tensor};
 use fst::options::Options;
+use fst::plan::Chunk;
 use fst::save::atomic_file::OutputFile;
 use fst::save::file_kernel::Linux;
 use fst::save::memory::SourceMemory;
@@ -126,6 +127,37 @@ fn a_load_without_casts_or_scattered_chunks_loads_no_module() {
             assert_eq!(transfer.planner().can_cast(cast), IMAGE.is_some());
             assert_eq!(sim.counters().modules, u64::from(IMAGE.is_some()));
         }
+    }
+}
+
+fn staged_bytes(chunk: &Chunk) -> usize {
+    match chunk {
+        Chunk::Staged { bytes, .. } => *bytes,
+        Chunk::InPlace { .. } => panic!("{chunk:?}"),
+    }
+}
+
+/// Two chunks per thread, of 256 KiB to a slot, and smaller first ones in a large load. Up to 1 MiB are one chunk.
+#[test]
+fn the_size_of_chunks_follows_that_of_the_load() {
+    let options = Options { chunk_bytes: 1 << 20, staging_bytes: 256 << 20, threads: 4, ..TIGHT };
+    let room = (1 << 20) / 16 * 15;
+    let sim = Sim::start(0);
+    for (kib, count, most, first) in
+        [(900, 1, 910 << 10, None), (3 << 10, 8, 390 << 10, None), (20 << 10, 25, room, Some(260 << 10))]
+    {
+        let model = Model::new(&[(Dtype::U8, &[kib << 10][..])]);
+        let gpu = Gpu::new(&sim, 0);
+        let load = Load::all(&gpu, &model);
+        let mut transfer = load.open(options.clone()).unwrap();
+        let batch = transfer.planner().prepare(&load.destinations()).unwrap();
+        let bytes: Vec<usize> = batch.chunks().iter().map(staged_bytes).collect();
+        assert!((count..=count + 4).contains(&bytes.len()), "{bytes:?}");
+        assert!(bytes.iter().all(|&bytes| bytes <= most), "{bytes:?}");
+        assert!(bytes[..4.min(bytes.len())].iter().all(|&bytes| bytes <= first.unwrap_or(most)), "{bytes:?}");
+        load.fill(&mut transfer, &load.destinations()).unwrap();
+        transfer.finish().unwrap();
+        load.assert_holds(&model);
     }
 }
 

@@ -98,6 +98,18 @@ fn parts_of_tensors_are_verified() {
     writer.finish().unwrap();
     let file = fs::read(&path).unwrap();
     let data_begin = file.len() - bytes.len();
+    {
+        // A slot of the size of a group has no room for it and the table.
+        let sim = Sim::start(0);
+        let gpu = Gpu::new(&sim, 0);
+        let checkpoint = Checkpoint::open_with(&[&path], &Verify::Digests.into()).unwrap();
+        let (source, entry) = checkpoint.find("t").unwrap();
+        let region = TensorRegion::slice(source, entry, 0, 0, 2 << 20).unwrap();
+        let load = Load::new(&gpu, checkpoint, [region].into());
+        let transfer = load.open(Options { chunk_bytes: 1 << 20, ..TIGHT }).unwrap();
+        let batch = transfer.planner().prepare(&load.destinations()).unwrap();
+        assert_eq!(batch.chunks().len(), 2, "{:?}", batch.chunks());
+    }
     for sim in schedules() {
         let gpu = Gpu::new(&sim, 0);
         // They touch the second of three groups, and the first one by a byte.
