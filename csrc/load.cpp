@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -85,6 +86,15 @@ c10::Device resolve_device(c10::Device device) {
   return device.has_index() ? device : guard.getDevice();
 }
 
+void prepare(c10::Device device) {
+  const auto resolved = resolve_device(device);
+  if (resolved.is_cuda()) {
+    const auto stream = current_stream_handle(resolved);
+    call_core([&] { prepare_cuda(resolved.index(), stream); });
+    warn_of_missing_kernels(resolved);
+  }
+}
+
 c10::Stream current_stream(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
 
 uint64_t current_stream_handle(c10::Device device) {
@@ -142,6 +152,10 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
     mapped->verify();
   }
   DeviceTransfer transfer(selection, specs, device);
+  if (device.is_cuda() && std::ranges::any_of(specs, has_data)) {
+    // Streams and readers are refused, and memory of theirs is taken, before the tensors take memory.
+    transfer.open();
+  }
   std::vector<at::Tensor> tensors;
   tensors.reserve(specs.size());
   for (size_t index = 0; index < specs.size(); ++index) {

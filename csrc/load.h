@@ -56,6 +56,10 @@ enum class OutputDtype : uint8_t { kStored, kAny };
 // Loads the selection into existing tensors, in its order. Checks all outputs before it writes any.
 void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype dtype);
 
+// Makes ready what large loads to a device need, and what the process keeps between loads: pinned memory, streams and
+// kernels. Only GPUs need any.
+void prepare(c10::Device device);
+
 // Warns once of a GPU that was used and for which the library has no kernels.
 void warn_of_missing_kernels(c10::Device device);
 

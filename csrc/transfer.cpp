@@ -33,7 +33,8 @@ void DeviceTransfer::run() {
   if (outputs_.empty() && byte_outputs_.empty()) {
     return;
   }
-  AnyTransfer& transfer = transfer_ ? **transfer_ : *transfer_.emplace(open());
+  open();
+  AnyTransfer& transfer = **transfer_;
   std::vector<Destination> destinations = std::exchange(byte_outputs_, {});
   std::vector<Output> indirect;
   for (const auto& output : outputs_) {
@@ -117,9 +118,12 @@ void DeviceTransfer::fill_through_scratch(AnyTransfer& transfer, const std::vect
   flush();
 }
 
-rust::Box<AnyTransfer> DeviceTransfer::open() const {
+void DeviceTransfer::open() {
+  if (transfer_) {
+    return;
+  }
   const auto stream = current_stream_handle(device_);
-  return call_core([&] { return selection_.transfer(device_.index(), stream); });
+  transfer_.emplace(call_core([&] { return selection_.transfer(device_.index(), stream); }));
 }
 
 void DeviceTransfer::fill(AnyTransfer& transfer, const std::vector<Destination>& destinations) const {

@@ -19,6 +19,9 @@ class DeviceTransfer {
   DeviceTransfer(const Selection& selection, const rust::Vec<Spec>& specs, c10::Device device)
       : selection_(selection), specs_(specs), device_(device) {}
 
+  // Opens the device and the readers, unless they are open. `run` does it otherwise.
+  void open();
+
   // Adds an output for the elements of the selection's tensor `index` that begin at byte `begin`. The output determines
   // their number. Its strides and dtype are arbitrary.
   void add(size_t index, uint64_t begin, const at::Tensor& tensor);
@@ -42,7 +45,6 @@ class DeviceTransfer {
   uint64_t stored_bytes(const Output& output) const;
   Destination destination(const Output& output) const;
   void fill_through_scratch(AnyTransfer& transfer, const std::vector<Output>& outputs) const;
-  rust::Box<AnyTransfer> open() const;
   void fill(AnyTransfer& transfer, const std::vector<Destination>& destinations) const;
 
   const Selection& selection_;

@@ -38,7 +38,7 @@ use self::selection::{Recording, Selection, ViewGuard, Views};
 use self::source::{Source, open_source};
 use self::storage::configure_storage;
 use self::stream::{AnyStream, finish_stream};
-use self::transfer::{AnyTransfer, finish, release};
+use self::transfer::{AnyTransfer, finish, prepare_cuda, release};
 use self::verify::{model_statement, verify_checkpoint, verify_files, verify_model};
 use self::writer::{AnyWriter, begin_encrypted_writer, begin_tensors_writer, begin_writer, finish_writer};
 use crate::os::huge_pages::advise as advise_huge_pages;
@@ -293,6 +293,7 @@ mod ffi {
 
         fn advise_huge_pages(address: u64, bytes: u64);
 
+        fn prepare_cuda(ordinal: i32, stream: u64) -> Result<()>;
         fn release() -> Result<i64>;
 
         fn configure_storage(url: &str, names: &[String], values: &[String]) -> Result<()>;

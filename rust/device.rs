@@ -41,6 +41,12 @@ pub trait Device: Send + Sync + 'static {
     /// Returns `None` where this is unnecessary or refused. Copies work without it.
     fn pin(&self, memory: &mut [u8]) -> Option<Pinned>;
 
+    /// Creates what loads create when they first need it, and the process keeps.
+    ///
+    /// # Errors
+    /// `invalid-argument` if the current stream cannot be used, `device` from the driver.
+    fn prepare(&self) -> Result<()>;
+
     /// Returns the NUMA node nearest to the device, or `None` if the machine has only one node or does not say.
     fn node(&self) -> Option<Node>;
 

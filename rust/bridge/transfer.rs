@@ -8,8 +8,10 @@ use crate::device::cuda::Cuda;
 use crate::device::host::Host;
 use crate::device::{self, Scratch};
 use crate::error::{Error, Kind, Result};
+use crate::load::staged;
 use crate::load::transfer::{Batch, Transfer};
 use crate::num::to_u64;
+use crate::options::Options;
 use crate::remote;
 use crate::staging::pool;
 use std::sync::Arc;
@@ -72,6 +74,12 @@ impl AnyTransfer {
 
 pub(super) fn finish(transfer: Box<AnyTransfer>) -> Result<()> {
     guard(|| on_device!(transfer.transfer, transfer => transfer.finish()))
+}
+
+/// Makes ready what large loads to a GPU need, and the process keeps. `stream` is the native handle of the caller's current
+/// stream.
+pub(super) fn prepare_cuda(ordinal: i32, stream: u64) -> Result<()> {
+    guard(|| staged::prepare(&Cuda::open(ordinal, stream)?, &Options::from_env()?))
 }
 
 /// Frees what the process keeps between loads, staging memory, kernels and connections, and returns the bytes of staging

@@ -325,6 +325,12 @@ impl Device for Cuda {
         }
     }
 
+    fn prepare(&self) -> Result<()> {
+        self.current()?;
+        self.kernels();
+        Ok(())
+    }
+
     fn node(&self) -> Option<Node> {
         self.gpu.node
     }

@@ -34,6 +34,10 @@ impl Device for Host {
     type CopyEvent = ();
     type StreamEvent = ();
 
+    fn prepare(&self) -> Result<()> {
+        Ok(())
+    }
+
     fn pin(&self, _: &mut [u8]) -> Option<Pinned> {
         None
     }

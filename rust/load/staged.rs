@@ -58,6 +58,30 @@ enum ChunkMemory<D: Device> {
     Staging(Arc<Staging<D>>),
 }
 
+/// Prepares a device, and pins as much staging memory as a large load of local files uses, or less if the bound or other
+/// loads leave less. The next loads use it.
+///
+/// # Errors
+/// Those of [`Device::prepare`]; `out-of-memory` if the host has none.
+pub fn prepare<D: Device>(device: &D, options: &Options) -> Result<()> {
+    device.prepare()?;
+    let limits = device.limits(device.local_slot_bytes(whole_pages(options.chunk_bytes)));
+    let request = Request { bytes: limits.slot_bytes, node: device.node(), staging_bytes: options.staging_bytes };
+    let mut slots = Vec::new();
+    while slots.len() < options.threads * limits.slots_per_worker
+        && let Some(mut slot) = pool::take(&request)?
+    {
+        drop(slot.pin(|memory| device.pin(memory)));
+        slots.push(slot);
+    }
+    Ok(())
+}
+
+/// Returns a size that slots can have, at most `bytes` if that is a page.
+pub fn whole_pages(bytes: usize) -> usize {
+    (bytes - bytes % PAGE_BYTES).max(PAGE_BYTES)
+}
+
 impl<D: Device> StagedEngine<D> {
     /// Opens a reader for every file.
     ///

@@ -7,7 +7,7 @@ use crate::checkpoint::verify::Coverage;
 use crate::device::engine::{BatchNeeds, Engine, Inspected};
 use crate::device::{Device, Scratch};
 use crate::error::{Error, Result};
-use crate::load::staged::StagedEngine;
+use crate::load::staged::{StagedEngine, whole_pages};
 use crate::load::verifier::Verifier;
 use crate::options::{Options, ReaderChoice};
 use crate::os::sigint::Watch;
@@ -16,7 +16,6 @@ use crate::plan::{Chunk, Destination, plan};
 use crate::profile::{self, Memory, Stage};
 use crate::reader::ChosenReader;
 use crate::source::Source;
-use crate::staging::PAGE_BYTES;
 use std::sync::Arc;
 
 /// Fills destinations on one device with the bytes of tensor regions.
@@ -254,8 +253,7 @@ fn open_engine<D: Device>(
     mut options: Options,
     is_verified: bool,
 ) -> Result<Arc<dyn Engine<D::StreamEvent>>> {
-    // Slots are whole pages, and not larger than the requested chunk size.
-    let whole_pages = |bytes: usize| (bytes - bytes % PAGE_BYTES).max(PAGE_BYTES);
+    // Slots are not larger than the requested chunk size.
     options.chunk_bytes = whole_pages(options.chunk_bytes);
     options.request_bytes = whole_pages(options.request_bytes);
     if options.reader == ReaderChoice::Gds && !is_verified {

@@ -2,7 +2,7 @@
 
 use crate::gpu_load::Load;
 use crate::model::Model;
-use crate::sim::abi::Counters;
+use crate::sim::abi::{CaptureMode, Counters};
 use crate::sim::gpu::Gpu;
 use crate::sim::{Sim, TIGHT, release, schedules};
 use fst::cast::elements::Cast;
@@ -12,7 +12,9 @@ use fst::device::Scratch;
 use fst::device::cuda::Cuda;
 use fst::device::cuda::kernels::IMAGE;
 use fst::dtype::Dtype;
+use fst::error::Kind;
 use fst::format::layout::{Layout, Tensor};
+use fst::load::staged;
 use fst::options::Options;
 use fst::plan::Chunk;
 use fst::save::atomic_file::OutputFile;
@@ -257,6 +259,38 @@ fn threads_load_tensors_of_one_chunk_at_once() {
                 });
             }
         });
+    }
+}
+
+#[test]
+fn a_load_after_a_preparation_creates_events_only() {
+    let model = small_model(2000);
+    let options = Options { chunk_bytes: 64 << 10, ..TIGHT };
+    for sim in schedules().take(3) {
+        let gpu = Gpu::new(&sim, 0);
+        let prepare = |options: &Options| staged::prepare(&Cuda::open(0, gpu.stream as u64).unwrap(), options);
+        // One slot, although the bound leaves room for none, and six for three threads. Not more a second time.
+        for (staging_bytes, slots) in [(60 << 10, 1), (1 << 20, 6), (1 << 20, 6)] {
+            prepare(&Options { staging_bytes, ..options.clone() }).unwrap();
+            let Counters { live_registrations, streams, modules, copies, .. } = sim.counters();
+            // The caller's own stream and two copy streams.
+            let kernels = u64::from(IMAGE.is_some());
+            assert_eq!((live_registrations, streams, modules, copies), (slots, 3, kernels, 0));
+        }
+        let load = Load::all(&gpu, &model);
+        let before = sim.counters();
+        load.run(Options { staging_bytes: 1 << 20, ..options.clone() }).unwrap();
+        let calls = between(before, sim.counters());
+        assert_eq!((calls.registrations, calls.streams, calls.modules), (0, 0, 0), "{calls:?}");
+        load.assert_holds(&model);
+        release();
+        let Counters { live_registrations, live_streams, live_modules, .. } = sim.counters();
+        assert_eq!((live_registrations, live_streams, live_modules), (0, 1, 0));
+        sim.cuda.begin_capture(gpu.stream, CaptureMode::Relaxed).unwrap();
+        let error = prepare(&options).unwrap_err();
+        assert!(error.kind() == Kind::InvalidArgument && error.to_string().contains("captured"), "{error}");
+        assert_eq!(sim.counters().live_registrations, 0);
+        sim.cuda.end_capture(gpu.stream).unwrap();
     }
 }
 

@@ -23,6 +23,22 @@ def clean_memory():
     torch.cuda.empty_cache()
 
 
+def test_prepare(every_dtype):
+    path, tensors = every_dtype
+    fst.release_memory()
+    fst.prepare()
+    torch.ops.fst.prepare("cuda:0")
+    loaded = fst.load_file(path, "cuda")
+    assert_same(loaded["F32"], tensors["F32"].tensor())
+    prepared_bytes = fst.release_memory()
+    assert MIB < prepared_bytes <= 256 * MIB
+    fst.prepare(0)
+    assert fst.release_memory() == prepared_bytes
+    with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(ValueError, match="captured"):
+        fst.prepare("cuda")
+    assert fst.release_memory() == 0
+
+
 def test_devices(every_dtype):
     path, _ = every_dtype
     for device in ("cuda", "cuda:0", 0, torch.device("cuda"), torch.device("cuda", 0)):

@@ -201,3 +201,14 @@ def test_meta_device_reads_headers_only(every_dtype):
             assert tensor.is_meta
             assert (tensor.dtype, tensor.shape) == (tensors[name].torch_dtype, tensors[name].torch_shape)
     assert fst.load_tensors(path, ["F32"], "meta", dtype=torch.float16)[0].dtype == torch.float16
+
+
+def test_prepare_needs_a_gpu():
+    fst.release_memory()
+    fst.prepare("cpu")
+    torch.ops.fst.prepare("meta")
+    assert fst.release_memory() == 0
+    with pytest.raises(ValueError, match="cuda:99"):
+        fst.prepare("cuda:99")
+    with pytest.raises(TypeError, match="device must be"):
+        fst.prepare([])

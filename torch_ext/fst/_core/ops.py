@@ -173,6 +173,12 @@ def serialize(tensors: Sequence[Tensor], names: Sequence[str], *, metadata: dict
 
 
 @translates_errors
+def prepare(device: torch.device | str) -> None:
+    """Makes ready what large loads to a GPU need, and what the process keeps between loads."""
+    torch.ops.fst.prepare(device)
+
+
+@translates_errors
 def release_memory() -> int:
     """Frees the staging memory that the process keeps between loads, and returns its size in bytes."""
     return torch.ops.fst.release_memory()
