@@ -131,6 +131,11 @@ bench-feed: ## the host's part of loads to a GPU, without a GPU; results go to b
 		echo "cargo bench --bench gpu_feed -- $$run" && cargo bench --quiet --bench gpu_feed -- $$run || exit 1; \
 	done | tee bench-results/feed.txt
 
+.PHONY: bench-gpu-model
+bench-gpu-model: ## where the time of a load to an H100 goes, on a driver that takes its time (MODEL_ARGS="timeline dense"), four minutes
+	@mkdir -p bench-results
+	cargo bench --no-default-features --bench gpu_model -- $(MODEL_ARGS) | tee bench-results/gpu-model.txt
+
 .PHONY: simulate
 simulate: build ## plans for large models and up to 512 ranks, counted (SIMULATE_ARGS="--help")
 	$(IN_VENV) python -m fst_bench.simulation $(SIMULATE_ARGS)

@@ -1,12 +1,16 @@
-//! A CUDA driver whose work is done when it is queued and has no effect, so that a benchmark measures what the host does
-//! for a GPU. It checks nothing: the tests use the simulated driver of `tests/simcuda`.
+//! A CUDA driver whose work has no effect and takes no time, so that a benchmark measures what the host does for a GPU. With
+//! a [model] of the time that work takes, a benchmark sees what a load waits for. It checks nothing: the tests use the
+//! simulated driver of `tests/simcuda`.
 //!
-//! A query of an event says that its work is pending, as it is while a GPU copies, unless [`null_finish_at_once`] was
-//! called; a wait returns at once. A load therefore uses as many slots as with a GPU.
+//! Without a model, a query of an event says that its work is pending, as it is while a GPU copies, unless
+//! [`null_finish_at_once`] was called; a wait returns at once. A load therefore uses as many slots as with a GPU.
 
 #![allow(non_snake_case, reason = "the names are CUDA's")]
 #![allow(clippy::missing_safety_doc, reason = "the contracts are CUDA's")]
 
+pub mod model;
+
+use model::Kind;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -78,31 +82,42 @@ mod calls {
         cuCtxGetCurrent(context: *mut usize) { context.write(CONTEXT); SUCCESS }
         cuCtxSetCurrent(_context: usize) { done() }
         cuCtxGetDevice(device: *mut c_int) { store(device, 0) }
-        cuStreamCreate(stream: *mut usize, _flags: c_uint) { store(stream, handle()) }
+        cuStreamCreate(stream: *mut usize, _flags: c_uint) {
+            model::call(Kind::Create, |costs| costs.stream_us);
+            store(stream, handle())
+        }
         cuStreamDestroy_v2(_stream: usize) { done() }
-        cuStreamWaitEvent(_stream: usize, _event: usize, _flags: c_uint) { done() }
+        cuStreamWaitEvent(stream: usize, event: usize, _flags: c_uint) { model::stream_wait(stream, event); done() }
         cuStreamSynchronize(_stream: usize) { done() }
         cuStreamIsCapturing(_stream: usize, status: *mut c_uint) { store(status, 0) }
         cuThreadExchangeStreamCaptureMode(_mode: *mut c_uint) { SUCCESS }
-        cuEventCreate(event: *mut usize, _flags: c_uint) { store(event, handle()) }
-        cuEventRecord(_event: usize, _stream: usize) { done() }
-        cuEventSynchronize(_event: usize) { done() }
-        cuEventQuery(_event: usize) {
+        cuEventCreate(event: *mut usize, flags: c_uint) {
+            let new = handle();
+            model::create_event(new, flags);
+            store(event, new)
+        }
+        cuEventRecord(event: usize, stream: usize) { model::record(event, stream); done() }
+        cuEventSynchronize(event: usize) { model::wait(event); done() }
+        cuEventQuery(event: usize) {
             done();
-            if FINISHES_AT_ONCE.load(Ordering::Relaxed) { SUCCESS } else { NOT_READY }
+            let is_done = model::query(event).unwrap_or_else(|| FINISHES_AT_ONCE.load(Ordering::Relaxed));
+            if is_done { SUCCESS } else { NOT_READY }
         }
         cuEventDestroy_v2(_event: usize) { done() }
-        cuModuleLoadData(module: *mut usize, _image: *const c_void) { store(module, handle()) }
+        cuModuleLoadData(module: *mut usize, _image: *const c_void) {
+            model::call(Kind::Module, |costs| costs.module_us);
+            store(module, handle())
+        }
         cuModuleUnload(_module: usize) { done() }
         cuModuleGetFunction(function: *mut usize, _module: usize, _name: *const c_char) { store(function, handle()) }
         cuLaunchKernel(
             _function: usize, _blocks_x: c_uint, _blocks_y: c_uint, _blocks_z: c_uint, _threads_x: c_uint,
-            _threads_y: c_uint, _threads_z: c_uint, _shared_bytes: c_uint, _stream: usize, _parameters: usize,
+            _threads_y: c_uint, _threads_z: c_uint, _shared_bytes: c_uint, stream: usize, _parameters: usize,
             _extra: usize
-        ) { done() }
-        cuMemHostRegister_v2(_start: usize, _bytes: usize, _flags: c_uint) { done() }
-        cuMemHostUnregister(_start: usize) { done() }
-        cuMemcpyHtoDAsync_v2(_target: u64, _source: usize, _bytes: usize, _stream: usize) { done() }
+        ) { model::launch(stream); done() }
+        cuMemHostRegister_v2(start: usize, bytes: usize, _flags: c_uint) { model::pin(start, bytes); done() }
+        cuMemHostUnregister(start: usize) { model::unpin(start); done() }
+        cuMemcpyHtoDAsync_v2(_target: u64, _source: usize, bytes: usize, stream: usize) { model::copy(stream, bytes); done() }
         cuMemcpyDtoHAsync_v2(_target: usize, _source: u64, _bytes: usize, _stream: usize) { done() }
         cuMemcpy2DAsync_v2(_copy: *const c_void, _stream: usize) { done() }
         cuGetErrorName(_error: c_uint, text: *mut *const c_char) { store(text, c"error".as_ptr()) }

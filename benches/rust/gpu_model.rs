@@ -1,0 +1,682 @@
+//! Shows where the time of a load to a GPU goes, without a GPU: real loads on a driver that takes the time of an H100.
+//!
+//! ```text
+//! cargo bench --bench gpu_model -- [timeline] [set=stream] [dense] [moe] [adapter] [sizes] [rounds=5] [scale=11]
+//! cargo bench --bench gpu_model -- [slots=20] [prepared] [early] [windows=8] [malloc_us=22] ...
+//! ```
+//!
+//! The second line has changes: fewer slots, slots that are pinned before the load or while its tensors are allocated,
+//! tensors that are allocated in windows while others are filled, other parameters.
+//!
+//! The driver and the reads are those of tests/nullcuda/src/model.rs, with the parameters of benches/h100.toml. Time is
+//! stretched, so that the CPU's part of fst, which is not, is small beside it. docs/decisions/gpu-model.md has the results.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a failure ends the benchmark")]
+#![allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "figures")]
+
+use fst::checkpoint::Checkpoint;
+use fst::checkpoint::region::TensorRegion;
+use fst::checkpoint::selection::Selection;
+use fst::device::cuda::Cuda;
+use fst::device::{self, Device, Scratch};
+use fst::dtype::Dtype;
+use fst::format::layout::{Layout, Tensor};
+use fst::load::stream::{self, Stream};
+use fst::load::transfer::Transfer;
+use fst::options::{Options, ReaderChoice};
+use fst::plan::Destination;
+use fst::staging::{Request, pool};
+use fst_nullcuda::model::{Costs, Kind, Span};
+use libloading::Library;
+use rustix::time::{ClockId, clock_gettime};
+use std::ffi::{c_int, c_void};
+use std::fs::File;
+use std::io::Write;
+use std::mem;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+
+/// First address of the destinations, which no process can map.
+const DEVICE_BASE: u64 = 0x00D0_0000_0000_0000;
+/// Sets of parameters that are compared by default.
+const SETS: [&str; 3] = ["stream", "event", "copy"];
+/// Chunk sizes and their measured rates in GB/s.
+const SIZES: [(usize, f64); 4] = [(256 << 10, 14.7), (512 << 10, 24.0), (1 << 20, 35.0), (2 << 20, 43.4)];
+/// Threads that read, as on the machine.
+const THREADS: usize = 16;
+/// Length of the steps in which a load is examined, in microseconds that are not stretched.
+const STEP_US: f64 = 5.0;
+
+/// Driver of tests/nullcuda, in the place of libcuda.
+struct Driver {
+    start: unsafe extern "C" fn(*const Costs),
+    stop: unsafe extern "C" fn(),
+    spans: unsafe extern "C" fn(*mut usize) -> *const Span,
+    now: unsafe extern "C" fn() -> u64,
+    host: unsafe extern "C" fn(f64),
+    malloc: unsafe extern "C" fn(),
+    read: unsafe extern "C" fn(usize, usize),
+    pages: unsafe extern "C" fn(usize, usize),
+}
+
+static DRIVER: OnceLock<Driver> = OnceLock::new();
+/// Whether reads and page faults are those of the model.
+static IS_MODELLED: AtomicBool = AtomicBool::new(false);
+
+fn driver() -> &'static Driver {
+    DRIVER.get_or_init(|| {
+        let program = std::env::current_exe().unwrap();
+        let path = program.parent().unwrap().join("libfst_nullcuda.so");
+        // SAFETY: the library has no initializers, and the types match.
+        unsafe {
+            let library = Box::leak(Box::new(Library::new(&path).unwrap()));
+            Driver {
+                start: *library.get(b"timed_start").unwrap(),
+                stop: *library.get(b"timed_stop").unwrap(),
+                spans: *library.get(b"timed_spans").unwrap(),
+                now: *library.get(b"timed_now").unwrap(),
+                host: *library.get(b"timed_host").unwrap(),
+                malloc: *library.get(b"timed_malloc").unwrap(),
+                read: *library.get(b"timed_read").unwrap(),
+                pages: *library.get(b"timed_pages").unwrap(),
+            }
+        }
+    })
+}
+
+fn now() -> u64 {
+    // SAFETY: the function has no preconditions.
+    unsafe { (driver().now)() }
+}
+
+/// Spends time of the host, in microseconds.
+fn spend(us: f64) {
+    // SAFETY: the function has no preconditions.
+    unsafe { (driver().host)(us) }
+}
+
+fn malloc() {
+    // SAFETY: the function has no preconditions.
+    unsafe { (driver().malloc)() }
+}
+
+/// Takes the place of the C library's function for the whole program, and so also for the standard library: a read takes
+/// the time of the model, and leaves the memory as it is.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pread64(file: c_int, into: *mut c_void, bytes: usize, offset: i64) -> isize {
+    if !IS_MODELLED.load(Ordering::Relaxed) {
+        // SAFETY: the caller's promise. The result is a count or -1.
+        return unsafe { libc::syscall(libc::SYS_pread64, file, into, bytes, offset) as isize };
+    }
+    // SAFETY: the function only looks at the address.
+    unsafe { (driver().read)(into.addr(), bytes) };
+    bytes.cast_signed()
+}
+
+/// As above, for a design that makes pages before it registers them.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn madvise(address: *mut c_void, bytes: usize, advice: c_int) -> c_int {
+    if advice == libc::MADV_POPULATE_WRITE && IS_MODELLED.load(Ordering::Relaxed) {
+        // SAFETY: the function only looks at the address.
+        unsafe { (driver().pages)(address.addr(), bytes) };
+        return 0;
+    }
+    // SAFETY: the caller's promise. The result is 0 or -1.
+    unsafe { libc::syscall(libc::SYS_madvise, address, bytes, advice) as c_int }
+}
+
+/// Arguments of the program.
+struct Arguments {
+    sets: Vec<String>,
+    loads: Vec<String>,
+    slots: Option<usize>,
+    rounds: usize,
+    scale: f64,
+    has_timeline: bool,
+    order: Order,
+    costs: Vec<(String, f64)>,
+}
+
+/// Order of a load's phases.
+#[derive(Clone, Copy)]
+enum Order {
+    /// That of csrc/load.cpp.
+    Now,
+    /// As now, but the slots are pinned before the load.
+    Prepared,
+    /// A thread pins slots while the tensors are allocated.
+    Early,
+    /// The tensors are allocated in so many windows, while those before are filled.
+    Windows(usize),
+}
+
+impl Arguments {
+    fn parse() -> Arguments {
+        let mut parsed = Arguments {
+            sets: Vec::new(),
+            loads: Vec::new(),
+            slots: None,
+            rounds: 5,
+            scale: 11.0,
+            has_timeline: false,
+            order: Order::Now,
+            costs: Vec::new(),
+        };
+        for argument in std::env::args().skip(1).filter(|argument| argument != "--bench") {
+            match argument.split_once('=') {
+                Some(("set", value)) => parsed.sets.push(value.into()),
+                Some(("slots", value)) => parsed.slots = Some(value.parse().unwrap()),
+                Some(("rounds", value)) => parsed.rounds = value.parse().unwrap(),
+                Some(("scale", value)) => parsed.scale = value.parse().unwrap(),
+                Some(("windows", value)) => parsed.order = Order::Windows(value.parse().unwrap()),
+                Some((name, value)) => parsed.costs.push((name.into(), value.parse().unwrap())),
+                None if argument == "timeline" => parsed.has_timeline = true,
+                None if argument == "prepared" => parsed.order = Order::Prepared,
+                None if argument == "early" => parsed.order = Order::Early,
+                None => parsed.loads.push(argument),
+            }
+        }
+        if parsed.sets.is_empty() {
+            parsed.sets = SETS.map(String::from).to_vec();
+        }
+        if parsed.loads.is_empty() {
+            parsed.loads = ["dense", "moe", "adapter", "sizes"].map(String::from).to_vec();
+        }
+        parsed
+    }
+}
+
+/// Returns the parameters that no section names, changed by some sections and arguments.
+fn costs(arguments: &Arguments, sections: &[&str]) -> Costs {
+    let text = include_str!("../h100.toml");
+    let mut costs = Costs { scale: arguments.scale, ..Costs::default() };
+    let mut is_used = true;
+    for line in text.lines().map(|line| line.split('#').next().unwrap().trim()).filter(|line| !line.is_empty()) {
+        if let Some(section) = line.strip_prefix('[') {
+            is_used = sections.contains(&section.trim_end_matches(']'));
+        } else if is_used {
+            let (name, value) = line.split_once('=').unwrap();
+            let cost = costs.by_name(name.trim()).unwrap_or_else(|| panic!("no parameter {name}"));
+            *cost = value.trim().parse().unwrap();
+        }
+    }
+    for (name, value) in &arguments.costs {
+        *costs.by_name(name).unwrap_or_else(|| panic!("no parameter {name}")) = *value;
+    }
+    costs
+}
+
+/// Sizes of the tensors of a workload of fst_bench, in bytes.
+fn sizes(load: &str) -> Vec<u64> {
+    match load {
+        "adapter" => [16_384, 24_576].repeat(250),
+        "dense" | "sizes" => {
+            let layer =
+                [8192, 33_554_432, 8_388_608, 8_388_608, 33_554_432, 8192, 117_440_512, 117_440_512, 117_440_512];
+            [&[140_509_184][..], &layer.repeat(4), &[8192, 140_509_184]].concat()
+        }
+        "moe" => {
+            let attention = [768, 786_432, 98_304, 98_304, 786_432, 64, 64, 768, 98_304];
+            let layer = [&attention[..], &[110_592; 3 * 128]].concat();
+            [&[21_884_928][..], &layer.repeat(48), &[768, 21_884_928]].concat()
+        }
+        _ => panic!("no load {load}"),
+    }
+}
+
+/// Writes a file with names and shapes as models have them, and holes.
+fn write_file(path: &Path, sizes: &[u64]) {
+    let tensor = |(index, bytes): (usize, &u64)| {
+        let name = format!("model.layers.{:02}.mlp.experts.{}.gate_proj.weight", index / 400, index % 400);
+        Tensor::new(name, Dtype::BF16, vec![bytes / 64, 32]).unwrap()
+    };
+    let tensors: Vec<Tensor> = sizes.iter().enumerate().map(tensor).collect();
+    let layout = Layout::new(&tensors, &None).unwrap();
+    let mut file = File::create(path).unwrap();
+    file.write_all(layout.header()).unwrap();
+    file.set_len(layout.file_bytes()).unwrap();
+}
+
+fn cpu_seconds(clock: ClockId) -> f64 {
+    let time = clock_gettime(clock);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Serial phases of fst, which are stretched as if they were part of the model.
+struct Serial {
+    costs: Costs,
+    /// CPU time of the phases.
+    cpu_seconds: f64,
+}
+
+impl Serial {
+    /// Runs a phase.
+    fn run<T>(&mut self, phase: impl FnOnce() -> T) -> T {
+        let begin = cpu_seconds(ClockId::ThreadCPUTime);
+        let result = phase();
+        let seconds = cpu_seconds(ClockId::ThreadCPUTime) - begin;
+        spend(seconds * 1e6 * (1.0 - 1.0 / self.costs.scale));
+        self.cpu_seconds += seconds;
+        result
+    }
+}
+
+/// PyTorch's caching allocator, as far as it calls `cudaMalloc`: segments of 2 MiB for blocks up to 1 MiB, of 20 MiB for
+/// blocks up to 10 MiB, and one for each other.
+#[derive(Default)]
+struct Allocator {
+    small_left: u64,
+    large_left: u64,
+}
+
+impl Allocator {
+    /// Allocates a block. Returns whether this takes a call of `cudaMalloc`.
+    fn needs_segment(&mut self, bytes: u64) -> bool {
+        let bytes = bytes.next_multiple_of(512);
+        let (left, segment_bytes) = match bytes {
+            0 => return false,
+            ..=0x10_0000 => (&mut self.small_left, 2 << 20),
+            ..0xA0_0000 => (&mut self.large_left, 20 << 20),
+            _ => (&mut 0, bytes),
+        };
+        let needs_segment = *left < bytes;
+        if needs_segment {
+            *left = segment_bytes;
+        }
+        *left -= bytes;
+        needs_segment
+    }
+}
+
+/// A load and what it did.
+struct Run {
+    ms: f64,
+    /// CPU time of fst and the model outside of the phases that are stretched, in milliseconds.
+    cpu_ms: f64,
+    begin: u64,
+    end: u64,
+    spans: Vec<Span>,
+    chunks: usize,
+    costs: Costs,
+}
+
+/// Loads a file as csrc/load.cpp does, with its calls of PyTorch. `is_first`: the allocator has no blocks.
+fn load(path: &Path, options: &Options, costs: Costs, order: Order, is_first: bool) -> Run {
+    // SAFETY: the pointer is valid.
+    unsafe { (driver().start)(&raw const costs) };
+    let (begin, cpu_begin) = (now(), cpu_seconds(ClockId::ProcessCPUTime));
+    let mut serial = Serial { costs, cpu_seconds: 0.0 };
+    spend(costs.load_us);
+    let selection = serial.run(|| Selection::all(&Arc::new(Checkpoint::open(&[path]).unwrap())).unwrap());
+    let mut allocator = is_first.then(Allocator::default);
+    let open = || Arc::new(Cuda::open(0, 0).unwrap());
+    let chunks = match order {
+        Order::Windows(count) => load_windows(&selection, options, &mut serial, &mut allocator, open(), count),
+        Order::Early => {
+            let (cuda, is_filling) = (open(), AtomicBool::new(false));
+            thread::scope(|scope| {
+                scope.spawn(|| pin_slots(&cuda, options, &is_filling));
+                allocate(selection.regions(), &costs, &mut allocator);
+                is_filling.store(true, Ordering::Relaxed);
+            });
+            fill(&selection, options, &mut serial, &mut allocator, cuda)
+        }
+        Order::Now | Order::Prepared => {
+            allocate(selection.regions(), &costs, &mut allocator);
+            fill(&selection, options, &mut serial, &mut allocator, open())
+        }
+    };
+    IS_MODELLED.store(false, Ordering::Relaxed);
+    spend(costs.result_us * selection.regions().len() as f64);
+    let end = now();
+    let cpu = cpu_seconds(ClockId::ProcessCPUTime) - cpu_begin - serial.cpu_seconds;
+    let mut count = 0;
+    // SAFETY: no thread of the load is left, so that the recording does not change.
+    let spans = unsafe {
+        (driver().stop)();
+        std::slice::from_raw_parts((driver().spans)(&raw mut count), count).to_vec()
+    };
+    Run { ms: (end - begin) as f64 / 1e6 / costs.scale, cpu_ms: cpu * 1e3, begin, end, spans, chunks, costs }
+}
+
+/// Allocates tensors, as `at::empty` does.
+fn allocate(regions: &[TensorRegion], costs: &Costs, allocator: &mut Option<Allocator>) {
+    let mut empty_us = 0.0;
+    for region in regions {
+        empty_us += costs.empty_us;
+        if allocator.as_mut().is_some_and(|allocator| allocator.needs_segment(region.bytes())) {
+            spend(mem::take(&mut empty_us));
+            malloc();
+        }
+    }
+    spend(empty_us);
+}
+
+/// Allocates scratch memory of this size.
+fn scratch(bytes: usize, allocator: &mut Option<Allocator>) -> Scratch {
+    if allocator.as_mut().is_some_and(|allocator| allocator.needs_segment(bytes as u64)) {
+        malloc();
+    }
+    Scratch { address: DEVICE_BASE >> 1, bytes: bytes as u64 }
+}
+
+fn destination(tensor: usize, region: &TensorRegion) -> Destination {
+    let address = DEVICE_BASE + region.range.begin.next_multiple_of(512);
+    Destination { tensor, begin: 0, end: region.bytes(), address, cast: None }
+}
+
+/// Fills all tensors. Returns the number of chunks.
+fn fill(
+    selection: &Selection,
+    options: &Options,
+    serial: &mut Serial,
+    allocator: &mut Option<Allocator>,
+    cuda: Arc<Cuda>,
+) -> usize {
+    let regions = selection.regions();
+    let (mut transfer, batch) = serial.run(|| {
+        let transfer = Transfer::open(selection.checkpoint(), Arc::clone(regions), cuda, options.clone()).unwrap();
+        let destinations: Vec<Destination> =
+            regions.iter().enumerate().map(|(index, region)| destination(index, region)).collect();
+        let batch = transfer.planner().prepare(&destinations).unwrap();
+        (transfer, batch)
+    });
+    let scratch = scratch(batch.scratch_bytes(), allocator);
+    IS_MODELLED.store(true, Ordering::Relaxed);
+    // SAFETY: the driver accesses no memory.
+    unsafe { transfer.fill(&batch, scratch) }.unwrap();
+    transfer.finish().unwrap();
+    batch.chunks().len()
+}
+
+/// Pins slots until the transfer begins.
+fn pin_slots(cuda: &Cuda, options: &Options, is_filling: &AtomicBool) {
+    let request = Request { bytes: options.chunk_bytes, node: None, staging_bytes: options.staging_bytes };
+    let mut slots = Vec::new();
+    while slots.len() < 2 * options.threads && !is_filling.load(Ordering::Relaxed) {
+        let Some(mut slot) = pool::take(&request).unwrap() else { break };
+        slot.pin(|memory| cuda.pin(memory));
+        slots.push(slot);
+    }
+}
+
+/// Allocates the tensors in windows, and fills each while the next one is allocated. Returns the number of chunks.
+fn load_windows(
+    selection: &Selection,
+    options: &Options,
+    serial: &mut Serial,
+    allocator: &mut Option<Allocator>,
+    cuda: Arc<Cuda>,
+    count: usize,
+) -> usize {
+    let regions = selection.regions();
+    let open =
+        || Stream::open(selection.checkpoint(), Arc::clone(regions), cuda, options.clone(), stream::Order::Submitted);
+    let stream = serial.run(|| open().unwrap());
+    IS_MODELLED.store(true, Ordering::Relaxed);
+    // As large as any window needs.
+    let block = scratch(2 * options.chunk_bytes, allocator);
+    // SAFETY: the driver accesses no memory.
+    unsafe { stream.set_scratch(block) };
+    let mut chunks = 0;
+    let tensors: Vec<usize> = (0..regions.len()).collect();
+    for window in tensors.chunks(regions.len().div_ceil(count)) {
+        allocate(&regions[window[0]..=window[window.len() - 1]], &serial.costs, allocator);
+        let batch = serial.run(|| {
+            let destinations: Vec<Destination> =
+                window.iter().map(|&index| destination(index, &regions[index])).collect();
+            stream.planner().prepare(&destinations).unwrap()
+        });
+        chunks += batch.chunks().len();
+        // SAFETY: the driver accesses no memory.
+        unsafe { stream.submit(window, batch) }.unwrap();
+    }
+    for _ in &tensors {
+        stream.take().unwrap();
+    }
+    stream.finish().unwrap();
+    chunks
+}
+
+/// Runs a load twice, as the first and the second one of a process.
+fn load_twice(path: &Path, options: &Options, costs: Costs, order: Order) -> [Run; 2] {
+    device::release();
+    pool::release();
+    if matches!(order, Order::Prepared) {
+        load(path, options, costs, order, true);
+    }
+    [true, false].map(|is_first| load(path, options, costs, order, is_first))
+}
+
+/// Reasons why the copy engine is idle, and its work.
+const STATES: [&str; 12] = [
+    "copy",
+    "dead",
+    "order",
+    "lock:pin",
+    "lock:malloc",
+    "lock:module",
+    "lock:other",
+    "no:pin",
+    "no:malloc",
+    "no:module",
+    "no:read",
+    "no:host",
+];
+
+/// State of a load in one step.
+#[derive(Clone, Copy, Default)]
+struct Step {
+    /// Index into [`STATES`].
+    state: usize,
+    holder: Option<Kind>,
+    /// Threads that wait for the driver's lock, those that read, and those that wait for an event.
+    blocked: u16,
+    reading: u16,
+    waiting: u16,
+    has_ready_chunk: bool,
+    is_copying: bool,
+    is_dead: bool,
+    is_ordered: bool,
+}
+
+/// Returns what happened in each step of a load.
+fn steps(run: &Run) -> Vec<Step> {
+    let step_ns = STEP_US * 1e3 * run.costs.scale;
+    let index = |time: u64| (time.saturating_sub(run.begin) as f64 / step_ns) as usize;
+    let mut steps = vec![Step::default(); index(run.end) + 1];
+    let mut mark = |begin: u64, end: u64, mark: &dyn Fn(&mut Step)| {
+        let (from, to) = (index(begin), index(end).min(steps.len()));
+        steps.get_mut(from..to).into_iter().flatten().for_each(mark);
+    };
+    for span in &run.spans {
+        let Span { kind, asked, begin, end, .. } = *span;
+        match kind {
+            Kind::Dead => mark(begin, end, &|step| step.is_dead = true),
+            Kind::Transfer => mark(begin, end, &|step| step.is_copying = true),
+            Kind::Order => mark(begin, end, &|step| step.is_ordered = true),
+            Kind::Read => mark(begin, end, &|step| step.reading += 1),
+            Kind::Wait => mark(begin, end, &|step| step.waiting += 1),
+            Kind::Host => {}
+            _ => {
+                mark(begin, end, &|step| step.holder = Some(kind));
+                mark(asked, begin, &|step| step.blocked += 1);
+                if kind == Kind::Copy {
+                    mark(asked, end, &|step| step.has_ready_chunk = true);
+                }
+            }
+        }
+    }
+    for step in &mut steps {
+        let holder = |first: usize| match step.holder {
+            Some(Kind::Pin) => Some(first),
+            Some(Kind::Malloc) => Some(first + 1),
+            Some(Kind::Module | Kind::Create) => Some(first + 2),
+            _ => None,
+        };
+        step.state = match step {
+            Step { is_copying: true, .. } => 0,
+            Step { is_dead: true, .. } => 1,
+            Step { is_ordered: true, .. } => 2,
+            Step { has_ready_chunk: true, .. } => holder(3).unwrap_or(6),
+            Step { reading: 0, .. } => holder(7).unwrap_or(11),
+            _ => holder(7).unwrap_or(10),
+        };
+    }
+    steps
+}
+
+/// Prints a line for each millisecond of a load.
+fn print_timeline(run: &Run) {
+    println!("    ms  copy  dead  reading  waiting  blocked  lock held by          slots  the copy engine is idle for");
+    let per_ms = (1e3 / STEP_US) as usize;
+    for (ms, part) in steps(run).chunks(per_ms).enumerate() {
+        let mean = |value: &dyn Fn(&Step) -> f64| part.iter().map(value).sum::<f64>() / part.len() as f64;
+        let share = |test: &dyn Fn(&Step) -> bool| 100.0 * mean(&|step| f64::from(u8::from(test(step))));
+        let begin = run.begin + (ms as f64 * 1e6 * run.costs.scale) as u64;
+        let end = begin + (1e6 * run.costs.scale) as u64;
+        let pinned = run.spans.iter().filter(|span| span.kind == Kind::Pin && span.end <= end).count();
+        let mut holders = String::new();
+        for kind in [Kind::Pin, Kind::Malloc, Kind::Module, Kind::Copy, Kind::Record, Kind::Query] {
+            let held = share(&|step| step.holder == Some(kind));
+            if held >= 3.0 {
+                holders += &format!("{kind:?} {held:.0}% ");
+            }
+        }
+        let idle = (2..STATES.len()).map(|state| (share(&|step| step.state == state), STATES[state]));
+        let (most, why) = idle.max_by(|one, other| one.0.total_cmp(&other.0)).unwrap();
+        println!(
+            "  {ms:4} {:4.0}% {:4.0}% {:8.1} {:8.1} {:8.1}  {holders:22} {pinned:3}  {}",
+            share(&|step| step.state == 0),
+            share(&|step| step.state == 1),
+            mean(&|step| f64::from(step.reading)),
+            mean(&|step| f64::from(step.waiting)),
+            mean(&|step| f64::from(step.blocked)),
+            if most >= 3.0 { format!("{why} {most:.0}%") } else { String::new() },
+        );
+    }
+}
+
+/// Prints a line for the runs of one load.
+fn print_row(name: &str, mut runs: Vec<Run>, measured: f64, bytes: u64) {
+    runs.sort_by(|one, other| one.ms.total_cmp(&other.ms));
+    let (least, most) = (runs[0].ms, runs[runs.len() - 1].ms);
+    let middle = runs.len() / 2;
+    let run = &runs[middle];
+    let goal = 100.0 * bytes as f64 / run.costs.link_gbps / 1e6 / run.ms;
+    let error = if measured > 0.0 {
+        format!("{measured:6.1} {:+4.0}%", 100.0 * (run.ms / measured - 1.0))
+    } else {
+        format!("{:12}", "")
+    };
+    let steps = steps(run);
+    let parts: Vec<String> = (1..STATES.len())
+        .map(|state| {
+            let ms = steps.iter().filter(|step| step.state == state).count() as f64 * STEP_US / 1e3;
+            if ms < 0.05 { format!("{:>6}", "") } else { format!("{ms:6.1}") }
+        })
+        .collect();
+    let calls = run.spans.iter().filter(|span| span.kind.is_call()).count() as f64 / run.chunks as f64;
+    let streams: Vec<usize> = run.spans.iter().filter(|span| span.kind == Kind::Dead).map(|span| span.bytes).collect();
+    let changes = streams.windows(2).filter(|pair| pair[0] != pair[1]).count();
+    let first_copy = run.spans.iter().filter(|span| span.kind == Kind::Copy).map(|span| span.asked).min();
+    let is_early = |span: &&Span| span.kind == Kind::Pin && Some(span.end) <= first_copy;
+    let pinned = run.spans.iter().filter(is_early).count();
+    // The CPU time of the threads is not stretched.
+    let mark = if run.cpu_ms / THREADS as f64 > 0.05 * run.ms { "cpu" } else { "" };
+    println!(
+        "{name:24} {:6.1} [{least:5.1} .. {most:5.1}] {error} {goal:4.0}% |{} | {calls:5.2} {changes:5} {pinned:3} {:5.1} {mark}",
+        run.ms,
+        parts.join(""),
+        run.cpu_ms,
+    );
+}
+
+fn print_head(set: &str) {
+    let heads: Vec<String> = STATES[1..]
+        .iter()
+        .map(|state| {
+            format!("{:>6}", state.replace("lock:", "l:").replace("host", "hos")[..5.min(state.len())].to_string())
+        })
+        .collect();
+    println!("\nparameters: {set}");
+    println!(
+        "{:24} {:>6} {:16} {:>6} {:>5} {:>5} |{} | {:>5} {:>5} {:>3} {:>5}",
+        "load",
+        "ms",
+        "",
+        "H100",
+        "",
+        "link",
+        heads.join(""),
+        "calls",
+        "turns",
+        "pin",
+        "cpu"
+    );
+}
+
+fn main() {
+    let arguments = Arguments::parse();
+    // SAFETY: both concern this thread and those that it starts, which then wake up in time. A user may lack the right.
+    unsafe {
+        libc::prctl(libc::PR_SET_TIMERSLACK, 1);
+        libc::sched_setscheduler(0, libc::SCHED_RR, &libc::sched_param { sched_priority: 1 });
+    }
+    let directory = std::env::temp_dir().join(format!("fst-gpu-model-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let file = |load: &str| -> (PathBuf, u64) {
+        let (path, sizes) = (directory.join(load), sizes(load));
+        write_file(&path, &sizes);
+        (path, sizes.iter().sum())
+    };
+    let options = Options { reader: ReaderChoice::Pread, threads: THREADS, ..Options::default() };
+    for set in &arguments.sets {
+        print_head(set);
+        for load in &arguments.loads {
+            let (path, bytes) = file(load);
+            if load == "sizes" {
+                for (chunk_bytes, rate) in SIZES {
+                    let options = Options { chunk_bytes, ..options.clone() };
+                    let costs = costs(&arguments, &[set, "tmpfs"]);
+                    let runs =
+                        (0..arguments.rounds.min(3)).map(|_| load_twice(&path, &options, costs, arguments.order));
+                    let second = runs.map(|[_, second]| second).collect();
+                    print_row(
+                        &format!("chunks of {} KiB", chunk_bytes >> 10),
+                        second,
+                        bytes as f64 / rate / 1e6,
+                        bytes,
+                    );
+                }
+                continue;
+            }
+            let measured = match load.as_str() {
+                "dense" => [75.55, 45.40],
+                "moe" => [205.15, 122.25],
+                _ => [7.54, 3.56],
+            };
+            let slots = arguments.slots.map_or(options.staging_bytes, |slots| slots * options.chunk_bytes);
+            let options = Options { staging_bytes: slots, ..options.clone() };
+            let costs = costs(&arguments, &[set]);
+            let runs: Vec<[Run; 2]> =
+                (0..arguments.rounds).map(|_| load_twice(&path, &options, costs, arguments.order)).collect();
+            if arguments.has_timeline {
+                for (name, run) in ["first", "second"].iter().zip(runs.last().unwrap()) {
+                    println!("{load}, {name} load:");
+                    print_timeline(run);
+                }
+            }
+            let (mut first, mut second) = (Vec::new(), Vec::new());
+            for [one, two] in runs {
+                first.push(one);
+                second.push(two);
+            }
+            print_row(&format!("{load}, first"), first, measured[0], bytes);
+            print_row(&format!("{load}, second"), second, measured[1], bytes);
+        }
+    }
+    std::fs::remove_dir_all(directory).unwrap();
+}

@@ -1,0 +1,445 @@
+//! Model of the time that a driver and its GPU take, in real time that is stretched by a factor.
+//!
+//! A resource that one user has at a time is the moment from which it is free: the lock of the driver, the copy engine,
+//! and that of the kernel's memory management, under which pages are made and registered. A call reserves the resource from the later of this moment and
+//! now, and its thread then sleeps until its reservation ends. A thread that wakes up late counts as on time for the
+//! next call, so that a busy machine does not add its delays up.
+//!
+//! Copies are served in the order in which they are queued.
+
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Unit in which the model knows whether pages exist, in bytes.
+const PAGES_BYTES: usize = 64 << 10;
+const PAGE_BYTES: f64 = 4096.0;
+/// Longest delay of a thread that the model forgives, in nanoseconds.
+const LATE_MAX: u64 = 3_000_000;
+
+macro_rules! costs {
+    ($($(#[doc = $doc:literal])* $name:ident,)*) => {
+        /// Parameters of the model, by the names in `benches/h100.toml`. Times are those of the machine, not stretched.
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default)]
+        pub struct Costs { $($(#[doc = $doc])* pub $name: f64,)* }
+
+        impl Costs {
+            /// Returns the parameter with this name.
+            pub fn by_name(&mut self, name: &str) -> Option<&mut f64> {
+                match name { $(stringify!($name) => Some(&mut self.$name),)* _ => None }
+            }
+        }
+    };
+}
+
+costs! {
+    /// Factor by which all times are stretched.
+    scale,
+    /// Rate of the copy engine for pinned memory, in GB/s.
+    link_gbps,
+    /// Time of a copy besides its bytes, after a copy of the same stream.
+    dead_same_us,
+    /// The same after a copy of another stream.
+    dead_other_us,
+    /// More of it after a record of an event with `BLOCKING_SYNC`.
+    dead_event_us,
+    /// Calls of the driver, all under its lock.
+    copy_us,
+    /// `cuEventRecord`
+    record_us,
+    /// `cuEventQuery`
+    query_us,
+    /// `cuStreamWaitEvent`
+    stream_wait_us,
+    /// `cuLaunchKernel`
+    launch_us,
+    /// `cuMemHostRegister`, for any number of bytes.
+    pin_us,
+    /// Registration of a page of 4 KiB.
+    pin_page_us,
+    /// Creation of a page of 4 KiB.
+    page_us,
+    /// `cudaMalloc`
+    malloc_us,
+    /// `cuModuleLoadData`
+    module_us,
+    /// `cuStreamCreate`
+    stream_us,
+    /// `cuEventCreate`
+    event_us,
+    /// From the end of the work before an event until the thread runs that waited for it.
+    wake_us,
+    /// From the launch of a kernel until its first byte.
+    kernel_us,
+    /// Rate of the kernel.
+    kernel_gbps,
+    /// Rate of one thread that reads into a slot.
+    reader_gbps,
+    /// Rate of all threads that read at once.
+    readers_gbps,
+    /// Host's part of a call of `load_file` that no other parameter names. The benchmark spends these three.
+    load_us,
+    /// The same for each tensor before the transfer: `at::empty`.
+    empty_us,
+    /// The same after the transfer: results for Python.
+    result_us,
+}
+
+/// Use of a resource.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Kind {
+    // Calls under the driver's lock.
+    Copy,
+    Record,
+    Query,
+    StreamWait,
+    Launch,
+    Pin,
+    Malloc,
+    Module,
+    Create,
+    // The thread waits for an event.
+    Wait,
+    // Work of the thread.
+    Read,
+    Host,
+    // The copy engine.
+    Dead,
+    Transfer,
+    // A copy is queued, but the stream has earlier work.
+    Order,
+}
+
+impl Kind {
+    /// Returns whether the driver's lock is held.
+    pub fn is_call(self) -> bool {
+        matches!(
+            self,
+            Kind::Copy
+                | Kind::Record
+                | Kind::Query
+                | Kind::StreamWait
+                | Kind::Launch
+                | Kind::Pin
+                | Kind::Malloc
+                | Kind::Module
+                | Kind::Create
+        )
+    }
+}
+
+/// One use of a resource, in stretched nanoseconds.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    /// The use.
+    pub kind: Kind,
+    /// Number of the thread.
+    pub thread: u32,
+    /// Time of the call.
+    pub asked: u64,
+    /// Time from which the resource was used.
+    pub begin: u64,
+    /// Time until which it was used.
+    pub end: u64,
+    /// Bytes of a copy, of a read or of registered memory; the stream of dead time.
+    pub bytes: usize,
+}
+
+#[derive(Default)]
+struct State {
+    costs: Costs,
+    spans: Vec<Span>,
+    lock_free: u64,
+    memory_free: u64,
+    engine_free: u64,
+    engine_stream: usize,
+    /// Whether an event with `BLOCKING_SYNC` was recorded since the last copy.
+    is_after_event: bool,
+    streams: HashMap<usize, Stream>,
+    /// Time at which the work before an event is done.
+    events: HashMap<usize, u64>,
+    blocking_events: HashSet<usize>,
+    /// Numbers of the units of memory whose pages exist.
+    pages: HashSet<usize>,
+    readers: usize,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Stream {
+    /// Time at which all queued work is done.
+    tail: u64,
+    copied_bytes: usize,
+}
+
+static IS_ON: AtomicBool = AtomicBool::new(false);
+static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
+
+thread_local! {
+    static LATE: Cell<u64> = const { Cell::new(0) };
+    static THREAD: u32 = {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    };
+}
+
+fn clock() -> u64 {
+    u64::try_from(EPOCH.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Time of this thread, had it never woken up late.
+fn now() -> u64 {
+    clock().saturating_sub(LATE.get())
+}
+
+/// Sleeps until a time.
+fn sleep_until(end: u64) {
+    let early = end.saturating_sub(clock());
+    if early > 0 {
+        thread::sleep(Duration::from_nanos(early));
+    }
+    LATE.set(clock().saturating_sub(end).min(LATE_MAX));
+}
+
+fn state() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl State {
+    /// Returns the stretched nanoseconds of microseconds.
+    fn time(&self, us: f64) -> u64 {
+        (us * 1e3 * self.costs.scale) as u64
+    }
+
+    /// Returns the stretched nanoseconds of bytes at a rate in GB/s.
+    fn time_of(&self, bytes: usize, gbps: f64) -> u64 {
+        self.time(bytes as f64 / gbps / 1e3)
+    }
+
+    fn push(&mut self, kind: Kind, asked: u64, begin: u64, end: u64, bytes: usize) {
+        if end > begin {
+            self.spans.push(Span { kind, thread: THREAD.with(|thread| *thread), asked, begin, end, bytes });
+        }
+    }
+
+    /// Reserves the driver's lock. Returns the end of the call.
+    fn call(&mut self, kind: Kind, us: f64) -> u64 {
+        let asked = now();
+        let begin = asked.max(self.lock_free);
+        let end = begin + self.time(us);
+        self.lock_free = end;
+        self.push(kind, asked, begin, end, 0);
+        end
+    }
+
+    /// Makes the pages of memory that do not exist, and spends `us` on each, all under the lock of the kernel's memory
+    /// management, from a time on. Returns the end.
+    fn visit_pages(&mut self, from: u64, address: usize, bytes: usize, us: f64) -> u64 {
+        let units = address / PAGES_BYTES..(address + bytes).div_ceil(PAGES_BYTES);
+        let absent_bytes = units.filter(|unit| self.pages.insert(*unit)).count() * PAGES_BYTES;
+        let spent = (absent_bytes as f64 * self.costs.page_us + bytes as f64 * us) / PAGE_BYTES;
+        if spent == 0.0 {
+            return from;
+        }
+        let begin = from.max(self.memory_free);
+        self.memory_free = begin + self.time(spent);
+        self.memory_free
+    }
+}
+
+/// Runs `reserve` if a model is in use, and sleeps until the time that it returns.
+fn spend(reserve: impl FnOnce(&mut State) -> u64) {
+    if IS_ON.load(Ordering::Relaxed) {
+        let end = reserve(&mut state());
+        sleep_until(end);
+    }
+}
+
+/// Calls the driver without further effect.
+pub(crate) fn call(kind: Kind, cost: impl FnOnce(&Costs) -> f64) {
+    spend(|state| state.call(kind, cost(&state.costs)));
+}
+
+pub(crate) fn create_event(event: usize, flags: u32) {
+    if flags & 1 != 0 {
+        state().blocking_events.insert(event);
+    }
+    call(Kind::Create, |costs| costs.event_us);
+}
+
+pub(crate) fn copy(stream: usize, bytes: usize) {
+    spend(|state| {
+        let called = state.call(Kind::Copy, state.costs.copy_us);
+        let ready = called.max(state.streams.entry(stream).or_default().tail);
+        state.push(Kind::Order, called, called, ready, 0);
+        let Costs { dead_same_us, dead_other_us, dead_event_us, .. } = state.costs;
+        let dead_us = if state.engine_stream == stream { dead_same_us } else { dead_other_us };
+        let dead_us = dead_us + if state.is_after_event { dead_event_us } else { 0.0 };
+        let begin = ready.max(state.engine_free);
+        let moves = begin + state.time(dead_us);
+        let end = moves + state.time_of(bytes, state.costs.link_gbps);
+        state.push(Kind::Dead, called, begin, moves, stream);
+        state.push(Kind::Transfer, called, moves, end, bytes);
+        (state.engine_free, state.engine_stream, state.is_after_event) = (end, stream, false);
+        state.streams.insert(stream, Stream { tail: end, copied_bytes: bytes });
+        called
+    });
+}
+
+pub(crate) fn launch(stream: usize) {
+    spend(|state| {
+        let called = state.call(Kind::Launch, state.costs.launch_us);
+        let Stream { tail, copied_bytes } = state.streams.get(&stream).copied().unwrap_or_default();
+        let ran = state.time(state.costs.kernel_us) + state.time_of(copied_bytes, state.costs.kernel_gbps);
+        state.streams.insert(stream, Stream { tail: called.max(tail) + ran, copied_bytes });
+        called
+    });
+}
+
+pub(crate) fn record(event: usize, stream: usize) {
+    spend(|state| {
+        let called = state.call(Kind::Record, state.costs.record_us);
+        let done = state.streams.get(&stream).map_or(called, |stream| stream.tail.max(called));
+        state.events.insert(event, done);
+        state.is_after_event |= state.blocking_events.contains(&event);
+        called
+    });
+}
+
+pub(crate) fn stream_wait(stream: usize, event: usize) {
+    spend(|state| {
+        let done = state.events.get(&event).copied().unwrap_or(0);
+        let entry = state.streams.entry(stream).or_default();
+        entry.tail = entry.tail.max(done);
+        state.call(Kind::StreamWait, state.costs.stream_wait_us)
+    });
+}
+
+/// Returns whether the work before an event is done, or `None` without a model.
+pub(crate) fn query(event: usize) -> Option<bool> {
+    let mut is_done = None;
+    spend(|state| {
+        let called = state.call(Kind::Query, state.costs.query_us);
+        is_done = Some(state.events.get(&event).is_none_or(|done| *done <= called));
+        called
+    });
+    is_done
+}
+
+pub(crate) fn wait(event: usize) {
+    spend(|state| {
+        let (asked, done) = (now(), state.events.get(&event).copied().unwrap_or(0));
+        if done <= asked {
+            return asked;
+        }
+        let end = done + state.time(state.costs.wake_us);
+        state.push(Kind::Wait, asked, asked, end, 0);
+        end
+    });
+}
+
+pub(crate) fn pin(address: usize, bytes: usize) {
+    spend(|state| {
+        let asked = now();
+        let begin = asked.max(state.lock_free);
+        let visited = state.visit_pages(begin, address, bytes, state.costs.pin_page_us);
+        let end = visited + state.time(state.costs.pin_us);
+        state.lock_free = end;
+        state.push(Kind::Pin, asked, begin, end, bytes);
+        end
+    });
+}
+
+/// Forgets the pages of memory that the process frees next.
+pub(crate) fn unpin(address: usize) {
+    // Registrations are at most a slot long, and slots lie apart.
+    let mut state = state();
+    let mut unit = address / PAGES_BYTES;
+    while state.pages.remove(&unit) {
+        unit += 1;
+    }
+}
+
+/// Starts a recording, from now on with these costs.
+///
+/// # Safety
+/// `costs` points to costs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn timed_start(costs: *const Costs) {
+    let mut state = state();
+    // SAFETY: the caller's promise.
+    state.costs = unsafe { *costs };
+    state.spans.clear();
+    LATE.set(0);
+    IS_ON.store(true, Ordering::Relaxed);
+}
+
+/// Ends a recording. From now on, all calls take no time.
+#[unsafe(no_mangle)]
+pub extern "C" fn timed_stop() {
+    IS_ON.store(false, Ordering::Relaxed);
+}
+
+/// Returns the spans of the last recording, which are valid until the next one.
+///
+/// # Safety
+/// `count` is valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn timed_spans(count: *mut usize) -> *const Span {
+    let state = state();
+    // SAFETY: the caller's promise.
+    unsafe { count.write(state.spans.len()) };
+    state.spans.as_ptr()
+}
+
+/// Returns the time of this thread in stretched nanoseconds.
+#[unsafe(no_mangle)]
+pub extern "C" fn timed_now() -> u64 {
+    now()
+}
+
+/// Spends time of the host.
+#[unsafe(no_mangle)]
+pub extern "C" fn timed_host(us: f64) {
+    spend(|state| {
+        let begin = now();
+        let end = begin + state.time(us);
+        state.push(Kind::Host, begin, begin, end, 0);
+        end
+    });
+}
+
+/// Spends the time of a `cudaMalloc`.
+#[unsafe(no_mangle)]
+pub extern "C" fn timed_malloc() {
+    call(Kind::Malloc, |costs| costs.malloc_us);
+}
+
+/// Makes pages, as `MADV_POPULATE_WRITE` does.
+#[unsafe(no_mangle)]
+pub extern "C" fn timed_pages(address: usize, bytes: usize) {
+    spend(|state| state.visit_pages(now(), address, bytes, 0.0));
+}
+
+/// Spends the time of a read from the page cache into memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn timed_read(address: usize, bytes: usize) {
+    spend(|state| {
+        let asked = now();
+        let made = state.visit_pages(asked, address, bytes, 0.0);
+        state.readers += 1;
+        let Costs { reader_gbps, readers_gbps, .. } = state.costs;
+        let end = made + state.time_of(bytes, reader_gbps.min(readers_gbps / state.readers as f64));
+        state.push(Kind::Read, asked, asked, end, bytes);
+        end
+    });
+    let mut state = state();
+    state.readers = state.readers.saturating_sub(1);
+}
