@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! cargo bench --bench gpu_model -- [timeline] [set=stream] [dense] [moe] [adapter] [sizes] [rounds=5] [scale=11]
-//! cargo bench --bench gpu_model -- [slots=20] [prepared] [early] [windows=8] [malloc_us=22] ...
+//! cargo bench --bench gpu_model -- [slots=20] [prepared] [windows=8] [malloc_us=22] ...
 //! ```
 //!
-//! The second line has changes: fewer slots, slots that are pinned before the load or while its tensors are allocated,
-//! tensors that are allocated in windows while others are filled, other parameters.
+//! The second line has changes: fewer slots, slots that are pinned before the load, tensors that are allocated in windows
+//! while others are filled, other parameters.
 //!
 //! The driver and the reads are those of tests/nullcuda/src/model.rs, with the parameters of benches/h100.toml. Time is
 //! stretched, so that the CPU's part of fst, which is not, is small beside it. docs/decisions/gpu-model.md has the results.
@@ -18,14 +18,14 @@ use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
 use fst::checkpoint::selection::Selection;
 use fst::device::cuda::Cuda;
-use fst::device::{self, Device, Scratch};
+use fst::device::{self, Scratch};
 use fst::dtype::Dtype;
 use fst::format::layout::{Layout, Tensor};
 use fst::load::stream::{self, Stream};
 use fst::load::transfer::Transfer;
 use fst::options::{Options, ReaderChoice};
 use fst::plan::Destination;
-use fst::staging::{Request, pool};
+use fst::staging::pool;
 use fst_nullcuda::model::{Costs, Kind, Span};
 use libloading::Library;
 use rustix::time::{ClockId, clock_gettime};
@@ -36,7 +36,6 @@ use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread;
 
 /// First address of the destinations, which no process can map.
 const DEVICE_BASE: u64 = 0x00D0_0000_0000_0000;
@@ -146,8 +145,6 @@ enum Order {
     Now,
     /// As now, but the slots are pinned before the load.
     Prepared,
-    /// A thread pins slots while the tensors are allocated.
-    Early,
     /// The tensors are allocated in so many windows, while those before are filled.
     Windows(usize),
 }
@@ -174,7 +171,6 @@ impl Arguments {
                 Some((name, value)) => parsed.costs.push((name.into(), value.parse().unwrap())),
                 None if argument == "timeline" => parsed.has_timeline = true,
                 None if argument == "prepared" => parsed.order = Order::Prepared,
-                None if argument == "early" => parsed.order = Order::Early,
                 None => parsed.loads.push(argument),
             }
         }
@@ -277,8 +273,8 @@ impl Allocator {
         let bytes = bytes.next_multiple_of(512);
         let (left, segment_bytes) = match bytes {
             0 => return false,
-            ..=0x10_0000 => (&mut self.small_left, 2 << 20),
-            ..0xA0_0000 => (&mut self.large_left, 20 << 20),
+            1..=0x10_0000 => (&mut self.small_left, 2 << 20),
+            0x10_0001..0xA0_0000 => (&mut self.large_left, 20 << 20),
             _ => (&mut 0, bytes),
         };
         let needs_segment = *left < bytes;
@@ -314,15 +310,6 @@ fn load(path: &Path, options: &Options, costs: Costs, order: Order, is_first: bo
     let open = || Arc::new(Cuda::open(0, 0).unwrap());
     let chunks = match order {
         Order::Windows(count) => load_windows(&selection, options, &mut serial, &mut allocator, open(), count),
-        Order::Early => {
-            let (cuda, is_filling) = (open(), AtomicBool::new(false));
-            thread::scope(|scope| {
-                scope.spawn(|| pin_slots(&cuda, options, &is_filling));
-                allocate(selection.regions(), &costs, &mut allocator);
-                is_filling.store(true, Ordering::Relaxed);
-            });
-            fill(&selection, options, &mut serial, &mut allocator, cuda)
-        }
         Order::Now | Order::Prepared => {
             allocate(selection.regions(), &costs, &mut allocator);
             fill(&selection, options, &mut serial, &mut allocator, open())
@@ -391,17 +378,6 @@ fn fill(
     batch.chunks().len()
 }
 
-/// Pins slots until the transfer begins.
-fn pin_slots(cuda: &Cuda, options: &Options, is_filling: &AtomicBool) {
-    let request = Request { bytes: options.chunk_bytes, node: None, staging_bytes: options.staging_bytes };
-    let mut slots = Vec::new();
-    while slots.len() < 2 * options.threads && !is_filling.load(Ordering::Relaxed) {
-        let Some(mut slot) = pool::take(&request).unwrap() else { break };
-        slot.pin(|memory| cuda.pin(memory));
-        slots.push(slot);
-    }
-}
-
 /// Allocates the tensors in windows, and fills each while the next one is allocated. Returns the number of chunks.
 fn load_windows(
     selection: &Selection,
@@ -450,21 +426,11 @@ fn load_twice(path: &Path, options: &Options, costs: Costs, order: Order) -> [Ru
     [true, false].map(|is_first| load(path, options, costs, order, is_first))
 }
 
-/// Reasons why the copy engine is idle, and its work.
-const STATES: [&str; 12] = [
-    "copy",
-    "dead",
-    "order",
-    "lock:pin",
-    "lock:malloc",
-    "lock:module",
-    "lock:other",
-    "no:pin",
-    "no:malloc",
-    "no:module",
-    "no:read",
-    "no:host",
-];
+/// States of the copy engine. It is idle while a ready chunk waits for the driver's lock (`l:`), held by a registration, a
+/// `cudaMalloc`, the creation of a module, stream or event, or another call, and while no chunk is ready (`n:`), because of
+/// such a call, of reads, or of the host.
+const STATES: [&str; 12] =
+    ["copy", "dead", "order", "l:pin", "l:mal", "l:new", "l:call", "n:pin", "n:mal", "n:new", "n:read", "n:host"];
 
 /// State of a load in one step.
 #[derive(Clone, Copy, Default)]
@@ -566,16 +532,11 @@ fn print_row(name: &str, mut runs: Vec<Run>, measured: f64, bytes: u64) {
     let middle = runs.len() / 2;
     let run = &runs[middle];
     let goal = 100.0 * bytes as f64 / run.costs.link_gbps / 1e6 / run.ms;
-    let error = if measured > 0.0 {
-        format!("{measured:6.1} {:+4.0}%", 100.0 * (run.ms / measured - 1.0))
-    } else {
-        format!("{:12}", "")
-    };
     let steps = steps(run);
     let parts: Vec<String> = (1..STATES.len())
         .map(|state| {
             let ms = steps.iter().filter(|step| step.state == state).count() as f64 * STEP_US / 1e3;
-            if ms < 0.05 { format!("{:>6}", "") } else { format!("{ms:6.1}") }
+            if ms < 0.05 { format!("{:7}", "") } else { format!("{ms:6.1} ") }
         })
         .collect();
     let calls = run.spans.iter().filter(|span| span.kind.is_call()).count() as f64 / run.chunks as f64;
@@ -587,35 +548,18 @@ fn print_row(name: &str, mut runs: Vec<Run>, measured: f64, bytes: u64) {
     // The CPU time of the threads is not stretched.
     let mark = if run.cpu_ms / THREADS as f64 > 0.05 * run.ms { "cpu" } else { "" };
     println!(
-        "{name:24} {:6.1} [{least:5.1} .. {most:5.1}] {error} {goal:4.0}% |{} | {calls:5.2} {changes:5} {pinned:3} {:5.1} {mark}",
+        "{name:24} {:6.1} [{least:5.1} .. {most:5.1}] {measured:6.1} {:+4.0}% {goal:4.0}% |{}| {calls:5.2} {changes:5} {pinned:3} {:5.1} {mark}",
         run.ms,
+        100.0 * (run.ms / measured - 1.0),
         parts.join(""),
         run.cpu_ms,
     );
 }
 
 fn print_head(set: &str) {
-    let heads: Vec<String> = STATES[1..]
-        .iter()
-        .map(|state| {
-            format!("{:>6}", state.replace("lock:", "l:").replace("host", "hos")[..5.min(state.len())].to_string())
-        })
-        .collect();
+    let heads: String = STATES[1..].iter().map(|state| format!("{state:>6} ")).collect();
     println!("\nparameters: {set}");
-    println!(
-        "{:24} {:>6} {:16} {:>6} {:>5} {:>5} |{} | {:>5} {:>5} {:>3} {:>5}",
-        "load",
-        "ms",
-        "",
-        "H100",
-        "",
-        "link",
-        heads.join(""),
-        "calls",
-        "turns",
-        "pin",
-        "cpu"
-    );
+    println!("load                         ms                    H100        link |{heads}| calls turns pin   cpu");
 }
 
 fn main() {
@@ -641,15 +585,11 @@ fn main() {
                 for (chunk_bytes, rate) in SIZES {
                     let options = Options { chunk_bytes, ..options.clone() };
                     let costs = costs(&arguments, &[set, "tmpfs"]);
-                    let runs =
-                        (0..arguments.rounds.min(3)).map(|_| load_twice(&path, &options, costs, arguments.order));
-                    let second = runs.map(|[_, second]| second).collect();
-                    print_row(
-                        &format!("chunks of {} KiB", chunk_bytes >> 10),
-                        second,
-                        bytes as f64 / rate / 1e6,
-                        bytes,
-                    );
+                    let second = (0..arguments.rounds.min(3))
+                        .map(|_| load_twice(&path, &options, costs, arguments.order))
+                        .map(|[_, second]| second);
+                    let name = format!("chunks of {} KiB", chunk_bytes >> 10);
+                    print_row(&name, second.collect(), bytes as f64 / rate / 1e6, bytes);
                 }
                 continue;
             }
@@ -669,11 +609,7 @@ fn main() {
                     print_timeline(run);
                 }
             }
-            let (mut first, mut second) = (Vec::new(), Vec::new());
-            for [one, two] in runs {
-                first.push(one);
-                second.push(two);
-            }
+            let (first, second) = runs.into_iter().map(|[first, second]| (first, second)).unzip();
             print_row(&format!("{load}, first"), first, measured[0], bytes);
             print_row(&format!("{load}, second"), second, measured[1], bytes);
         }
