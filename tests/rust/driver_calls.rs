@@ -8,19 +8,20 @@ use crate::sim::{Sim, TIGHT, release, schedules};
 use fst::cast::elements::Cast;
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
-use fst::device::Scratch;
 use fst::device::cuda::Cuda;
 use fst::device::cuda::kernels::IMAGE;
+use fst::device::{Device, Scratch};
 use fst::dtype::Dtype;
 use fst::error::Kind;
 use fst::format::layout::{Layout, Tensor};
 use fst::load::staged;
 use fst::options::Options;
-use fst::plan::Chunk;
+use fst::plan::{Chunk, SlotCopy};
 use fst::save::atomic_file::OutputFile;
 use fst::save::file_kernel::Linux;
 use fst::save::memory::SourceMemory;
 use fst::save::{DeviceStream, Extent, Save};
+use fst::staging::{PAGE_BYTES, Request, Staging};
 use safetensors::SafeTensors;
 use std::sync::Arc;
 
@@ -129,6 +130,32 @@ fn a_load_without_casts_or_scattered_chunks_loads_no_module() {
             assert_eq!(transfer.planner().can_cast(cast), IMAGE.is_some());
             assert_eq!(sim.counters().modules, u64::from(IMAGE.is_some()));
         }
+    }
+}
+
+/// With a quarter of the slots in flight, a worker pins another slot. With fewer, it waits for the oldest copy.
+#[test]
+fn a_slot_is_pinned_while_copies_keep_the_gpu_busy() {
+    let sim = Sim::start_lazy(0);
+    let gpu = Gpu::new(&sim, 0);
+    let row_bytes = PAGE_BYTES;
+    let address = gpu.allocate(row_bytes);
+    let copies =
+        [SlotCopy { tensor: 0, slot_begin: 0, row_bytes, rows: 1, slot_stride: row_bytes, address, cast: None }];
+    for (in_flight, slots) in [(2, 3), (1, 1)] {
+        let cuda = Arc::new(Cuda::open(0, gpu.stream as u64).unwrap());
+        Device::begin(&*cuda, Some(&cuda.record_caller().unwrap()), Scratch::default()).unwrap();
+        let request = Request { bytes: PAGE_BYTES, node: None, staging_bytes: 1 << 20 };
+        let staging = Staging::new(Arc::clone(&cuda), 8, request);
+        let before = sim.counters();
+        let acquired: Vec<_> = (0..in_flight).map(|_| staging.acquire(|| Ok(())).unwrap()).collect();
+        acquired.into_iter().for_each(|slot| staging.submit(slot, PAGE_BYTES, &copies).unwrap());
+        let next = staging.acquire(|| Ok(())).unwrap();
+        staging.submit(next, PAGE_BYTES, &copies).unwrap();
+        staging.drain().unwrap();
+        assert_eq!(between(before, sim.counters()).registrations, slots);
+        drop(staging);
+        fst::staging::pool::release();
     }
 }
 
