@@ -49,6 +49,9 @@ fst::Tensors check_load_file(const fst::Strings& paths) {
     names.push_back(entry.key());
   }
   check(names == kNames && fst::tensor_names(paths) == kNames, "names in the order of the file");
+  fst::release_memory();
+  fst::prepare(at::kCPU);
+  check(fst::release_memory() == 0, "nothing to prepare for the CPU");
   check(all.at("a").sizes() == at::IntArrayRef({4, 6}) && all.at("b").scalar_type() == at::kBFloat16,
         "stored shape and dtype");
   check(fst::metadata(paths[0]).at("format") == "pt", "metadata");

@@ -243,6 +243,19 @@ inline void verify(const Strings& paths, const std::string& verify = "digests") 
   operation.call(detail::list_of(paths), verify);
 }
 
+// Creates what the first load to a GPU would create, and the process keeps for later loads: pinned host memory, streams and
+// device kernels. Does nothing for other devices.
+inline void prepare(c10::Device device = at::kCUDA) {
+  const auto operation = detail::find<void(c10::Device)>("fst::prepare");
+  operation.call(device);
+}
+
+// Frees what the process keeps between loads, and returns the bytes of host memory that were freed.
+inline int64_t release_memory() {
+  const auto operation = detail::find<int64_t()>("fst::release_memory");
+  return operation.call();
+}
+
 // Returns the names of all tensors. Reads the headers only.
 inline Strings tensor_names(const Strings& paths) {
   using Signature = Strings(const detail::StringList&);
