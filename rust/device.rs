@@ -36,6 +36,9 @@ pub trait Device: Send + Sync + 'static {
     /// Point in the work of one or more streams.
     type StreamEvent: Send + Sync + 'static;
 
+    /// Whether [`Device::pin`] pins memory.
+    const PINS: bool;
+
     /// Pins host memory, so that the device can access it directly.
     ///
     /// Returns `None` where this is unnecessary or refused. Copies work without it.

@@ -275,7 +275,7 @@ impl Save {
     /// Acquires a slot of staging, and pins it for all devices of the save.
     fn acquire(&self) -> Result<Slot> {
         let mut slot = pool::acquire(&self.request, || self.watch.check())?;
-        drop(slot.pin(|bytes| self.streams.iter().find_map(|stream| stream.memory.pin(bytes))));
+        slot.pin(|bytes| self.streams.iter().find_map(|stream| stream.memory.pin(bytes)));
         Ok(slot)
     }
 

@@ -33,6 +33,7 @@ impl CopyInFlight for () {
 impl Device for Host {
     type CopyEvent = ();
     type StreamEvent = ();
+    const PINS: bool = false;
 
     fn prepare(&self) -> Result<()> {
         Ok(())

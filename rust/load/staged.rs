@@ -13,7 +13,7 @@ use crate::reader::uring::Rings;
 use crate::reader::{self, ChosenReader, Opened, ReadLimits, Reader, SlotBuffer};
 use crate::remote::limits::REQUESTS_START;
 use crate::source::Source;
-use crate::staging::{self, PAGE_BYTES, Request, Slot, Staging, pool};
+use crate::staging::{PAGE_BYTES, Request, Slot, Staging, pool};
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -71,7 +71,7 @@ pub fn prepare<D: Device>(device: &D, options: &Options) -> Result<()> {
     while slots.len() < options.threads * limits.slots_per_worker
         && let Some(mut slot) = pool::take(&request)?
     {
-        drop(slot.pin(|memory| device.pin(memory)));
+        slot.pin(|memory| device.pin(memory));
         slots.push(slot);
     }
     Ok(())
@@ -265,9 +265,10 @@ impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
                     ChunkMemory::None => Err(internal("no memory")),
                     ChunkMemory::Slot(request) => {
                         let mut slot = acquire_in_turn(inspected, check, || pool::acquire(&request, check))?;
+                        slot.pin(|memory| self.device.pin(memory));
                         reader.fill(reads, buffer_of(&mut slot), check)?;
                         inspect(inspected, slot.bytes_mut(), reads, copies, check)?;
-                        let copy = staging::copy(&*self.device, &mut slot, *bytes, copies)?;
+                        let copy = self.device.copy(slot.bytes_mut(), *bytes, copies)?;
                         slot.release_after(copy)
                     }
                     ChunkMemory::Staging(staging) => {

@@ -47,7 +47,7 @@ impl Encryptor {
     /// complete.
     pub(super) fn take(&mut self, source: &dyn SourceMemory, address: u64, bytes: u64) -> Result<(u64, Option<&[u8]>)> {
         let too_many = || Error::new(Kind::Internal, format!("{bytes} bytes exceed the tensor"));
-        drop(self.chunk.pin(|memory| source.pin(memory)));
+        self.chunk.pin(|memory| source.pin(memory));
         let memory = self.chunk.bytes_mut().get_mut(..to_usize(CHUNK_BYTES)).ok_or_else(too_many)?;
         let length = (memory.len() - self.filled).min(to_usize(bytes.min(self.left_bytes)));
         if length == 0 {

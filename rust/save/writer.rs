@@ -356,7 +356,7 @@ impl Writer {
                 Some(block) => block,
                 None => self.threads.acquire(self.next_block_bytes()?)?,
             };
-            drop(block.pin(|memory| source.pin(memory)));
+            block.pin(|memory| source.pin(memory));
             let memory = block.bytes_mut();
             let length = to_usize(bytes - done).min(memory.len() - self.filled);
             let fetch = Fetch { address: address + done, slot_begin: self.filled, length };

@@ -24,13 +24,6 @@ pub const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// GPU that is busy with the caller's work would otherwise let them take all of it.
 const COPYING_MAX: usize = 16;
 
-/// Turn of a thread to pin memory.
-pub type Turn = MutexGuard<'static, ()>;
-
-/// Threads pin memory one after the other. The driver starts no copy while it pins memory, and would let a copy wait for
-/// all threads that pin at that time.
-static PINNING: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
-
 /// Page-aligned memory, which only its owner uses.
 pub struct Block {
     /// Number that no other block of the process ever has, not even one at the same address.
@@ -81,14 +74,11 @@ impl Block {
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr().add(self.begin), self.bytes) }
     }
 
-    /// Pins the memory with `pin`, unless it is pinned. Until the result is dropped, no other memory is pinned.
-    pub fn pin(&mut self, pin: impl FnOnce(&mut [u8]) -> Option<Pinned>) -> Option<Turn> {
-        if self.pinned.is_some() {
-            return None;
+    /// Pins the memory with `pin`, unless it is pinned.
+    pub fn pin(&mut self, pin: impl FnOnce(&mut [u8]) -> Option<Pinned>) {
+        if self.pinned.is_none() {
+            self.pinned = pin(self.bytes_mut());
         }
-        let turn = PINNING.get().lock().unwrap_or_else(PoisonError::into_inner);
-        self.pinned = pin(self.bytes_mut());
-        Some(turn)
     }
 
     fn fits(&self, request: &Request) -> bool {
@@ -132,13 +122,11 @@ pub struct Slot {
     /// `Some` until the slot is dropped.
     block: Option<Block>,
     pool: &'static Pool,
-    /// Whether the memory could not be pinned.
-    is_refused: bool,
 }
 
 impl Slot {
     fn new(block: Block, pool: &'static Pool) -> Slot {
-        Slot { block: Some(block), pool, is_refused: false }
+        Slot { block: Some(block), pool }
     }
 
     /// Returns a number that no other memory of the process ever has.
@@ -151,13 +139,11 @@ impl Slot {
         self.block.as_mut().map_or(&mut [], Block::bytes_mut)
     }
 
-    /// Pins the memory with `pin`, unless it is pinned, perhaps by an earlier load, or was refused for this one. Until the
-    /// result is dropped, no other memory is pinned.
-    pub fn pin(&mut self, pin: impl FnOnce(&mut [u8]) -> Option<Pinned>) -> Option<Turn> {
-        let block = self.block.as_mut().filter(|_| !self.is_refused)?;
-        let turn = block.pin(pin);
-        self.is_refused = block.pinned.is_none();
-        turn
+    /// Pins the memory with `pin`, unless it is pinned, perhaps by an earlier load.
+    pub fn pin(&mut self, pin: impl FnOnce(&mut [u8]) -> Option<Pinned>) {
+        if let Some(block) = &mut self.block {
+            block.pin(pin);
+        }
     }
 
     /// Returns the slot to the pool, where it is free once a copy from it is done.

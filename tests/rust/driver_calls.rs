@@ -10,18 +10,17 @@ use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
 use fst::device::cuda::Cuda;
 use fst::device::cuda::kernels::IMAGE;
-use fst::device::{Device, Scratch};
+use fst::device::Scratch;
 use fst::dtype::Dtype;
 use fst::error::Kind;
 use fst::format::layout::{Layout, Tensor};
 use fst::load::staged;
 use fst::options::Options;
-use fst::plan::{Chunk, SlotCopy};
+use fst::plan::Chunk;
 use fst::save::atomic_file::OutputFile;
 use fst::save::file_kernel::Linux;
 use fst::save::memory::SourceMemory;
 use fst::save::{DeviceStream, Extent, Save};
-use fst::staging::{PAGE_BYTES, Request, Staging};
 use safetensors::SafeTensors;
 use std::sync::Arc;
 
@@ -133,32 +132,6 @@ fn a_load_without_casts_or_scattered_chunks_loads_no_module() {
     }
 }
 
-/// With a quarter of the slots in flight, a worker pins another slot. With fewer, it waits for the oldest copy.
-#[test]
-fn a_slot_is_pinned_while_copies_keep_the_gpu_busy() {
-    let sim = Sim::start_lazy(0);
-    let gpu = Gpu::new(&sim, 0);
-    let row_bytes = PAGE_BYTES;
-    let address = gpu.allocate(row_bytes);
-    let copies =
-        [SlotCopy { tensor: 0, slot_begin: 0, row_bytes, rows: 1, slot_stride: row_bytes, address, cast: None }];
-    for (in_flight, slots) in [(2, 3), (1, 1)] {
-        let cuda = Arc::new(Cuda::open(0, gpu.stream as u64).unwrap());
-        Device::begin(&*cuda, Some(&cuda.record_caller().unwrap()), Scratch::default()).unwrap();
-        let request = Request { bytes: PAGE_BYTES, node: None, staging_bytes: 1 << 20 };
-        let staging = Staging::new(Arc::clone(&cuda), 8, request);
-        let before = sim.counters();
-        let acquired: Vec<_> = (0..in_flight).map(|_| staging.acquire(|| Ok(())).unwrap()).collect();
-        acquired.into_iter().for_each(|slot| staging.submit(slot, PAGE_BYTES, &copies).unwrap());
-        let next = staging.acquire(|| Ok(())).unwrap();
-        staging.submit(next, PAGE_BYTES, &copies).unwrap();
-        staging.drain().unwrap();
-        assert_eq!(between(before, sim.counters()).registrations, slots);
-        drop(staging);
-        fst::staging::pool::release();
-    }
-}
-
 fn staged_bytes(chunk: &Chunk) -> usize {
     match chunk {
         Chunk::Staged { bytes, .. } => *bytes,
@@ -186,19 +159,6 @@ fn the_size_of_chunks_follows_that_of_the_load() {
         assert!(bytes[..4.min(bytes.len())].iter().all(|&bytes| bytes <= first.unwrap_or(most)), "{bytes:?}");
         load.fill(&mut transfer, &load.destinations()).unwrap();
         transfer.finish().unwrap();
-        load.assert_holds(&model);
-    }
-}
-
-/// The driver starts no copy while it registers memory.
-#[test]
-fn the_first_copy_waits_for_one_registration() {
-    let model = small_model(2000);
-    for sim in schedules() {
-        let gpu = Gpu::new(&sim, 0);
-        let load = Load::all(&gpu, &model);
-        load.run(Options { staging_bytes: 128 << 10, threads: 16, ..TIGHT }).unwrap();
-        assert_eq!(sim.counters().registrations_before_copies, 1);
         load.assert_holds(&model);
     }
 }

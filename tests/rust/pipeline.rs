@@ -104,7 +104,7 @@ fn parts_of_tensors_are_verified() {
         let gpu = Gpu::new(&sim, 0);
         let checkpoint = Checkpoint::open_with(&[&path], &Verify::Digests.into()).unwrap();
         let (source, entry) = checkpoint.find("t").unwrap();
-        let region = TensorRegion::slice(source, entry, 0, 0, 2 << 20).unwrap();
+        let region = host_load::slice(source, entry, 0, 0, 2 << 20);
         let load = Load::new(&gpu, checkpoint, [region].into());
         let transfer = load.open(Options { chunk_bytes: 1 << 20, ..TIGHT }).unwrap();
         let batch = transfer.planner().prepare(&load.destinations()).unwrap();
@@ -411,6 +411,25 @@ fn pinned_memory_is_not_larger_than_the_file() {
 }
 
 #[test]
+fn workers_pin_one_slot_at_a_time() {
+    let model = Model::new(&[(Dtype::U8, &[8 << 20])]);
+    let options = Options { chunk_bytes: 512 << 10, staging_bytes: 8 << 20, threads: 8, ..TIGHT };
+    for sim in schedules().take(3) {
+        let gpu = Gpu::new(&sim, 0);
+        let load = Load::all(&gpu, &model);
+        let profile = profile::start();
+        load.run(options.clone()).unwrap();
+        let trace: Value = serde_json::from_str(&profile::stop(profile).unwrap()).unwrap();
+        let mut pins = spans_of(&trace, "pin");
+        pins.sort_by(|one, other| one.2.total_cmp(&other.2));
+        assert!(pins.len() > 1, "{pins:?}");
+        // Sums of times are exact to a nanosecond.
+        assert!(pins.windows(2).all(|pair| pair[0].3 <= pair[1].2 + 1e-3), "{pins:?}");
+        load.assert_holds(&model);
+    }
+}
+
+#[test]
 fn every_reader_loads_to_a_gpu() {
     let models = [mixed_model(), megabyte_model()];
     for reader in [ReaderChoice::Mmap, ReaderChoice::Pread, ReaderChoice::Uring, ReaderChoice::Auto] {
@@ -524,11 +543,8 @@ fn a_device_without_other_users_opens_and_closes() {
 fn kept_memory_outlives_its_users_and_is_released_on_request() {
     let sim = Sim::start(0);
     let request = Request { bytes: PAGE_BYTES, node: None, staging_bytes: 4 * PAGE_BYTES };
-    let cuda = Arc::new(Cuda::open(0, 0).unwrap());
-    let staging = Staging::new(Arc::clone(&cuda), 2, request);
-    let mut slots = [(); 2].map(|()| staging.acquire(|| Ok(())).unwrap());
-    slots.iter_mut().for_each(|slot| drop(slot.pin(|memory| cuda.pin(memory))));
-    drop(cuda);
+    let staging = Staging::new(Arc::new(Cuda::open(0, 0).unwrap()), 2, request);
+    let slots = [(); 2].map(|()| staging.acquire(|| Ok(())).unwrap());
     assert_eq!(sim.counters().registered_bytes, 2 * PAGE_BYTES as u64);
     // One slot is still in use, and only it retains the context.
     let [used, unused] = slots;

@@ -186,8 +186,6 @@ pub struct Counters {
     pub faults: u64,
     /// Registrations of host memory accepted.
     pub registrations: u64,
-    /// Registrations before the first copy.
-    pub registrations_before_copies: u64,
     /// Bytes of host memory that are registered.
     pub registered_bytes: u64,
     /// Peak of `registered_bytes`.

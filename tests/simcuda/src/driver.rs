@@ -128,9 +128,6 @@ impl Driver {
 
     /// Counts a copy that was accepted.
     pub fn count_copy(&mut self, stream: usize, bytes: u64) {
-        if self.counters.copies == 0 {
-            self.counters.registrations_before_copies = self.counters.registrations;
-        }
         self.counters.copies += 1;
         self.counters.copied_bytes += bytes;
         let is_other = self.last_copy.replace(stream).is_some_and(|last| last != stream);
