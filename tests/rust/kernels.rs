@@ -190,8 +190,23 @@ impl<'a> Upload<'a> {
         self.sim.cuda.copy(self.scratch, &self.slot, stream)
     }
 
+    fn table_address(&self) -> u64 {
+        self.scratch + self.table_at as u64
+    }
+
     fn launch(&self, stream: usize) -> Result<(), Status> {
-        self.launch_with(stream, GRID, self.scratch + self.table_at as u64, self.table.tile_count())
+        self.launch_with(stream, GRID, self.table_address(), self.table.tile_count())
+    }
+
+    /// Copies the slot and launches, in the order of the stream.
+    fn copy_and_launch(&self) {
+        self.copy(self.gpu.stream).unwrap();
+        self.launch(self.gpu.stream).unwrap();
+    }
+
+    fn end(&self, stream: usize) {
+        self.sim.cuda.synchronize_stream(stream).unwrap();
+        self.sim.cuda.destroy_stream(stream).unwrap();
     }
 
     fn launch_with(&self, stream: usize, grid: [u32; 2], table: u64, tiles: u32) -> Result<(), Status> {
@@ -232,73 +247,12 @@ proptest! {
         let upload = Upload::new(&sim, &copies, &source, target_bytes);
         if !upload.table.tasks().is_empty() {
             upload.copy(upload.gpu.stream).unwrap();
-            let table = upload.scratch + upload.table_at as u64;
-            upload.launch_with(upload.gpu.stream, [blocks, threads], table, upload.table.tile_count()).unwrap();
+            let (table, tiles) = (upload.table_address(), upload.table.tile_count());
+            upload.launch_with(upload.gpu.stream, [blocks, threads], table, tiles).unwrap();
             prop_assert_eq!(sim.counters().launches, 1);
             prop_assert_eq!(upload.read(), expected(&copies, &source, &before));
         }
     }
-}
-
-/// Covers every cast, in chunks of elements.
-#[test]
-fn chunks_cast_like_single_elements() {
-    for from in Dtype::all() {
-        for to in Dtype::all().filter(|&to| has_cast(from, to)) {
-            let (source_bytes, target_bytes) = item_bytes(from, to);
-            let copy =
-                StridedCopy { source: 1, target: 0, row_elements: 2000, rows: 1, source_stride_bytes: 0, from, to };
-            let source = noise(1 + 2000 * source_bytes, 2);
-            let mut target = vec![0_u64; 2000 * target_bytes / 8];
-            let table = table(&[copy], address(&source), target.as_mut_ptr().expose_provenance() as u64);
-            // SAFETY: the kernel reads 2000 elements from byte 1 of `source` and writes 2000 elements to `target`.
-            unsafe { scatter_on_host(&bytes_of(&table), 1, table.tile_count(), GRID) };
-            let found: Vec<u8> = target.iter().flat_map(|word| word.to_le_bytes()).collect();
-            assert_eq!(found, expected(&[copy], &source, &vec![0; found.len()]), "{from} to {to}");
-        }
-    }
-}
-
-/// Puts a source at the start and at the end of a page, between inaccessible pages.
-#[test]
-fn reads_stay_inside_the_aligned_words_of_the_source() {
-    const PAGE: usize = 4096;
-    // SAFETY: creates a new mapping.
-    let base = unsafe {
-        libc::mmap(std::ptr::null_mut(), 3 * PAGE, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
-    };
-    assert_ne!(base, libc::MAP_FAILED);
-    // SAFETY: the result points to the middle page of the mapping.
-    let page = unsafe { base.cast::<u8>().add(PAGE) };
-    // SAFETY: the range is the middle page of the mapping.
-    assert_eq!(unsafe { libc::mprotect(page.cast(), PAGE, libc::PROT_READ | libc::PROT_WRITE) }, 0);
-    // SAFETY: the page is writable, and there are no other references to it.
-    unsafe { std::slice::from_raw_parts_mut(page, PAGE) }.copy_from_slice(&noise(PAGE, 3));
-    let pairs =
-        [(Dtype::U8, Dtype::U8), (Dtype::F8E5M2, Dtype::F64), (Dtype::F16, Dtype::F32), (Dtype::F64, Dtype::BF16)];
-    let mut target = vec![0_u64; PAGE];
-    for (from, to) in pairs {
-        let (source_bytes, target_bytes) = item_bytes(from, to);
-        // Targets of every alignment, so that the last chunk ends at the end of the page at every alignment.
-        for (elements, skipped) in (1..100_usize).flat_map(|elements| (0..16).map(move |skipped| (elements, skipped))) {
-            for start in [page.addr(), page.addr() + PAGE - elements * source_bytes] {
-                let copy = StridedCopy {
-                    source: start as u64,
-                    target: (target.as_mut_ptr().expose_provenance() + skipped * target_bytes) as u64,
-                    row_elements: elements as u64,
-                    rows: 1,
-                    source_stride_bytes: 0,
-                    from,
-                    to,
-                };
-                let table = table(&[copy], 0, 0);
-                // SAFETY: the elements are in the middle page, and `target` has room for all of them.
-                unsafe { scatter_on_host(&bytes_of(&table), 1, table.tile_count(), GRID) };
-            }
-        }
-    }
-    // SAFETY: there are no references to the mapping.
-    assert_eq!(unsafe { libc::munmap(base, 3 * PAGE) }, 0);
 }
 
 /// Returns copies of 10 and of 20 elements with different casts, from 100 bytes to 120 bytes.
@@ -317,9 +271,14 @@ fn two_copies() -> (Vec<StridedCopy>, Vec<u8>) {
 }
 
 /// Runs a test with an upload of [`two_copies`], as [`sim::assert_reported`] does.
-fn assert_reported(kinds: &[Kind], test: impl Fn(&Sim, Upload)) {
+fn assert_reported(kinds: &[Kind], test: impl Fn(&Sim, Upload<'_>)) {
     let (copies, source) = two_copies();
     sim::assert_reported(kinds, |sim| test(sim, Upload::new(sim, &copies, &source, 120)));
+}
+
+fn bytes_of_batch(batch: &Batch) -> &[u8] {
+    // SAFETY: the type is plain data, and all its padding is initialized.
+    unsafe { std::slice::from_raw_parts((&raw const *batch).cast::<u8>(), size_of::<Batch>()) }
 }
 
 #[test]
@@ -332,9 +291,7 @@ fn inline_tasks_are_copied_by_the_launch() {
             parameters[..4].copy_from_slice(&batch.task_count.to_le_bytes());
             parameters[4..8].copy_from_slice(&batch.tile_count.to_le_bytes());
             parameters[8..][..upload.table.bytes()].copy_from_slice(&bytes_of(&upload.table));
-            // SAFETY: the type is plain data, and all its padding is initialized.
-            let bytes = unsafe { std::slice::from_raw_parts((&raw const batch).cast::<u8>(), size_of::<Batch>()) };
-            assert_eq!(bytes, *parameters);
+            assert_eq!(bytes_of_batch(&batch), *parameters);
             sim.cuda.launch(function, GRID, upload.gpu.stream, &[&*parameters]).unwrap();
             parameters.fill(0xEE);
         }
@@ -347,117 +304,106 @@ fn inline_tasks_are_copied_by_the_launch() {
 #[test]
 fn scratch_can_be_reused_behind_its_launch() {
     assert_reported(&[], |sim, upload| {
-        upload.copy(upload.gpu.stream).unwrap();
-        upload.launch(upload.gpu.stream).unwrap();
+        upload.copy_and_launch();
         sim.launch_write(upload.gpu.stream, upload.scratch, upload.slot.len(), 0).unwrap();
         let (copies, source) = two_copies();
         assert_eq!(upload.read(), expected(&copies, &source, &[0; 120]));
     });
 }
 
-#[test]
-fn missing_waits_around_a_launch_are_reported() {
-    // The launch does not wait for the copy of the table and the data.
-    assert_reported(&[Kind::MissingWait; 3], |sim, upload| {
+/// Program with a name, and the violations that the simulator reports.
+type Case = (&'static str, &'static [Kind], fn(&Sim, Upload<'_>));
+
+const CASES: &[Case] = &[
+    ("launch that does not wait for the copy of the table and the data", &[Kind::MissingWait; 3], |sim, upload| {
         let copies = sim.cuda.create_stream().unwrap();
         upload.copy(copies).unwrap();
         sim.cuda.synchronize_stream(copies).unwrap();
         // The host has waited for the first copy, but does not wait for the second copy.
         upload.copy(copies).unwrap();
         upload.launch(upload.gpu.stream).unwrap();
-        sim.cuda.synchronize_stream(copies).unwrap();
-        sim.cuda.destroy_stream(copies).unwrap();
-    });
-    // The launch does not wait for the last use of its target. An allocator may reuse a block that is still read.
-    assert_reported(&[Kind::MissingWait], |sim, upload| {
+        upload.end(copies);
+    }),
+    // An allocator may reuse a block that is still read.
+    ("launch that does not wait for the last use of its target", &[Kind::MissingWait], |sim, upload| {
         let other = sim.cuda.create_stream().unwrap();
         sim.launch_read(other, upload.target + 119, 1).unwrap();
-        upload.copy(upload.gpu.stream).unwrap();
-        upload.launch(upload.gpu.stream).unwrap();
-        sim.cuda.synchronize_stream(other).unwrap();
-        sim.cuda.destroy_stream(other).unwrap();
-    });
-    // The next use of the target does not wait for the launch.
-    assert_reported(&[Kind::MissingWait], |sim, upload| {
-        upload.copy(upload.gpu.stream).unwrap();
-        upload.launch(upload.gpu.stream).unwrap();
+        upload.copy_and_launch();
+        upload.end(other);
+    }),
+    ("use of the target that does not wait for the launch", &[Kind::MissingWait], |sim, upload| {
+        upload.copy_and_launch();
         let other = sim.cuda.create_stream().unwrap();
         sim.launch_read(other, upload.target, 1).unwrap();
-        sim.cuda.synchronize_stream(other).unwrap();
-        sim.cuda.destroy_stream(other).unwrap();
-    });
-    // The next use of the scratch memory does not wait for the launch.
-    assert_reported(&[Kind::MissingWait], |sim, upload| {
-        upload.copy(upload.gpu.stream).unwrap();
-        upload.launch(upload.gpu.stream).unwrap();
+        upload.end(other);
+    }),
+    ("use of the scratch memory that does not wait for the launch", &[Kind::MissingWait], |sim, upload| {
+        upload.copy_and_launch();
         let other = sim.cuda.create_stream().unwrap();
         sim.launch_write(other, upload.scratch + 12, 1, 0).unwrap();
-        sim.cuda.synchronize_stream(other).unwrap();
-        sim.cuda.destroy_stream(other).unwrap();
-    });
-}
-
-#[test]
-fn launches_outside_of_live_memory_are_reported() {
-    assert_reported(&[Kind::OutOfBounds], |sim, upload| {
+        upload.end(other);
+    }),
+    ("target that ends beyond its block", &[Kind::OutOfBounds], |sim, upload| {
         let (mut copies, source) = two_copies();
         copies[1].row_elements += 1;
         drop(upload);
         let upload = Upload::new(sim, &copies, &source, 120);
         upload.copy(upload.gpu.stream).unwrap();
         assert_eq!(upload.launch(upload.gpu.stream), Err(Status::InvalidValue));
-    });
-    assert_reported(&[Kind::OutOfBounds], |_, upload| {
+    }),
+    ("table that ends beyond its block", &[Kind::OutOfBounds], |_, upload| {
         upload.copy(upload.gpu.stream).unwrap();
-        let beyond = upload.scratch + upload.table_at as u64 + 8;
-        assert_eq!(upload.launch_with(upload.gpu.stream, GRID, beyond, 2), Err(Status::InvalidValue));
-    });
-    assert_reported(&[Kind::FreedInUse, Kind::DoubleFree], |sim, upload| {
-        upload.copy(upload.gpu.stream).unwrap();
-        upload.launch(upload.gpu.stream).unwrap();
+        assert_eq!(
+            upload.launch_with(upload.gpu.stream, GRID, upload.table_address() + 8, 2),
+            Err(Status::InvalidValue)
+        );
+    }),
+    ("target freed before the wait", &[Kind::FreedInUse, Kind::DoubleFree], |sim, upload| {
+        upload.copy_and_launch();
         sim.cuda.free(upload.target).unwrap();
-    });
+    }),
+    ("numbers of blocks and threads", &[Kind::BadLaunch; 4], |_, upload| {
+        upload.copy(upload.gpu.stream).unwrap();
+        for grid in [[0, 256], [1, 0], [1, 257], [1 << 31, 256]] {
+            let result = upload.launch_with(upload.gpu.stream, grid, upload.table_address(), 2);
+            assert_eq!(result, Err(Status::InvalidValue));
+        }
+    }),
+    (
+        "table that is not copied yet, is not aligned, or has another number of tiles",
+        &[Kind::BadLaunch; 3],
+        |_, upload| {
+            assert_eq!(upload.launch(upload.gpu.stream), Err(Status::InvalidValue));
+            upload.copy(upload.gpu.stream).unwrap();
+            for (table, tiles) in [(upload.table_address() - 1, 2), (upload.table_address(), 3)] {
+                assert_eq!(upload.launch_with(upload.gpu.stream, GRID, table, tiles), Err(Status::InvalidValue));
+            }
+        },
+    ),
+    ("tasks that write the same bytes", &[Kind::BadLaunch], |sim, upload| {
+        assert_eq!(launch_inline(sim, &upload, |copies| copies[1].target = 36), Err(Status::InvalidValue));
+    }),
+    ("task that reads bytes that another task writes", &[Kind::BadLaunch], |sim, upload| {
+        assert_eq!(launch_inline(sim, &upload, |copies| copies[0].source = 120), Err(Status::InvalidValue));
+    }),
+];
+
+/// Launches changed tasks as parameters. Sources begin at byte 0 of a block, and targets at byte 100.
+fn launch_inline(sim: &Sim, upload: &Upload<'_>, change: fn(&mut [StridedCopy])) -> Result<(), Status> {
+    let (mut copies, _) = two_copies();
+    change(&mut copies);
+    copies.iter_mut().for_each(|copy| copy.target += 100);
+    let block = upload.gpu.allocate(200);
+    let function = sim.cuda.function(upload.module, SCATTER_INLINE).unwrap();
+    let batch = table(&copies, block, block).batches().next().unwrap();
+    sim.cuda.launch(function, GRID, upload.gpu.stream, &[bytes_of_batch(&batch)])
 }
 
 #[test]
-fn invalid_launches_are_rejected() {
-    for grid in [[0, 256], [1, 0], [1, 257], [1 << 31, 256]] {
-        assert_reported(&[Kind::BadLaunch], |_, upload| {
-            upload.copy(upload.gpu.stream).unwrap();
-            let table = upload.scratch + upload.table_at as u64;
-            let result = upload.launch_with(upload.gpu.stream, grid, table, upload.table.tile_count());
-            assert_eq!(result, Err(Status::InvalidValue));
-        });
-    }
-    // The table is not copied yet, is not aligned, or has another number of tiles.
-    assert_reported(&[Kind::BadLaunch; 3], |_, upload| {
-        assert_eq!(upload.launch(upload.gpu.stream), Err(Status::InvalidValue));
-        upload.copy(upload.gpu.stream).unwrap();
-        let table = upload.scratch + upload.table_at as u64;
-        assert_eq!(upload.launch_with(upload.gpu.stream, GRID, table - 1, 2), Err(Status::InvalidValue));
-        assert_eq!(upload.launch_with(upload.gpu.stream, GRID, table, 3), Err(Status::InvalidValue));
-    });
-    // Two tasks write the same bytes, or a task reads bytes that another task writes.
-    for change in
-        [|copies: &mut [StridedCopy]| copies[1].target = 36, |copies: &mut [StridedCopy]| copies[0].source = 120]
-    {
-        assert_reported(&[Kind::BadLaunch], |sim, upload| {
-            drop(upload);
-            let (mut copies, _) = two_copies();
-            change(&mut copies);
-            let gpu = Gpu::new(sim, 0);
-            let block = gpu.allocate(200);
-            let module = sim.cuda.load_module(&FATBIN).unwrap();
-            let function = sim.cuda.function(module, SCATTER_INLINE).unwrap();
-            for copy in &mut copies {
-                // Sources begin at byte 0 of the block, and targets at byte 100.
-                copy.target += 100;
-            }
-            let batch = table(&copies, block, block).batches().next().unwrap();
-            // SAFETY: the type is plain data.
-            let bytes = unsafe { std::slice::from_raw_parts((&raw const batch).cast::<u8>(), size_of::<Batch>()) };
-            assert_eq!(sim.cuda.launch(function, GRID, gpu.stream, &[bytes]), Err(Status::InvalidValue));
-        });
+fn invalid_launches_are_reported() {
+    for (name, kinds, run) in CASES {
+        println!("{name}");
+        assert_reported(kinds, run);
     }
 }
 
@@ -467,13 +413,9 @@ fn changed_table_is_reported() {
     let (copies, source) = two_copies();
     let sim = Sim::start_lazy(0);
     let upload = Upload::new(&sim, &copies, &source, 120);
-    upload.copy(upload.gpu.stream).unwrap();
-    let other = sim.cuda.create_stream().unwrap();
-    upload.launch(upload.gpu.stream).unwrap();
-    sim.write(upload.scratch + upload.table_at as u64, &[0xEE]).unwrap();
+    upload.copy_and_launch();
+    sim.write(upload.table_address(), &[0xEE]).unwrap();
     // The host writes immediately. The pending copy then restores the table, so only the missing wait is reported.
-    upload.gpu.synchronize();
-    sim.cuda.destroy_stream(other).unwrap();
     drop(upload);
     assert_eq!(sim.finish().kinds(), [Kind::MissingWait]);
 }

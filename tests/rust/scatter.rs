@@ -1,87 +1,9 @@
-//! Tests of the kernel's table: its tiles cover every element of every copy exactly once.
+//! Tests of the kernel's table. `kernels.rs` launches random tables.
 
 use crate::cast::FLOATS;
 use fst::cast::scatter::{BATCH_TASKS, StridedCopy, TASK_BYTES, TILE_BYTES, Table, Task, has_cast};
 use fst::dtype::Dtype;
 use fst::error::Kind;
-use proptest::prelude::*;
-
-/// Returns the bytes of a source and a target element, derived from the codes in a task.
-fn item_bytes(task: &Task) -> (u64, u64) {
-    let bytes = |code: u8| {
-        let dtype = Dtype::all().find(|dtype| dtype.scalar_type() == Some(i8::try_from(code).unwrap())).unwrap();
-        dtype.item_bytes()
-    };
-    if task.from == task.to { (1, 1) } else { (bytes(task.from), bytes(task.to)) }
-}
-
-/// Returns the source and target addresses of each element in the tiles of a task.
-fn task_addresses(task: &Task, tile_count: u32) -> Vec<(u64, u64)> {
-    let (source_bytes, target_bytes) = item_bytes(task);
-    let per_tile = TILE_BYTES / source_bytes.max(target_bytes);
-    let elements = u64::from(task.rows) * task.row_elements;
-    let tiles = (0..u64::from(tile_count)).map(|tile| tile * per_tile..((tile + 1) * per_tile).min(elements));
-    let addresses = |element: u64| {
-        let (row, column) = (element / task.row_elements, element % task.row_elements);
-        (task.source + row * task.source_stride_bytes + column * source_bytes, task.target + element * target_bytes)
-    };
-    tiles.inspect(|tile| assert!(!tile.is_empty(), "an empty tile")).flatten().map(addresses).collect()
-}
-
-/// Returns the source and target addresses of each element of a copy.
-fn copy_addresses(copy: &StridedCopy) -> Vec<(u64, u64)> {
-    let (source_bytes, target_bytes) =
-        if copy.from == copy.to { (1, 1) } else { (copy.from.item_bytes(), copy.to.item_bytes()) };
-    let rows = (0..copy.rows).flat_map(|row| (0..copy.row_elements).map(move |column| (row, column)));
-    rows.enumerate()
-        .map(|(element, (row, column))| {
-            let source = copy.source + row * copy.source_stride_bytes + column * source_bytes;
-            (source, copy.target + element as u64 * target_bytes)
-        })
-        .collect()
-}
-
-fn copy() -> impl Strategy<Value = StridedCopy> {
-    let all: Vec<Dtype> = Dtype::all().collect();
-    let pairs: Vec<(Dtype, Dtype)> = all
-        .iter()
-        .flat_map(|&from| all.iter().map(move |&to| (from, to)))
-        .filter(|&(from, to)| from == to || has_cast(from, to))
-        .collect();
-    let sizes = prop_oneof![
-        (0_u64..40, 0_u64..40),
-        (0_u64..3, 0_u64..40_000),
-        (1_u64..3, prop_oneof![Just(2048_u64), Just(4096), Just(8192), Just(16384)])
-    ];
-    (proptest::sample::select(pairs), sizes, 0_u64..100, 0_u64..5000, 0_u64..5000).prop_map(
-        |((from, to), (rows, row_elements), gap, source, target)| {
-            let width = if from == to { 1 } else { from.item_bytes() };
-            let target = target * to.item_bytes();
-            StridedCopy {
-                source,
-                target,
-                row_elements,
-                rows,
-                source_stride_bytes: row_elements * width + gap,
-                from,
-                to,
-            }
-        },
-    )
-}
-
-proptest! {
-    #[test]
-    fn tiles_cover_every_element_of_every_copy_once(copies in proptest::collection::vec(copy(), 0..6)) {
-        let mut table = Table::default();
-        copies.iter().for_each(|&copy| table.push(copy).unwrap());
-        let ends = table.tasks().iter().skip(1).map(|task| task.first_tile).chain([table.tile_count()]);
-        let covered: Vec<_> =
-            table.tasks().iter().zip(ends).flat_map(|(task, end)| task_addresses(task, end - task.first_tile)).collect();
-        let expected: Vec<_> = copies.iter().flat_map(copy_addresses).collect();
-        prop_assert_eq!(covered, expected);
-    }
-}
 
 fn bytes(source: u64, row_elements: u64, rows: u64, source_stride_bytes: u64) -> StridedCopy {
     StridedCopy { source, target: 0, row_elements, rows, source_stride_bytes, from: Dtype::U8, to: Dtype::U8 }

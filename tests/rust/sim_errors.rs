@@ -3,25 +3,23 @@
 use crate::sim::abi::{Fault, Memcpy2D, Status};
 use crate::sim::gpu::Gpu;
 use crate::sim::{Sim, assert_reported};
-use crate::sim_driver::{BLOCK, Slot, strided};
+use crate::sim_driver::{BLOCK, Program, Slot, strided};
 
 #[test]
 fn invalid_calls_are_rejected_like_cuda() {
     let sim = Sim::start(0);
-    let gpu = Gpu::new(&sim, 0);
-    let slot = Slot::new(sim.cuda);
-    let block = gpu.allocate(BLOCK);
-    let good = strided(&slot.memory, 20, block, 10, 10, 3);
+    let p = Program::new(&sim);
+    let good = strided(&p.slot.memory, 20, p.block, 10, 10, 3);
     for bad in [
         Memcpy2D { width_bytes: 11, ..good },
         Memcpy2D { dst_x_bytes: 1, ..good },
         Memcpy2D { src_pitch: 1 << 31, ..good },
         Memcpy2D { dst_pitch: 0, ..good },
     ] {
-        assert_eq!(sim.cuda.copy_2d(&bad, gpu.stream), Err(Status::InvalidValue));
+        assert_eq!(sim.cuda.copy_2d(&bad, p.gpu.stream), Err(Status::InvalidValue));
     }
-    assert_eq!(sim.cuda.copy_2d(&Memcpy2D { height: 0, ..good }, gpu.stream), Ok(()));
-    assert_eq!(sim.cuda.copy(block, &[], gpu.stream), Ok(()));
+    assert_eq!(sim.cuda.copy_2d(&Memcpy2D { height: 0, ..good }, p.gpu.stream), Ok(()));
+    assert_eq!(sim.cuda.copy(p.block, &[], p.gpu.stream), Ok(()));
     assert_eq!(sim.cuda.device_count(), Ok(3));
     assert_eq!((sim.cuda.device(2), sim.cuda.device(3)), (Ok(2), Err(Status::InvalidDevice)));
     assert_eq!(sim.cuda.set_current(1234), Err(Status::InvalidContext));
@@ -59,27 +57,24 @@ fn injected_out_of_memory_fails_one_call() {
 #[test]
 fn copies_fail_when_queued_or_when_run_and_then_lose_the_context() {
     assert_reported(&[], |sim| {
-        let (healthy, gpu) = (Gpu::new(sim, 1), Gpu::new(sim, 0));
-        let slot = Slot::new(sim.cuda);
-        let block = gpu.allocate(BLOCK);
-        let copy = || sim.cuda.copy(block, &slot.memory[..10], gpu.stream);
+        let (healthy, p) = (Gpu::new(sim, 1), Program::new(sim));
+        let copy = || p.copy(p.gpu.stream);
 
         sim.inject(Fault::CopyEnqueue, 2);
         assert_eq!([copy(), copy(), copy()], [Ok(()), Err(Status::Unknown), Ok(())]);
-        gpu.synchronize();
+        p.gpu.synchronize();
 
         sim.inject(Fault::CopyAsync, 1);
         assert_eq!(copy(), Ok(()));
         for _ in 0..2 {
-            assert_eq!(sim.cuda.synchronize_stream(gpu.stream), Err(Status::IllegalAddress));
+            assert_eq!(sim.cuda.synchronize_stream(p.gpu.stream), Err(Status::IllegalAddress));
         }
         assert_eq!(copy(), Err(Status::IllegalAddress));
         assert_eq!(sim.cuda.create_event(), Err(Status::IllegalAddress));
         healthy.synchronize();
         assert_eq!(sim.counters().faults, 2);
-        drop((slot, gpu));
+        drop(p);
         // A newly retained context works again.
-        let gpu = Gpu::new(sim, 0);
-        gpu.synchronize();
+        Gpu::new(sim, 0).synchronize();
     });
 }

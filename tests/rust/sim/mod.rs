@@ -42,8 +42,8 @@ pub const TIGHT: Options = Options {
 /// Runs a test with a lazy schedule and with random delays, and asserts that
 /// exactly these violations are reported.
 pub fn assert_reported(kinds: &[Kind], test: impl Fn(&Sim)) {
-    let starts = [Sim::start_lazy as fn(u64) -> Sim].into_iter().chain([Sim::start as fn(u64) -> Sim; 10]);
-    for (seed, start) in (0..).zip(starts) {
+    let random: fn(u64) -> Sim = Sim::start;
+    for (seed, start) in (0..).zip([Sim::start_lazy, random, random, random]) {
         let sim = start(seed);
         test(&sim);
         let report = sim.finish();
@@ -159,7 +159,7 @@ impl Sim {
 /// Returns simulators, one at a time: the first runs work as late as possible, the others with random delays. The thread
 /// captures a graph meanwhile, which no call of fst may end.
 pub fn schedules() -> impl Iterator<Item = Sim> {
-    (0..6).map(|seed| {
+    (0..4).map(|seed| {
         let sim = if seed == 0 { Sim::start_lazy(0) } else { Sim::start(seed) };
         sim.capture();
         sim
