@@ -1,6 +1,7 @@
 //! Loads from files to device memory, on the simulated CUDA driver. Every test also fails if the driver reports a
 //! violation.
 
+use crate::gds::{self, DIRECT};
 use crate::gpu_load::{Load, mixed_model};
 use crate::host_load;
 use crate::model::Model;
@@ -31,6 +32,9 @@ use serde_json::Value;
 use std::fs;
 use std::sync::Arc;
 use tempfile::TempDir;
+
+/// Options of the staged engine and of GPUDirect Storage.
+const ENGINES: [Options; 2] = [TIGHT, DIRECT];
 
 #[test]
 fn every_dtype_is_exact() {
@@ -72,12 +76,15 @@ fn slices_of_any_dimension_are_exact() {
         let tensors: Vec<(Dtype, &[u64])> = shapes.iter().map(|(dtype, shape)| (*dtype, &shape[..])).collect();
         let model = Model::new(&tensors);
 
+        let _cufile = gds::start(&sim);
         let gpu = Gpu::new(&sim, 0);
-        let load = Load::slices(&gpu, &model, &slices);
-        load.run(TIGHT).unwrap();
-        for ((found, tensor), &(dim, start, length)) in load.read().iter().zip(&model.tensors).zip(&slices) {
-            let expected = tensor.slice(dim, start, length);
-            assert!(*found == expected, "{length} from {start} of dimension {dim} of {:?}", tensor.shape);
+        for options in ENGINES {
+            let load = Load::slices(&gpu, &model, &slices);
+            load.run(options).unwrap();
+            for ((found, tensor), &(dim, start, length)) in load.read().iter().zip(&model.tensors).zip(&slices) {
+                let expected = tensor.slice(dim, start, length);
+                assert!(*found == expected, "{length} from {start} of dimension {dim} of {:?}", tensor.shape);
+            }
         }
     }
 }
@@ -462,14 +469,15 @@ fn callers_on_the_default_stream_or_another_device_keep_their_context() {
 fn loads_run_concurrently_to_two_devices() {
     let models = [mixed_model(), Model::new(&[(Dtype::F32, &[9000]), (Dtype::U8, &[5])])];
     for sim in schedules() {
+        let _cufile = gds::start(&sim);
         std::thread::scope(|scope| {
             for worker in 0..4 {
                 let (sim, model) = (&sim, &models[worker / 2]);
                 scope.spawn(move || {
                     let gpu = Gpu::new(sim, i32::try_from(worker % 2).unwrap());
-                    for _ in 0..3 {
+                    for options in ENGINES {
                         let load = Load::all(&gpu, model);
-                        load.run(TIGHT).unwrap();
+                        load.run(options).unwrap();
                         load.assert_holds(model);
                     }
                 });
@@ -502,19 +510,20 @@ fn concurrent_loads_share_one_bound_without_deadlock() {
 }
 
 #[test]
-fn one_transfer_uses_the_same_scratch_memory_repeatedly() {
+fn one_transfer_uses_the_same_memory_repeatedly() {
     let model = Model::new(&[(Dtype::F32, &[2000]), (Dtype::F32, &[5000]), (Dtype::F32, &[3000])]);
-    for sim in schedules() {
+    for (options, sim) in ENGINES.into_iter().cycle().zip(schedules()) {
+        let _cufile = gds::start(&sim);
         let gpu = Gpu::new(&sim, 0);
         let mut load = Load::all(&gpu, &model);
-        let scratch = gpu.allocate(20_000);
-        load.blocks = vec![scratch; 3];
-        let mut transfer = load.open(TIGHT).unwrap();
+        let block = gpu.allocate(20_000);
+        load.blocks = vec![block; 3];
+        let mut transfer = load.open(options).unwrap();
         for (destination, tensor) in load.destinations().into_iter().zip(&model.tensors) {
             load.fill(&mut transfer, &[destination]).unwrap();
-            assert!(gpu.read(scratch, tensor.bytes.len()) == tensor.bytes);
-            // The cast from the scratch memory is still queued when the next batch begins.
-            sim.launch_read(gpu.stream, scratch, tensor.bytes.len()).unwrap();
+            assert!(gpu.read(block, tensor.bytes.len()) == tensor.bytes);
+            // The caller's next use of the block is still queued when the next batch begins.
+            sim.launch_read(gpu.stream, block, tensor.bytes.len()).unwrap();
         }
         transfer.finish().unwrap();
     }

@@ -5,13 +5,12 @@ use crate::gpu_load::{Load, bytes_of, mixed_model};
 use crate::model::Model;
 use crate::sim::abi::Fault;
 use crate::sim::gpu::Gpu;
-use crate::sim::{Sim, TIGHT, schedules};
+use crate::sim::{TIGHT, schedules, with_fault_at_every_call};
 use fst::device::Scratch;
 use fst::device::cuda::Cuda;
 use fst::dtype::Dtype;
-use fst::error::{Error, Kind, Result};
+use fst::error::{Kind, Result};
 use fst::load::stream::{Order, Stream};
-use fst::load::transfer::Transfer;
 use fst::options::Options;
 use std::cell::Cell;
 use std::fs::File;
@@ -136,9 +135,7 @@ fn batches_that_need_different_scratch_memory_do_not_overwrite_each_other() {
                 stream.take().unwrap();
             }
             stream.finish().unwrap();
-            for (tensor, of) in model.tensors.iter().enumerate() {
-                assert!(caller.read(tensor) == of.bytes, "{tensor}");
-            }
+            caller.assert_holds(&model);
         }
     }
 }
@@ -166,29 +163,7 @@ fn the_current_stream_may_change() {
             gpu.with_context(|| sim.cuda.synchronize_stream(other)).unwrap();
             gpu.with_context(|| sim.cuda.destroy_stream(other)).unwrap();
         }
-        for (tensor, of) in model.tensors.iter().enumerate() {
-            assert!(caller.read(tensor) == of.bytes, "{tensor}");
-        }
-    }
-}
-
-#[test]
-fn a_tensor_is_taken_before_later_ones_are_read() {
-    let model = mixed_model();
-    for order in ORDERS {
-        for sim in schedules() {
-            let gpu = Gpu::new(&sim, 0);
-            let caller = Caller::new(&gpu, &model);
-            let stream = caller.open(order).unwrap();
-            caller.submit(&stream, 0..1).unwrap();
-            // No other tensor has been submitted, so no other byte can have been read.
-            assert_eq!(stream.take(), Ok(0));
-            caller.submit(&stream, 1..4).unwrap();
-            assert!(caller.read(0) == model.tensors[0].bytes);
-            assert!((1..4).contains(&stream.take().unwrap()));
-            drop(stream);
-            caller.use_blocks(0..8);
-        }
+        caller.assert_holds(&model);
     }
 }
 
@@ -215,15 +190,16 @@ fn untaken_tensors_may_be_freed_after_the_stream_is_dropped() {
 #[test]
 fn only_submitted_tensors_can_be_taken() {
     let model = mixed_model();
-    let sim = Sim::start(0);
-    let gpu = Gpu::new(&sim, 0);
-    let caller = Caller::new(&gpu, &model);
-    let stream = caller.open(Order::Submitted).unwrap();
-    assert_eq!(stream.take().unwrap_err().kind(), Kind::Internal);
-    caller.submit(&stream, 1..2).unwrap();
-    assert_eq!(stream.take(), Ok(1));
-    assert_eq!(stream.take().unwrap_err().kind(), Kind::Internal);
-    stream.finish().unwrap();
+    for (order, sim) in ORDERS.into_iter().zip(schedules()) {
+        let gpu = Gpu::new(&sim, 0);
+        let caller = Caller::new(&gpu, &model);
+        let stream = caller.open(order).unwrap();
+        assert_eq!(stream.take().unwrap_err().kind(), Kind::Internal);
+        caller.submit(&stream, 1..2).unwrap();
+        assert_eq!(stream.take(), Ok(1));
+        assert_eq!(stream.take().unwrap_err().kind(), Kind::Internal);
+        stream.finish().unwrap();
+    }
 }
 
 #[test]
@@ -237,20 +213,12 @@ fn an_idle_stream_holds_no_staging_memory() {
         caller.submit(&idle, 0..1).unwrap();
         assert_eq!(idle.take(), Ok(0));
         // Another load completes, although all staging memory is what the stream has used.
-        let other = Caller::new(&gpu, &model);
-        let cuda = Arc::new(Cuda::open(0, u64::try_from(gpu.stream).unwrap()).unwrap());
-        let mut transfer =
-            Transfer::open(&other.checkpoint, Arc::clone(&other.regions), cuda, one_slot.clone()).unwrap();
-        let batch = transfer.planner().prepare(&other.destinations()).unwrap();
-        // SAFETY: nothing else uses the blocks of the GPU.
-        unsafe { transfer.fill(&batch, other.allocate_scratch(u64::try_from(batch.scratch_bytes()).unwrap())) }
-            .unwrap();
-        transfer.finish().unwrap();
+        let other = Load::all(&gpu, &model);
+        other.run(one_slot.clone()).unwrap();
+        other.assert_holds(&model);
         caller.submit(&idle, 1..8).unwrap();
         (1..8).for_each(|tensor| assert_eq!(idle.take(), Ok(tensor)));
-        for (tensor, of) in model.tensors.iter().enumerate() {
-            assert!(caller.read(tensor) == of.bytes && other.read(tensor) == of.bytes, "{tensor}");
-        }
+        caller.assert_holds(&model);
         idle.finish().unwrap();
     }
 }
@@ -293,49 +261,23 @@ fn run(caller: &Caller<'_>) -> Result<()> {
     stream.finish()
 }
 
-/// Runs streams with a fault at the first such call, at the second, and so on until no call is left to fail, and returns
-/// the errors.
-fn with_fault_at_every_call(start: impl Fn(u64) -> Sim, fault: Fault) -> Vec<Error> {
+#[test]
+fn a_fault_at_any_call_is_a_clean_error() {
     let model = mixed_model();
-    let mut errors = Vec::new();
-    for at in 1.. {
-        let sim = start(at);
-        let gpu = Gpu::new(&sim, 0);
-        let caller = Caller::new(&gpu, &model);
-        sim.inject(fault, at);
-        let result = run(&caller);
-        let is_over = sim.counters().faults == 0;
-        match result {
-            Ok(()) => model.tensors.iter().enumerate().for_each(|(tensor, of)| {
-                assert!(caller.read(tensor) == of.bytes, "{tensor}");
-            }),
-            Err(error) => errors.push(error),
-        }
-        // The stream was dropped.
-        caller.use_blocks(0..8);
-        if is_over {
-            break;
-        }
-    }
-    errors
-}
-
-#[test]
-fn out_of_memory_at_any_call_is_a_clean_error() {
-    let errors = with_fault_at_every_call(Sim::start, Fault::OutOfMemory);
     // At least a context, two streams, and events that order the copies with the caller.
-    assert!(errors.len() >= 4, "{errors:?}");
-    assert!(errors.iter().all(|error| error.kind() == Kind::OutOfMemory), "{errors:?}");
-}
-
-#[test]
-fn a_copy_that_fails_during_the_load_is_a_clean_error() {
-    for fault in [Fault::CopyEnqueue, Fault::CopyAsync] {
-        for start in [Sim::start, Sim::start_lazy] {
-            let errors = with_fault_at_every_call(start, fault);
-            assert!(errors.len() >= 10, "{errors:?}");
-            assert!(errors.iter().all(|error| error.kind() == Kind::Device), "{fault:?}: {errors:?}");
-        }
+    for (fault, least) in [(Fault::OutOfMemory, 4), (Fault::CopyEnqueue, 10), (Fault::CopyAsync, 10)] {
+        with_fault_at_every_call(fault, least, |sim, begin| {
+            let gpu = Gpu::new(sim, 0);
+            let caller = Caller::new(&gpu, &model);
+            begin();
+            let result = run(&caller);
+            if result.is_ok() {
+                caller.assert_holds(&model);
+            }
+            // The stream was dropped.
+            caller.use_blocks(0..8);
+            result
+        });
     }
 }
 
@@ -388,7 +330,7 @@ fn the_callers_stream_waits_once_for_the_tensors_of_a_chunk() {
             // The caller's work, each chunk for its slot, both copy streams when tensors are ready, and both at the end.
             assert!(after.records - before.records <= 3 + 3 * chunks, "{after:?}");
             assert!(after.syncs - before.syncs <= 2, "{after:?}");
-            assert!((0..1000).all(|tensor| caller.read(tensor) == model.tensors[tensor].bytes));
+            caller.assert_holds(&model);
         }
     }
 }

@@ -18,6 +18,7 @@ pub use fst_simcuda::{abi, random};
 
 use abi::{Counters, Fault, Kind, Schedule, Status};
 use fst::device;
+use fst::error::{self, Result};
 use fst::options::{Options, ReaderChoice};
 use fst::staging::pool;
 use library::LIBRARY;
@@ -49,6 +50,37 @@ pub fn assert_reported(kinds: &[Kind], test: impl Fn(&Sim)) {
         let report = sim.finish();
         assert_eq!(report.kinds(), kinds, "seed {seed}: {:#?}", report.violations);
     }
+}
+
+/// Runs attempts with a fault at the first such call, at the second, and so on until no call is left to fail, with lazy
+/// schedules and with random delays. An attempt calls its second argument when its set-up is complete.
+///
+/// Asserts that at least `least` calls fail with each schedule, that the error is that of the fault, and that only a lack
+/// of memory may be no error. Returns the results of the attempts in which a call failed.
+pub fn with_fault_at_every_call(
+    fault: Fault,
+    least: u64,
+    attempt: impl Fn(&Sim, &dyn Fn()) -> Result<()>,
+) -> Vec<Result<()>> {
+    let kind = if fault == Fault::OutOfMemory { error::Kind::OutOfMemory } else { error::Kind::Device };
+    let mut results = Vec::new();
+    for start in [Sim::start, Sim::start_lazy] {
+        for at in 1.. {
+            let sim = start(at);
+            let result = attempt(&sim, &|| sim.inject(fault, at));
+            if sim.counters().faults == 0 {
+                assert!(at > least, "only {at} calls");
+                result.unwrap();
+                break;
+            }
+            match &result {
+                Ok(()) => assert_eq!(fault, Fault::OutOfMemory),
+                Err(error) => assert_eq!(error.kind(), kind, "{fault:?}: {error}"),
+            }
+            results.push(result);
+        }
+    }
+    results
 }
 
 /// Waits for exclusive access to the state of the process: the simulator, what fst keeps between loads, the profile and
@@ -112,13 +144,19 @@ impl Sim {
     }
 
     /// Queues a kernel that fills `bytes` bytes with `value`.
-    pub fn launch_write(&self, stream: usize, address: u64, bytes: usize, value: u8) -> Result<(), Status> {
+    pub fn launch_write(
+        &self,
+        stream: usize,
+        address: u64,
+        bytes: usize,
+        value: u8,
+    ) -> std::result::Result<(), Status> {
         // SAFETY: the simulator checks all arguments.
         unsafe { (LIBRARY.sim_launch_write)(stream, address, bytes, value) }.check()
     }
 
     /// Queues a kernel that reads `bytes` bytes.
-    pub fn launch_read(&self, stream: usize, address: u64, bytes: usize) -> Result<(), Status> {
+    pub fn launch_read(&self, stream: usize, address: u64, bytes: usize) -> std::result::Result<(), Status> {
         // SAFETY: the simulator checks all arguments.
         unsafe { (LIBRARY.sim_launch_read)(stream, address, bytes) }.check()
     }
@@ -136,7 +174,7 @@ impl Sim {
     }
 
     /// Copies device memory to the host immediately.
-    pub fn read(&self, address: u64, bytes: usize) -> Result<Vec<u8>, Status> {
+    pub fn read(&self, address: u64, bytes: usize) -> std::result::Result<Vec<u8>, Status> {
         let mut found = vec![0; bytes];
         // SAFETY: `found` has `bytes` bytes.
         unsafe { (LIBRARY.sim_read)(address, found.as_mut_ptr(), bytes) }.check()?;
@@ -144,7 +182,7 @@ impl Sim {
     }
 
     /// Copies host memory to the device immediately.
-    pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Status> {
+    pub fn write(&self, address: u64, bytes: &[u8]) -> std::result::Result<(), Status> {
         // SAFETY: the pointer and the length belong to one slice.
         unsafe { (LIBRARY.sim_write)(address, bytes.as_ptr(), bytes.len()) }.check()
     }
