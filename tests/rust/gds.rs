@@ -9,14 +9,12 @@ use crate::sim::abi::Fault;
 use crate::sim::cufile::{self, Cufile};
 use crate::sim::gpu::Gpu;
 use crate::sim::{Sim, TIGHT, schedules, with_fault_at_every_call};
-use fst::cast::elements::Cast;
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
 use fst::device::cuda::{SCRATCH_BYTES_MAX, kernels};
 use fst::dtype::Dtype;
 use fst::error::Kind;
 use fst::options::{Options, ReaderChoice};
-use fst::plan::Destination;
 use std::fs::{self, File};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -84,38 +82,6 @@ fn every_dtype_is_exact_at_any_data_offset() {
             assert!(after.launches - before.launches <= reads.reads, "{after:?} {reads:?}");
             assert!(after.syncs - before.syncs <= reads.reads + 1, "{after:?} {reads:?}");
         }
-    }
-}
-
-#[test]
-fn elements_are_cast() {
-    if !IS_SUPPORTED {
-        return;
-    }
-    let model = Model::new(&[(Dtype::BF16, &[3001]), (Dtype::I32, &[77, 31]), (Dtype::F8E4M3, &[9000])]);
-    let casts = [(Dtype::BF16, Dtype::F32), (Dtype::I32, Dtype::F64), (Dtype::F8E4M3, Dtype::BF16)];
-    for sim in schedules() {
-        let cufile = start(&sim);
-        let gpu = Gpu::new(&sim, 0);
-        let load = Load::all(&gpu, &model);
-        let mut destinations = load.destinations();
-        let mut targets = Vec::new();
-        for ((destination, tensor), (from, to)) in destinations.iter_mut().zip(&model.tensors).zip(casts) {
-            let cast = Cast::new(from, to).unwrap();
-            let item_bytes = |dtype: Dtype| usize::try_from(dtype.item_bytes()).unwrap();
-            let mut expected = vec![0; tensor.bytes.len() / item_bytes(from) * item_bytes(to)];
-            cast.run(&tensor.bytes, &mut expected);
-            let address = gpu.allocate(expected.len());
-            *destination = Destination { address, cast: Some(cast), ..*destination };
-            targets.push((address, expected));
-        }
-        let mut transfer = load.open(DIRECT).unwrap();
-        load.fill(&mut transfer, &destinations).unwrap();
-        for (address, expected) in targets {
-            assert!(gpu.read(address, expected.len()) == expected);
-        }
-        transfer.finish().unwrap();
-        assert!(cufile.counters().reads > 0);
     }
 }
 

@@ -36,17 +36,11 @@ use tempfile::TempDir;
 /// Options of the staged engine and of GPUDirect Storage.
 const ENGINES: [Options; 2] = [TIGHT, DIRECT];
 
-#[test]
-fn every_dtype_is_exact() {
-    let dtypes: Vec<Dtype> = Dtype::all().filter(|dtype| dtype.scalar_type().is_some()).collect();
-    let tensors: Vec<(Dtype, &[u64])> = dtypes.iter().map(|&dtype| (dtype, &[31, 36][..])).collect();
-    let model = Model::new(&tensors);
-    for sim in schedules() {
-        let gpu = Gpu::new(&sim, 0);
-        let load = Load::all(&gpu, &model);
-        load.run(TIGHT).unwrap();
-        load.assert_holds(&model);
-    }
+/// Loads all tensors of a model, and compares their bytes.
+fn load_all(gpu: &Gpu<'_>, model: &Model, options: &Options) {
+    let load = Load::all(gpu, model);
+    load.run(options.clone()).unwrap();
+    load.assert_holds(model);
 }
 
 #[test]
@@ -220,37 +214,42 @@ fn casts_match_those_on_the_cpu() {
         (Dtype::F16, Dtype::BF16),
         (Dtype::F64, Dtype::F16),
         (Dtype::F32, Dtype::F8E4M3),
+        (Dtype::I32, Dtype::F64),
+        (Dtype::F8E4M3, Dtype::BF16),
     ];
-    let shapes: Vec<[u64; 2]> = (0..40).map(|index| [1 + index % 7, 1 + index * 37 % 300]).collect();
+    let shapes: Vec<[u64; 2]> = (0..40).map(|index| [1 + index % 9, 1 + index * 137 % 1000]).collect();
     let tensors: Vec<(Dtype, &[u64])> =
         shapes.iter().zip(casts.iter().cycle()).map(|(shape, (from, _))| (*from, &shape[..])).collect();
     let mut model = Model::new(&tensors);
     // Random bits contain NaNs, whose bits differ between the CPU and a GPU.
     model.write_finite();
-    for sim in schedules() {
+    for (options, sim) in ENGINES.into_iter().cycle().zip(schedules()) {
+        let cufile = gds::start(&sim);
         let gpu = Gpu::new(&sim, 0);
         let mut load = Load::all(&gpu, &model);
-        let of = |index: usize| Cast::new(casts[index % 5].0, casts[index % 5].1).unwrap();
-        let target_bytes = |index: usize| {
-            let items = load.regions[index].bytes() / of(index).from.item_bytes();
-            usize::try_from(items * of(index).to.item_bytes()).unwrap()
-        };
-        let sizes: Vec<usize> = (0..model.tensors.len()).map(target_bytes).collect();
-        load.blocks = sizes.iter().map(|&bytes| gpu.allocate(bytes)).collect();
         let mut destinations = load.destinations();
-        for (index, destination) in destinations.iter_mut().enumerate() {
-            destination.cast = Some(of(index));
+        let mut expected = Vec::new();
+        for (destination, ((from, to), tensor)) in destinations.iter_mut().zip(casts.iter().cycle().zip(&model.tensors))
+        {
+            let cast = Cast::new(*from, *to).unwrap();
+            let items = u64::try_from(tensor.bytes.len()).unwrap() / from.item_bytes();
+            let mut bytes = vec![0; usize::try_from(items * to.item_bytes()).unwrap()];
+            cast.run(&tensor.bytes, &mut bytes);
+            *destination = Destination { address: gpu.allocate(bytes.len()), cast: Some(cast), ..*destination };
+            expected.push(bytes);
         }
-        let mut transfer = load.open(TIGHT).unwrap();
-        assert_eq!(transfer.planner().can_cast(of(0)), IMAGE.is_some());
+        load.blocks.clear();
+        let is_direct = options.reader == ReaderChoice::Gds;
+        let mut transfer = load.open(options).unwrap();
+        assert_eq!(transfer.planner().can_cast(destinations[0].cast.unwrap()), IMAGE.is_some());
         if IMAGE.is_some() {
             load.fill(&mut transfer, &destinations).unwrap();
             transfer.finish().unwrap();
-            for (index, tensor) in model.tensors.iter().enumerate() {
-                let mut expected = vec![0; sizes[index]];
-                of(index).run(&tensor.bytes, &mut expected);
-                assert!(gpu.read(load.blocks[index], sizes[index]) == expected, "{:?} {:?}", of(index), tensor.shape);
+            for ((destination, expected), tensor) in destinations.iter().zip(&expected).zip(&model.tensors) {
+                let found = gpu.read(destination.address, expected.len());
+                assert!(found == *expected, "{:?} {:?}", destination.cast, tensor.shape);
             }
+            assert_eq!(cufile.counters().reads > 0, is_direct);
         } else {
             drop(transfer);
         }
@@ -258,48 +257,32 @@ fn casts_match_those_on_the_cpu() {
 }
 
 #[test]
-fn a_gpu_without_kernels_is_filled_by_copies() {
+fn loads_work_without_pinned_memory_and_without_kernels() {
     let model = mixed_model();
-    let sim = Sim::start(7);
-    sim.inject(Fault::RefuseModules, 0);
-    let gpu = Gpu::new(&sim, 0);
-    let load = Load::all(&gpu, &model);
-    let profile = profile::start();
-    load.run(TIGHT).unwrap();
-    let trace: Value = serde_json::from_str(&profile::stop(profile).unwrap()).unwrap();
-    assert_eq!(sim.counters().launches, 0);
-    let why = trace["otherData"]["missing_kernels"][0]["why"].as_str().unwrap();
-    assert!(IMAGE.is_none() || why.contains("CUDA_ERROR_NO_BINARY_FOR_GPU"), "{why}");
-    load.assert_holds(&model);
-}
-
-/// Drivers before the compiler's refuse the image.
-#[test]
-fn an_old_driver_compiles_the_kernels_from_ptx() {
-    let model = mixed_model();
-    let sim = Sim::start(7);
-    sim.inject(Fault::RefuseFatbins, 0);
-    let gpu = Gpu::new(&sim, 0);
-    let load = Load::all(&gpu, &model);
-    load.run(TIGHT).unwrap();
-    assert_eq!(sim.counters().launches > 0, IMAGE.is_some());
-    load.assert_holds(&model);
-}
-
-/// An error that may pass does not end the use of the kernels. A GPU for which the image has no code is not asked again.
-#[test]
-fn kernels_are_loaded_again_only_after_errors_that_may_pass() {
-    let model = mixed_model();
-    for (fault, launches_later) in [(Fault::RefuseModules, false), (Fault::ModulesPass, true)] {
-        let sim = Sim::start(7);
-        // The image and the PTX.
-        sim.inject(fault, 2);
+    for ((fault, launches), sim) in [
+        (Fault::RefusePinning, [true, true]),
+        // Drivers before the compiler's refuse the image, and compile the PTX.
+        (Fault::RefuseFatbins, [true, true]),
+        // A GPU for which the image and the PTX have no code is not asked again.
+        (Fault::RefuseModules, [false, false]),
+        // An error that may pass, for both, does not end the use of the kernels.
+        (Fault::ModulesPass, [false, true]),
+    ]
+    .into_iter()
+    .zip(schedules())
+    {
         let gpu = Gpu::new(&sim, 0);
-        for may_launch in [false, launches_later] {
-            let load = Load::all(&gpu, &model);
-            load.run(TIGHT).unwrap();
-            assert_eq!(sim.counters().launches > 0, may_launch && IMAGE.is_some(), "{fault:?}");
-            load.assert_holds(&model);
+        sim.inject(fault, 2);
+        for may_launch in launches {
+            let profile = profile::start();
+            load_all(&gpu, &model, &TIGHT);
+            let trace: Value = serde_json::from_str(&profile::stop(profile).unwrap()).unwrap();
+            let why = trace["otherData"]["missing_kernels"][0]["why"].as_str().unwrap_or_default();
+            assert_eq!(why.contains("CUDA_ERROR_NO_BINARY_FOR_GPU"), fault == Fault::RefuseModules && IMAGE.is_some());
+            let counters = sim.counters();
+            assert_eq!(counters.launches > 0, may_launch && IMAGE.is_some(), "{fault:?}");
+            assert_eq!(counters.registered_bytes_peak == 0, fault == Fault::RefusePinning);
+            assert!(counters.faults > 0 || IMAGE.is_none());
         }
     }
 }
@@ -356,15 +339,13 @@ fn a_default_stream_of_another_context_or_of_a_thread_is_refused() {
         assert!(refused(stream).contains("another CUDA context"));
     }
     // Another stream has a context of its own, and the default stream of another GPU is that of its primary context.
-    let load = Load::all(&gpu, &model);
-    load.run(TIGHT).unwrap();
-    load.assert_holds(&model);
+    load_all(&gpu, &model, &TIGHT);
     Cuda::open(1, 0).map(drop).unwrap();
     // A program may enter a green context between two tensors.
     let cuda = Cuda::open(0, u64::try_from(gpu.stream).unwrap()).unwrap();
     assert_eq!(cuda.set_stream(0).unwrap_err().kind(), Kind::InvalidArgument);
     assert_eq!(sim.cuda.current(), Ok(sim.other_context(0)));
-    drop((load, cuda));
+    drop(cuda);
     sim.cuda.set_current(gpu.context).unwrap();
 }
 
@@ -373,46 +354,31 @@ fn megabyte_model() -> Model {
     Model::new(&[(Dtype::U8, &[600_000]), (Dtype::F32, &[100, 1000])])
 }
 
-/// Returns the peak of pinned bytes during a load of a model.
-fn pinned_bytes_peak(sim: &Sim, model: &Model, options: &Options) -> usize {
-    let gpu = Gpu::new(sim, 0);
-    let load = Load::all(&gpu, model);
-    load.run(options.clone()).unwrap();
-    load.assert_holds(model);
-    let counters = sim.counters();
-    assert!(counters.registered_bytes_peak > 0);
-    // The memory stays pinned, so the next load pins none.
-    assert_eq!(counters.registered_bytes, counters.registered_bytes_peak);
-    let again = Load::all(&gpu, model);
-    again.run(options.clone()).unwrap();
-    again.assert_holds(model);
-    assert_eq!(sim.counters().registrations, counters.registrations);
-    usize::try_from(counters.registered_bytes_peak).unwrap()
-}
-
 #[test]
-fn tensors_larger_than_staging_memory_are_loaded() {
+fn pinned_memory_is_bounded_by_the_options_and_by_the_file() {
     let model = megabyte_model();
-    let one_slot = Options { staging_bytes: TIGHT.chunk_bytes, ..TIGHT };
-    let part_of_a_slot_over = Options { staging_bytes: 10_000, ..TIGHT };
-    let part_of_a_page_over = Options { chunk_bytes: 5000, staging_bytes: 20_000, ..TIGHT };
-    for options in [TIGHT, one_slot, part_of_a_slot_over, part_of_a_page_over] {
-        for sim in schedules().take(3) {
-            let peak = pinned_bytes_peak(&sim, &model, &options);
-            assert!(peak <= options.staging_bytes, "{peak} bytes pinned with {options:?}");
-        }
-    }
-}
-
-#[test]
-fn pinned_memory_is_not_larger_than_the_file() {
-    let model = megabyte_model();
-    for chunk_bytes in [300_000, 700_000, 2_000_000] {
-        let options = Options { chunk_bytes, staging_bytes: 8 << 20, ..TIGHT };
-        for sim in schedules().take(3) {
-            let peak = pinned_bytes_peak(&sim, &model, &options);
-            // Whole pages are pinned.
-            assert!(peak <= 1_000_000_usize.next_multiple_of(4 << 10), "{peak} bytes pinned with {options:?}");
+    for (chunk_bytes, staging_bytes) in [
+        (TIGHT.chunk_bytes, TIGHT.staging_bytes),
+        (TIGHT.chunk_bytes, TIGHT.chunk_bytes),
+        // A part of a slot is left, and a part of a page.
+        (TIGHT.chunk_bytes, 10_000),
+        (5000, 20_000),
+        // All slots are larger than the file, of which whole pages are pinned.
+        (300_000, 8 << 20),
+        (700_000, 8 << 20),
+        (2_000_000, 8 << 20),
+    ] {
+        let options = Options { chunk_bytes, staging_bytes, ..TIGHT };
+        for sim in schedules().take(2) {
+            let gpu = Gpu::new(&sim, 0);
+            load_all(&gpu, &model, &options);
+            let counters = sim.counters();
+            let limit = staging_bytes.min(1_000_000_usize.next_multiple_of(4 << 10)) as u64;
+            assert!((1..=limit).contains(&counters.registered_bytes_peak), "{counters:?} with {options:?}");
+            // The memory stays pinned, so the next load pins none.
+            assert_eq!(counters.registered_bytes, counters.registered_bytes_peak);
+            load_all(&gpu, &model, &options);
+            assert_eq!(sim.counters().registrations, counters.registrations);
         }
     }
 }
@@ -437,16 +403,15 @@ fn workers_pin_one_slot_at_a_time() {
 }
 
 #[test]
-fn every_reader_loads_to_a_gpu() {
-    let models = [mixed_model(), megabyte_model()];
+fn every_reader_loads_every_dtype_to_a_gpu() {
+    let dtypes = Dtype::all().filter(|dtype| dtype.scalar_type().is_some());
+    let tensors: Vec<(Dtype, &[u64])> = dtypes.map(|dtype| (dtype, &[31, 36][..])).collect();
+    let models = [Model::new(&tensors), megabyte_model()];
     for reader in [ReaderChoice::Mmap, ReaderChoice::Pread, ReaderChoice::Uring, ReaderChoice::Auto] {
         for chunk_bytes in [4 << 10, 1 << 20] {
             let options = Options { reader, chunk_bytes, staging_bytes: 2 << 20, ..TIGHT };
             for (sim, model) in schedules().take(2).zip(&models) {
-                let gpu = Gpu::new(&sim, 0);
-                let load = Load::all(&gpu, model);
-                load.run(options.clone()).unwrap();
-                load.assert_holds(model);
+                load_all(&Gpu::new(&sim, 0), model, &options);
             }
         }
     }
@@ -458,10 +423,8 @@ fn callers_on_the_default_stream_or_another_device_keep_their_context() {
     for sim in schedules() {
         let target = Gpu::with_default_stream(&sim, 1);
         let current = Gpu::new(&sim, 0);
-        let load = Load::all(&target, &model);
-        load.run(TIGHT).unwrap();
+        load_all(&target, &model, &TIGHT);
         assert_eq!(sim.cuda.current(), Ok(current.context));
-        load.assert_holds(&model);
     }
 }
 
@@ -475,11 +438,7 @@ fn loads_run_concurrently_to_two_devices() {
                 let (sim, model) = (&sim, &models[worker / 2]);
                 scope.spawn(move || {
                     let gpu = Gpu::new(sim, i32::try_from(worker % 2).unwrap());
-                    for options in ENGINES {
-                        let load = Load::all(&gpu, model);
-                        load.run(options).unwrap();
-                        load.assert_holds(model);
-                    }
+                    ENGINES.iter().for_each(|options| load_all(&gpu, model, options));
                 });
             }
         });
@@ -489,23 +448,16 @@ fn loads_run_concurrently_to_two_devices() {
 #[test]
 fn concurrent_loads_share_one_bound_without_deadlock() {
     let model = megabyte_model();
-    for slots in [1, 2, 5] {
-        for sim in schedules().take(3) {
-            let options = Options { staging_bytes: slots * TIGHT.chunk_bytes, ..TIGHT };
-            std::thread::scope(|scope| {
-                for worker in 0..4 {
-                    let (sim, model, options) = (&sim, &model, options.clone());
-                    scope.spawn(move || {
-                        let gpu = Gpu::new(sim, worker % 2);
-                        let load = Load::all(&gpu, model);
-                        load.run(options).unwrap();
-                        load.assert_holds(model);
-                    });
-                }
-            });
-            let peak = usize::try_from(sim.counters().registered_bytes_peak).unwrap();
-            assert!(peak <= slots * TIGHT.chunk_bytes, "{peak} bytes pinned");
-        }
+    for (slots, sim) in [1, 2, 5].into_iter().zip(schedules()) {
+        let options = Options { staging_bytes: slots * TIGHT.chunk_bytes, ..TIGHT };
+        std::thread::scope(|scope| {
+            for worker in 0..4 {
+                let (sim, model, options) = (&sim, &model, &options);
+                scope.spawn(move || load_all(&Gpu::new(sim, worker % 2), model, options));
+            }
+        });
+        let peak = usize::try_from(sim.counters().registered_bytes_peak).unwrap();
+        assert!(peak <= options.staging_bytes, "{peak} bytes pinned");
     }
 }
 
@@ -578,20 +530,6 @@ fn a_dropped_transfer_leaves_no_resource() {
         drop(transfer);
         load.assert_holds(&model);
         drop(load.open(TIGHT).unwrap());
-    }
-}
-
-#[test]
-fn loads_work_without_pinned_memory() {
-    let model = mixed_model();
-    for sim in schedules() {
-        let gpu = Gpu::new(&sim, 0);
-        sim.inject(Fault::RefusePinning, 0);
-        let load = Load::all(&gpu, &model);
-        load.run(TIGHT).unwrap();
-        load.assert_holds(&model);
-        let counters = sim.counters();
-        assert!(counters.faults > 0 && counters.registered_bytes_peak == 0, "{counters:?}");
     }
 }
 

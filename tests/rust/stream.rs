@@ -308,29 +308,27 @@ fn a_truncated_file_gives_its_tensors_and_then_the_error() {
 #[test]
 fn the_callers_stream_waits_once_for_the_tensors_of_a_chunk() {
     let model = Model::new(&vec![(Dtype::F32, &[10][..]); 1000]);
-    for order in ORDERS {
-        for sim in schedules().take(3) {
-            let gpu = Gpu::new(&sim, 0);
-            let caller = Caller::new(&gpu, &model);
-            let stream = caller.open(order).unwrap();
-            let chunks = stream.planner().prepare(&caller.destinations()).unwrap().chunks().len() as u64;
-            assert!((10..=250).contains(&chunks), "{chunks}");
-            let before = sim.counters();
-            caller.submit(&stream, 0..1000).unwrap();
-            let current = u64::try_from(gpu.stream).unwrap();
-            for _ in 0..1000 {
-                // C++ names the current stream before each tensor.
-                stream.set_stream(current).unwrap();
-                stream.take().unwrap();
-            }
-            stream.finish().unwrap();
-            let after = sim.counters();
-            // Each of the two copy streams waits once for the caller, and the caller for both after each chunk.
-            assert!(after.waits - before.waits <= 2 + 2 * chunks, "{after:?}");
-            // The caller's work, each chunk for its slot, both copy streams when tensors are ready, and both at the end.
-            assert!(after.records - before.records <= 3 + 3 * chunks, "{after:?}");
-            assert!(after.syncs - before.syncs <= 2, "{after:?}");
-            caller.assert_holds(&model);
+    for (order, sim) in ORDERS.into_iter().zip(schedules()) {
+        let gpu = Gpu::new(&sim, 0);
+        let caller = Caller::new(&gpu, &model);
+        let stream = caller.open(order).unwrap();
+        let chunks = stream.planner().prepare(&caller.destinations()).unwrap().chunks().len() as u64;
+        assert!((10..=250).contains(&chunks), "{chunks}");
+        let before = sim.counters();
+        caller.submit(&stream, 0..1000).unwrap();
+        let current = u64::try_from(gpu.stream).unwrap();
+        for _ in 0..1000 {
+            // C++ names the current stream before each tensor.
+            stream.set_stream(current).unwrap();
+            stream.take().unwrap();
         }
+        stream.finish().unwrap();
+        let after = sim.counters();
+        // Each of the two copy streams waits once for the caller, and the caller for both after each chunk.
+        assert!(after.waits - before.waits <= 2 + 2 * chunks, "{after:?}");
+        // The caller's work, each chunk for its slot, both copy streams when tensors are ready, and both at the end.
+        assert!(after.records - before.records <= 3 + 3 * chunks, "{after:?}");
+        assert!(after.syncs - before.syncs <= 2, "{after:?}");
+        caller.assert_holds(&model);
     }
 }
