@@ -2,25 +2,34 @@
 
 use super::abi::{CaptureMode, Counters, Fault, Memcpy2D, Schedule, Status};
 use std::ffi::c_char;
-use std::path::PathBuf;
-use std::sync::LazyLock;
 
-macro_rules! functions {
-    ($(fn $name:ident($($type:ty),*) $(-> $result:ty)?;)*) => {
+/// Declares the functions of a library that replaces another one, and loads it until the process ends.
+///
+/// The library must be open before any code opens the one that it replaces. The dynamic linker then resolves the SONAME to
+/// this library. It is a dev-dependency, so every `cargo test` builds it. Cargo puts the libraries of dependencies into the
+/// directory of the test programs, `deps` of the profile. The file name of a cdylib has no hash.
+macro_rules! library {
+    ($file:literal: $(fn $name:ident($($type:ty),*) $(-> $result:ty)?;)*) => {
         /// Functions of the library. Handles are integers, which the C ABI passes like pointers.
-        #[allow(non_snake_case, reason = "the names are CUDA's")]
+        #[allow(non_snake_case, reason = "the names are those of the replaced library")]
         pub struct Library { $(pub $name: unsafe extern "C" fn($($type),*) $(-> $result)?,)* }
 
-        impl Library {
-            fn of(library: &libloading::Library) -> Library {
-                // SAFETY: the types match api.rs and control.rs of the simulator.
-                unsafe { Library { $($name: *library.get(stringify!($name)).expect(stringify!($name)),)* } }
+        pub static LIBRARY: std::sync::LazyLock<Library> = std::sync::LazyLock::new(|| {
+            let test = std::env::current_exe().expect("the path of the running test");
+            let path = test.parent().expect("the directory of the test program").join($file);
+            // SAFETY: the library has no initializers with preconditions, and the types match the simulator.
+            unsafe {
+                let library = libloading::Library::new(&path)
+                    .unwrap_or_else(|error| panic!("cannot open the simulator {}: {error}", path.display()));
+                let library = Box::leak(Box::new(library));
+                Library { $($name: *library.get(stringify!($name)).expect(stringify!($name)),)* }
             }
-        }
+        });
     };
 }
 
-functions! {
+library! {
+    "libfst_simcuda.so":
     fn cuInit(u32) -> Status;
     fn cuDeviceGetCount(*mut i32) -> Status;
     fn cuDeviceGet(*mut i32, i32) -> Status;
@@ -69,27 +78,4 @@ functions! {
     fn sim_write(u64, *const u8, usize) -> Status;
     fn sim_finish() -> usize;
     fn sim_violations(*mut u8, usize) -> usize;
-}
-
-/// Library, open until the process ends, because its threads run until then.
-///
-/// The library must be open before any code opens `libcuda.so`. The dynamic linker
-/// then resolves the SONAME to this library.
-pub static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
-    let path = path();
-    // SAFETY: the library has no initializers with preconditions.
-    let library = unsafe { libloading::Library::new(&path) }
-        .unwrap_or_else(|error| panic!("cannot open the simulated driver {}: {error}", path.display()));
-    Library::of(Box::leak(Box::new(library)))
-});
-
-/// Returns the path of the library that cargo has built.
-///
-/// The simulator is a dev-dependency, so every `cargo test` builds it. Cargo puts
-/// the libraries of dependencies into the directory of the test programs, `deps`
-/// of the profile. The file name of a cdylib has no hash.
-fn path() -> PathBuf {
-    let test = std::env::current_exe().expect("the path of the running test");
-    let directory = test.parent().expect("the directory of the test program");
-    directory.join("libfst_simcuda.so")
 }

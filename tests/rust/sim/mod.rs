@@ -8,10 +8,11 @@
 //! // The end of `sim` fails the test if a violation was reported or a resource is left.
 //! ```
 
+#[macro_use]
+mod library;
 mod cuda;
 pub mod cufile;
 pub mod gpu;
-mod library;
 
 pub use cuda::Cuda;
 pub use fst_simcuda::{abi, random};

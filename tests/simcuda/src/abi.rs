@@ -117,7 +117,7 @@ pub struct Memcpy2D {
 
 /// Kind of failure that `sim_inject` requests.
 #[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     /// The n-th call that creates an object fails with out of memory. Objects are
     /// streams, events, registrations, device allocations, modules and retained
@@ -129,8 +129,6 @@ pub enum Fault {
     CopyAsync,
     /// Every later registration is rejected. The number is ignored.
     RefusePinning,
-    /// The n-th module is rejected, like a module without code for the device.
-    ModuleLoad,
     /// The first n modules are rejected for a reason that passes.
     ModulesPass,
     /// Every later module is rejected, like a module without code for the device. The number is ignored.

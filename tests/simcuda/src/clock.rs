@@ -85,22 +85,3 @@ impl Order {
         self.awaited.join(clock);
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn joined_clock_covers_earlier_work_only() {
-        let mut copies = Clock::default();
-        let first = copies.append(3);
-        let mut caller = Clock::default();
-        assert!(!caller.covers(first));
-        caller.join(&copies);
-        let second = copies.append(3);
-        assert!(caller.covers(first));
-        assert!(!caller.covers(second));
-        assert!(copies.covers_all(&caller));
-        assert!(!caller.covers_all(&copies));
-    }
-}

@@ -4,7 +4,7 @@ use crate::abi::{Kind, MEMORY_TYPE_DEVICE, MEMORY_TYPE_HOST, Memcpy2D, Status};
 use crate::context;
 use crate::driver::{Driver, SharedDriver};
 use crate::fault::Outcome;
-use crate::host::{PinId, read_host};
+use crate::host::{PinId, is_mapped, read_host};
 use crate::random::Random;
 use crate::region::Region;
 use crate::stream::Work;
@@ -21,7 +21,6 @@ pub struct CopyToDevice {
     expected: Vec<u8>,
     /// Registration of the source, or `None` for pageable memory.
     pin: Option<PinId>,
-    fails: bool,
 }
 
 /// Returns the source and the target of a strided copy, or `None` for an empty copy.
@@ -51,28 +50,43 @@ pub fn regions_of(copy: &Memcpy2D) -> Result<Option<(Region, Region)>, Status> {
 impl Driver {
     /// `cuMemcpyHtoDAsync_v2` and `cuMemcpy2DAsync_v2`.
     pub fn copy_to_device(&mut self, source: Region, target: Region, stream: usize) -> Result<(), Status> {
-        let stream = self.stream_for_work("copy", stream)?;
+        let (stream, outcome, pin) = self.begin_copy("copy", &source, target, true, stream)?;
+        let expected = read_host(&source).ok_or(Status::InvalidValue)?;
+        self.memory.write_expected(&target, &expected);
+        let id = self.push(stream, outcome.of(Work::CopyToDevice(CopyToDevice { source, target, expected, pin })));
+        self.pinned.add_copy(pin, id);
+        Ok(())
+    }
+
+    /// Checks a copy between host and device memory. Returns its stream, its outcome, and the registration of the host
+    /// memory, or `None` for pageable memory.
+    pub fn begin_copy(
+        &mut self,
+        operation: &str,
+        host: &Region,
+        device: Region,
+        writes_device: bool,
+        stream: usize,
+    ) -> Result<(usize, Outcome, Option<PinId>), Status> {
+        let stream = self.stream_for_work(operation, stream)?;
         let outcome = self.faults.copy();
         if outcome == Outcome::Rejected {
             return Err(Status::Unknown);
         }
-        let Some(expected) = read_host(&source) else {
-            self.report(Kind::HostReleased, format!("copy from {source}, which is not mapped"));
+        if !is_mapped(host) {
+            self.report(Kind::HostReleased, format!("{operation} of {host}, which is not mapped"));
             return Err(Status::InvalidValue);
-        };
-        let pin = self.pinned.covering(&source, context::current());
+        }
+        let pin = self.pinned.covering(host, context::current());
         if pin.is_none() && !self.faults.unpinned_allowed() {
-            self.report(Kind::Unpinned, format!("copy from {source}, which is not registered"));
+            self.report(Kind::Unpinned, format!("{operation} of {host}, which is not registered"));
         }
-        self.access_on_stream(stream, target, true, "copy")?;
-        self.memory.write_expected(&target, &expected);
-        self.count_copy(stream, source.bytes());
-        let fails = outcome == Outcome::FailsLater;
-        let id = self.push(stream, Work::CopyToDevice(CopyToDevice { source, target, expected, pin, fails }));
-        if let Some(pin) = pin {
-            self.pinned.add_copy(pin, id);
-        }
-        Ok(())
+        self.access_on_stream(stream, device, writes_device, operation)?;
+        self.counters.copies += 1;
+        self.counters.copied_bytes += host.bytes();
+        let is_other = self.last_copy.replace(stream).is_some_and(|last| last != stream);
+        self.counters.stream_changes += u64::from(is_other);
+        Ok((stream, outcome, pin))
     }
 
     /// Ends all work of the context with an error.
@@ -86,13 +100,6 @@ impl Driver {
 impl CopyToDevice {
     /// Copies, unless the context is lost or a buffer is no longer valid.
     pub fn run(self, shared: &SharedDriver, epoch: u64, context: usize, random: &mut Random) {
-        if self.fails {
-            let mut driver = shared.lock();
-            if driver.epoch == epoch {
-                driver.set_lost(context);
-            }
-            return;
-        }
         let Some(bytes) = self.read_source(shared, epoch, context) else {
             return;
         };

@@ -1,10 +1,8 @@
 //! Copies from device memory to host memory.
 
 use crate::abi::{Kind, POISON, Status};
-use crate::context;
 use crate::driver::{Driver, SharedDriver};
-use crate::fault::Outcome;
-use crate::host::{PinId, is_mapped, read_host, write_host};
+use crate::host::{PinId, read_host, write_host};
 use crate::random::Random;
 use crate::region::Region;
 use crate::stream::Work;
@@ -16,47 +14,25 @@ pub struct CopyToHost {
     target: Region,
     /// Registration of the target, or `None` for pageable memory.
     pin: Option<PinId>,
-    fails: bool,
 }
 
 impl Driver {
     /// `cuMemcpyDtoHAsync_v2`. Fills the target with poison until the copy runs, so that a program without a wait reads
     /// poison.
     pub fn copy_to_host(&mut self, source: Region, target: Region, stream: usize) -> Result<(), Status> {
-        let stream = self.stream_for_work("copy to the host", stream)?;
-        let outcome = self.faults.copy();
-        if outcome == Outcome::Rejected {
-            return Err(Status::Unknown);
-        }
-        if !is_mapped(&target) {
-            self.report(Kind::HostReleased, format!("copy to {target}, which is not mapped"));
-            return Err(Status::InvalidValue);
-        }
-        let pin = self.pinned.covering(&target, context::current());
-        if pin.is_none() && !self.faults.unpinned_allowed() {
-            self.report(Kind::Unpinned, format!("copy to {target}, which is not registered"));
-        }
-        self.access_on_stream(stream, source, false, "copy to the host")?;
+        let (stream, outcome, pin) = self.begin_copy("copy to the host", &target, source, false, stream)?;
         write_host(&target, &vec![POISON; target.bytes() as usize]);
-        self.count_copy(stream, source.bytes());
-        let fails = outcome == Outcome::FailsLater;
-        let id = self.push(stream, Work::CopyToHost(CopyToHost { source, target, pin, fails }));
-        if let Some(pin) = pin {
-            self.pinned.add_copy(pin, id);
-        }
+        let id = self.push(stream, outcome.of(Work::CopyToHost(CopyToHost { source, target, pin })));
+        self.pinned.add_copy(pin, id);
         Ok(())
     }
 }
 
 impl CopyToHost {
-    /// Copies, unless the context is lost or a buffer is no longer valid.
-    pub fn run(self, shared: &SharedDriver, epoch: u64, context: usize, random: &mut Random) {
+    /// Copies, unless a buffer is no longer valid.
+    pub fn run(self, shared: &SharedDriver, epoch: u64, random: &mut Random) {
         let mut driver = shared.lock();
         if driver.epoch != epoch {
-            return;
-        }
-        if self.fails {
-            driver.set_lost(context);
             return;
         }
         // The unregistration of the target and the free of the source were reported when they happened.

@@ -126,14 +126,6 @@ impl Driver {
         self.faults.allocation()
     }
 
-    /// Counts a copy that was accepted.
-    pub fn count_copy(&mut self, stream: usize, bytes: u64) {
-        self.counters.copies += 1;
-        self.counters.copied_bytes += bytes;
-        let is_other = self.last_copy.replace(stream).is_some_and(|last| last != stream);
-        self.counters.stream_changes += u64::from(is_other);
-    }
-
     /// Returns whether work may start to run.
     pub fn may_run(&self) -> bool {
         self.schedule == Schedule::Random || self.waiting > 0 || self.permits > 0

@@ -45,9 +45,9 @@ impl PinnedMemory {
         self.live.values().any(|pin| pin.id == id)
     }
 
-    /// Records that a queued copy uses the registration.
-    pub fn add_copy(&mut self, id: PinId, copy: WorkId) {
-        if let Some(pin) = self.live.values_mut().find(|pin| pin.id == id) {
+    /// Records that a queued copy uses a registration.
+    pub fn add_copy(&mut self, id: Option<PinId>, copy: WorkId) {
+        if let Some(pin) = self.live.values_mut().find(|pin| Some(pin.id) == id) {
             pin.copies.include(copy);
         }
     }

@@ -51,7 +51,6 @@ pub struct Launch {
     threads: u32,
     /// Region and expected bytes of a table in device memory, or `None` for a table in the parameters.
     table: Option<(Region, Vec<u8>)>,
-    fails: bool,
 }
 
 /// Row of the table, as declared in csrc/kernels/scatter.h.
@@ -118,8 +117,7 @@ impl Driver {
                     .try_for_each(|&(region, writes)| self.access_on_stream(stream, region, writes, "scatter"))?;
                 self.counters.launches += 1;
                 let table = table.map(|region| (region, bytes));
-                let fails = outcome == Outcome::FailsLater;
-                self.push(stream, Work::Launch(Launch { tasks, tile_count, blocks, threads, table, fails }));
+                self.push(stream, outcome.of(Work::Launch(Launch { tasks, tile_count, blocks, threads, table })));
                 Ok(())
             }
         }
@@ -258,13 +256,10 @@ impl Task {
 
 impl Launch {
     /// Runs every thread of every block.
-    pub fn run(self, shared: &SharedDriver, epoch: u64, context: usize) {
+    pub fn run(self, shared: &SharedDriver, epoch: u64) {
         let mut driver = shared.lock();
         if driver.epoch != epoch {
             return;
-        }
-        if self.fails {
-            return driver.set_lost(context);
         }
         if let Some((region, expected)) = &self.table
             && driver.memory.read(region).as_ref() != Some(expected)

@@ -44,6 +44,8 @@ pub enum Work {
     Read,
     /// Kernel of fst.
     Launch(Launch),
+    /// Failure, which ends all work of the context.
+    Fail,
     /// Wait until work of another stream has run.
     Wait(WorkId),
 }
@@ -271,8 +273,9 @@ impl SharedDriver {
                 random.delay();
                 match work {
                     Work::CopyToDevice(copy) => copy.run(self, epoch, context, &mut random),
-                    Work::CopyToHost(copy) => copy.run(self, epoch, context, &mut random),
-                    Work::Launch(launch) => launch.run(self, epoch, context),
+                    Work::CopyToHost(copy) => copy.run(self, epoch, &mut random),
+                    Work::Launch(launch) => launch.run(self, epoch),
+                    Work::Fail => self.fail(epoch, context),
                     Work::Fill(region, value) => self.fill(epoch, &region, value),
                     Work::Read | Work::Wait(_) => {}
                 }
@@ -283,6 +286,13 @@ impl SharedDriver {
                 driver.finished_at.insert((id.stream, id.number), Instant::now());
                 self.notify_all();
             }
+        }
+    }
+
+    fn fail(&self, epoch: u64, context: usize) {
+        let mut driver = self.lock();
+        if driver.epoch == epoch {
+            driver.set_lost(context);
         }
     }
 
