@@ -24,75 +24,46 @@ fn image_is_a_fatbin_if_built_with_nvcc() {
 }
 
 /// Returns the bytes of a source and a target element.
-fn item_bytes(from: Dtype, to: Dtype) -> (usize, usize) {
-    if from == to { (1, 1) } else { (from.item_bytes() as usize, to.item_bytes() as usize) }
+fn item_bytes(copy: &StridedCopy) -> (u64, u64) {
+    if copy.from == copy.to { (1, 1) } else { (copy.from.item_bytes(), copy.to.item_bytes()) }
 }
 
-/// Random layout of one copy. The source gap is relative to the end of the previous copy.
-#[derive(Clone, Debug)]
-struct Layout {
-    from: Dtype,
-    to: Dtype,
-    rows: usize,
-    row_elements: usize,
-    row_gap_bytes: usize,
-    source_gap_bytes: usize,
-    target_gap_elements: usize,
-}
-
-impl Layout {
-    fn stride_bytes(&self) -> usize {
-        self.row_elements * item_bytes(self.from, self.to).0 + self.row_gap_bytes
-    }
-}
-
-fn layout() -> impl Strategy<Value = Layout> {
+/// Random copy. Its addresses are the gaps to the previous copy.
+fn copy() -> impl Strategy<Value = StridedCopy> {
     let all: Vec<Dtype> = Dtype::all().collect();
     let pairs = all.iter().flat_map(|&from| all.iter().map(move |&to| (from, to)));
     let casts: Vec<_> = pairs.filter(|&(from, to)| has_cast(from, to)).collect();
     let copies = all.iter().map(|&dtype| (dtype, dtype)).collect::<Vec<_>>();
     let pair = prop_oneof![3 => proptest::sample::select(casts), 1 => proptest::sample::select(copies)];
-    let around = |bytes: u64| (bytes as usize - 20)..(bytes as usize + 20);
+    let around = |bytes: u64| (bytes - 20)..(bytes + 20);
     let sizes = prop_oneof![
-        4 => (0_usize..9, 0_usize..40),
-        2 => (1_usize..3, 0_usize..700),
-        1 => (1_usize..2, prop_oneof![around(TILE_BYTES / 8), around(TILE_BYTES / 4), around(TILE_BYTES / 2)]),
-        1 => (1_usize..3, around(TILE_BYTES)),
+        4 => (0_u64..9, 0_u64..40),
+        2 => (1_u64..3, 0_u64..700),
+        1 => (1_u64..2, prop_oneof![around(TILE_BYTES / 8), around(TILE_BYTES / 4), around(TILE_BYTES / 2)]),
+        1 => (1_u64..3, around(TILE_BYTES)),
     ];
-    (pair, sizes, 0_usize..20, 0_usize..20, 0_usize..20).prop_map(
-        |((from, to), (rows, row_elements), row_gap_bytes, source_gap_bytes, target_gap_elements)| Layout {
-            from,
-            to,
-            rows,
-            row_elements,
-            row_gap_bytes,
-            source_gap_bytes,
-            target_gap_elements,
+    (pair, sizes, 0_u64..20, 0_u64..20, 0_u64..20).prop_map(
+        |((from, to), (rows, row_elements), row_gap_bytes, source, target_elements)| {
+            let mut copy = StridedCopy { source, target: 0, row_elements, rows, source_stride_bytes: 0, from, to };
+            let (source_bytes, target_bytes) = item_bytes(&copy);
+            copy.target = target_elements * target_bytes;
+            copy.source_stride_bytes = row_elements * source_bytes + row_gap_bytes;
+            copy
         },
     )
 }
 
-/// Returns copies at offsets in a source and a target, and the lengths of the source and the target.
-fn arrange(layouts: &[Layout]) -> (Vec<StridedCopy>, usize, usize) {
-    let (mut source, mut target) = (0_usize, 0_usize);
-    let mut copies = Vec::new();
-    for layout in layouts {
-        let (_, target_bytes) = item_bytes(layout.from, layout.to);
-        source += layout.source_gap_bytes;
-        target = target.next_multiple_of(target_bytes) + layout.target_gap_elements * target_bytes;
-        copies.push(StridedCopy {
-            source: source as u64,
-            target: target as u64,
-            row_elements: layout.row_elements as u64,
-            rows: layout.rows as u64,
-            source_stride_bytes: layout.stride_bytes() as u64,
-            from: layout.from,
-            to: layout.to,
-        });
-        source += layout.rows * layout.stride_bytes();
-        target += layout.rows * layout.row_elements * target_bytes;
+/// Makes the addresses of copies relative to a source and a target, and returns the lengths of both.
+fn arrange(copies: &mut [StridedCopy]) -> (usize, usize) {
+    let (mut source, mut target) = (0, 0);
+    for copy in copies {
+        let (_, target_bytes) = item_bytes(copy);
+        copy.source += source;
+        copy.target += u64::next_multiple_of(target, target_bytes);
+        source = copy.source + copy.rows * copy.source_stride_bytes;
+        target = copy.target + copy.rows * copy.row_elements * target_bytes;
     }
-    (copies, source + 1, target + 1)
+    (source as usize + 1, target as usize + 1)
 }
 
 /// Returns the table of the copies at these base addresses.
@@ -122,11 +93,11 @@ fn expected(copies: &[StridedCopy], source: &[u8], target_bytes: usize) -> Vec<u
     let bases = (address(source), words.as_mut_ptr().expose_provenance() as u64);
     let mut elements = Table::default();
     for copy in copies {
-        let (source_bytes, target_bytes) = item_bytes(copy.from, copy.to);
+        let (source_bytes, target_bytes) = item_bytes(copy);
         for element in 0..copy.rows * copy.row_elements {
             let (row, column) = (element / copy.row_elements, element % copy.row_elements);
-            let from = bases.0 + copy.source + row * copy.source_stride_bytes + column * source_bytes as u64;
-            let to = bases.1 + copy.target + element * target_bytes as u64;
+            let from = bases.0 + copy.source + row * copy.source_stride_bytes + column * source_bytes;
+            let to = bases.1 + copy.target + element * target_bytes;
             elements.push(StridedCopy { source: from, target: to, row_elements: 1, rows: 1, ..*copy }).unwrap();
         }
     }
@@ -220,9 +191,9 @@ proptest! {
     /// launch writes exactly the expected bytes.
     #[test]
     fn launch_copies_and_casts_every_element(
-        layouts in proptest::collection::vec(layout(), 1..8), blocks in 1_u32..5, threads in 1_u32..=BLOCK_THREADS,
+        mut copies in proptest::collection::vec(copy(), 1..8), blocks in 1_u32..5, threads in 1_u32..=BLOCK_THREADS,
     ) {
-        let (copies, source_bytes, target_bytes) = arrange(&layouts);
+        let (source_bytes, target_bytes) = arrange(&mut copies);
         let source = noise(source_bytes, 1);
         let sim = Sim::start(u64::from(blocks));
         let upload = Upload::new(&sim, &copies, &source, target_bytes);

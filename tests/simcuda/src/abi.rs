@@ -143,9 +143,10 @@ pub enum Fault {
 
 /// Time at which queued work runs.
 #[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Schedule {
     /// Work runs after a random delay.
+    #[default]
     Random,
     /// Work runs as late as possible: while a host thread waits for work. A query
     /// of an event lets one item of work run.

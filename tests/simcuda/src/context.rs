@@ -31,17 +31,10 @@ pub struct Device {
     pub lost: Option<Status>,
 }
 
-impl Device {
-    /// Creates a device whose context is not retained.
-    pub fn new() -> Device {
-        let other = (new_handle(), new_handle());
-        Device { context: new_handle(), default_stream: new_handle(), other, retained: 0, lost: None }
-    }
-}
-
 impl Default for Device {
     fn default() -> Self {
-        Device::new()
+        let other = (new_handle(), new_handle());
+        Device { context: new_handle(), default_stream: new_handle(), other, retained: 0, lost: None }
     }
 }
 

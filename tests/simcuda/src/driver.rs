@@ -27,7 +27,7 @@ pub fn new_handle() -> usize {
 }
 
 /// State of the driver between two resets.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Driver {
     /// Number of resets. Threads of an earlier epoch stop.
     pub epoch: u64,
@@ -42,7 +42,7 @@ pub struct Driver {
     /// Whether `cuInit` was called.
     pub initialized: bool,
     /// Devices with their primary contexts.
-    pub devices: Vec<Device>,
+    pub devices: [Device; DEVICES],
     /// Streams by handle, including destroyed streams.
     pub streams: BTreeMap<usize, Stream>,
     /// Captures that have not ended.
@@ -88,33 +88,6 @@ pub struct Orphan {
 }
 
 impl Driver {
-    fn new(epoch: u64, seed: u64, initialized: bool) -> Driver {
-        Driver {
-            epoch,
-            seed,
-            schedule: Schedule::Random,
-            waiting: 0,
-            permits: 0,
-            initialized,
-            devices: (0..DEVICES).map(|_| Device::new()).collect(),
-            streams: BTreeMap::new(),
-            captures: Vec::new(),
-            events: BTreeMap::new(),
-            modules: BTreeMap::new(),
-            functions: BTreeMap::new(),
-            finished_at: BTreeMap::new(),
-            memory: DeviceMemory::default(),
-            pinned: PinnedMemory::default(),
-            faults: Faults::default(),
-            order: Order::default(),
-            orphans: Vec::new(),
-            counters: Counters::default(),
-            last_copy: None,
-            violations: Vec::new(),
-            threads: Vec::new(),
-        }
-    }
-
     /// Records a violation.
     pub fn report(&mut self, kind: Kind, text: String) {
         self.violations.push(format!("{}: {text}", kind.tag()));
@@ -174,16 +147,10 @@ impl Driver {
 }
 
 /// Lock of the driver, and condition variable for changes of its state.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct SharedDriver {
     state: Mutex<Driver>,
     changed: Condvar,
-}
-
-impl Default for SharedDriver {
-    fn default() -> Self {
-        SharedDriver { state: Mutex::new(Driver::new(0, 0, false)), changed: Condvar::new() }
-    }
 }
 
 impl SharedDriver {
@@ -228,7 +195,8 @@ impl SharedDriver {
     /// because a program calls `cuInit` only once.
     pub fn reset(&self, seed: u64) {
         let mut driver = self.lock();
-        let new = Driver::new(driver.epoch + 1, seed, driver.initialized);
+        let (epoch, initialized) = (driver.epoch + 1, driver.initialized);
+        let new = Driver { epoch, seed, initialized, ..Driver::default() };
         let old = std::mem::replace(&mut *driver, new);
         drop(driver);
         self.notify_all();

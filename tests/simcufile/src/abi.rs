@@ -2,13 +2,13 @@
 
 /// Kind of failure that `simcufile_inject` requests.
 #[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     /// The n-th open of the driver fails.
     DriverOpen,
     /// The n-th registration of a file fails.
     HandleRegister,
-    /// Every later registration of a buffer fails. The number is ignored.
+    /// The n-th registration of a buffer and all later ones fail.
     RefuseBuffers,
     /// The n-th read and all later reads are short: they return at most a few blocks.
     ShortReads,

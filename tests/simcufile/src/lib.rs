@@ -13,7 +13,7 @@
 pub mod abi;
 
 use abi::{BLOCK_BYTES, Counters, Fault};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -56,9 +56,10 @@ struct State {
     handles: BTreeMap<usize, c_int>,
     buffers: BTreeMap<u64, u64>,
     next_handle: usize,
-    countdowns: BTreeMap<u32, u64>,
-    /// Faults that affect every later call.
-    lasting: BTreeSet<u32>,
+    /// Calls until each requested fault.
+    countdowns: BTreeMap<Fault, i64>,
+    /// Whether the next read fails with `EAGAIN`.
+    is_busy: bool,
     counters: Counters,
 }
 
@@ -71,9 +72,12 @@ fn state() -> MutexGuard<'static, State> {
 impl State {
     /// Counts one call and returns whether the call fails with `fault`.
     fn count_call(&mut self, fault: Fault) -> bool {
-        let remaining = self.countdowns.entry(fault as u32).or_default();
-        let fails = *remaining == 1;
-        *remaining = remaining.saturating_sub(1);
+        let Some(remaining) = self.countdowns.get_mut(&fault) else {
+            return false;
+        };
+        *remaining -= 1;
+        let lasts = matches!(fault, Fault::RefuseBuffers | Fault::ShortReads);
+        let fails = *remaining == 0 || (lasts && *remaining < 0);
         self.counters.faults += u64::from(fails);
         fails
     }
@@ -152,8 +156,7 @@ pub extern "C" fn cuFileBufRegister(base: u64, bytes: usize, _flags: c_int) -> S
     if !state.is_open || bytes == 0 {
         return state.misuse(INVALID_VALUE);
     }
-    if state.lasting.contains(&(Fault::RefuseBuffers as u32)) {
-        state.counters.faults += 1;
+    if state.count_call(Fault::RefuseBuffers) {
         return status(PINNING_FAILED);
     }
     if state.buffers.insert(base, bytes as u64).is_some() {
@@ -194,10 +197,10 @@ pub extern "C" fn cuFileRead(handle: usize, base: u64, bytes: usize, offset: i64
         return -HANDLE_NOT_REGISTERED;
     };
     if state.count_call(Fault::Interrupted) {
-        state.countdowns.insert(BUSY, 1);
+        state.is_busy = true;
         return failed(libc::EINTR);
     }
-    if state.countdowns.remove(&BUSY).is_some() {
+    if std::mem::take(&mut state.is_busy) {
         return failed(libc::EAGAIN);
     }
     if state.count_call(Fault::Disk) {
@@ -206,19 +209,13 @@ pub extern "C" fn cuFileRead(handle: usize, base: u64, bytes: usize, offset: i64
     if state.count_call(Fault::Library) {
         return -INTERNAL_ERROR;
     }
-    if state.count_call(Fault::ShortReads) {
-        state.lasting.insert(Fault::ShortReads as u32);
-    }
-    let bytes_max = match state.lasting.contains(&(Fault::ShortReads as u32)) {
+    let bytes_max = match state.count_call(Fault::ShortReads) {
         true => [1, 700, 4096, 5000][state.counters.reads as usize % 4],
         false => bytes,
     };
     drop(state);
     read(descriptor, address, bytes.min(bytes_max), offset)
 }
-
-/// Key in the countdowns for a read that fails with `EAGAIN`.
-const BUSY: u32 = u32::MAX;
 
 fn read(descriptor: c_int, address: u64, bytes: usize, offset: u64) -> isize {
     let mut found = vec![0; bytes];
@@ -264,18 +261,14 @@ fn failed(errno: c_int) -> isize {
 pub extern "C" fn simcufile_reset() {
     let mut state = state();
     state.countdowns.clear();
-    state.lasting.clear();
+    state.is_busy = false;
     state.counters = Counters::default();
 }
 
 /// Makes the `at`-th later call of a kind fail, counted from 1.
 #[unsafe(no_mangle)]
 pub extern "C" fn simcufile_inject(fault: Fault, at: u64) {
-    let mut state = state();
-    match fault {
-        Fault::RefuseBuffers => drop(state.lasting.insert(fault as u32)),
-        _ => drop(state.countdowns.insert(fault as u32, at)),
-    }
+    state().countdowns.insert(fault, at as i64);
 }
 
 /// Returns the counts since the last reset.
