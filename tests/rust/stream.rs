@@ -48,7 +48,10 @@ impl<'a> Caller<'a> {
         let batch = stream.planner().prepare(&self.destinations()[tensors.clone()])?;
         let bytes = u64::try_from(batch.scratch_bytes()).unwrap();
         if self.scratch.get().bytes < bytes {
-            self.scratch.set(self.allocate_scratch(bytes));
+            let address = self.gpu.allocate(batch.scratch_bytes());
+            // The last use of the block is still queued.
+            self.gpu.queue_fill(address, batch.scratch_bytes());
+            self.scratch.set(Scratch { address, bytes });
             // SAFETY: only the stream uses the block.
             unsafe { stream.set_scratch(self.scratch.get()) };
         }
@@ -57,30 +60,14 @@ impl<'a> Caller<'a> {
         unsafe { stream.submit(&tensors, batch) }
     }
 
-    /// Allocates a block whose last use is still queued. Chunks of one or two tensors need none.
-    fn allocate_scratch(&self, bytes: u64) -> Scratch {
-        if bytes == 0 {
-            return Scratch::default();
-        }
-        let length = usize::try_from(bytes).unwrap();
-        let address = self.gpu.allocate(length);
-        self.gpu.queue_fill(address, length);
-        Scratch { address, bytes }
+    /// Returns the address and the length of a tensor's block, or `None` for an empty tensor.
+    fn block(&self, tensor: usize) -> Option<(u64, usize)> {
+        Some((self.blocks[tensor], bytes_of(&self.regions[tensor]))).filter(|&(_, bytes)| bytes > 0)
     }
 
     /// Returns the bytes that a kernel on the caller's current stream finds in a block.
     fn read(&self, tensor: usize) -> Vec<u8> {
-        match bytes_of(&self.regions[tensor]) {
-            0 => Vec::new(),
-            bytes => self.gpu.read(self.blocks[tensor], bytes),
-        }
-    }
-
-    /// Queues work of the next user of the blocks.
-    fn use_blocks(&self, tensors: Range<usize>) {
-        for tensor in tensors.filter(|&tensor| self.regions[tensor].bytes() > 0) {
-            self.gpu.queue_fill(self.blocks[tensor], bytes_of(&self.regions[tensor]));
-        }
+        self.block(tensor).map_or(Vec::new(), |(address, bytes)| self.gpu.read(address, bytes))
     }
 }
 
@@ -100,7 +87,9 @@ fn a_taken_tensor_is_ready_for_work_queued_next() {
                     let tensor = stream.take().unwrap();
                     assert!(caller.read(tensor) == model.tensors[tensor].bytes, "{tensor}");
                     // The user frees the tensor, and its block has a new user while other tensors are in flight.
-                    caller.use_blocks(tensor..tensor + 1);
+                    if let Some((address, bytes)) = caller.block(tensor) {
+                        gpu.queue_fill(address, bytes);
+                    }
                     taken.push(tensor);
                 }
                 caller.submit(&stream, more).unwrap();
@@ -117,11 +106,8 @@ fn a_taken_tensor_is_ready_for_work_queued_next() {
 /// Batches of large and small chunks share a block, which grows once: kernels of one batch may run late.
 #[test]
 fn batches_that_need_different_scratch_memory_do_not_overwrite_each_other() {
-    let mut shapes = Vec::new();
-    for batch in 0..6_u64 {
-        shapes.extend(vec![(Dtype::F32, vec![10 + 40 * (batch % 3)]); 24]);
-    }
-    let shapes: Vec<(Dtype, &[u64])> = shapes.iter().map(|(dtype, shape)| (*dtype, &shape[..])).collect();
+    let sizes: Vec<[u64; 1]> = (0..144).map(|tensor| [10 + 40 * (tensor / 24 % 3)]).collect();
+    let shapes: Vec<(Dtype, &[u64])> = sizes.iter().map(|size| (Dtype::F32, &size[..])).collect();
     let model = Model::new(&shapes);
     for order in ORDERS {
         for sim in schedules() {
@@ -152,10 +138,9 @@ fn the_current_stream_may_change() {
         for (&current, tensor) in others.iter().cycle().zip(0..8) {
             stream.set_stream(u64::try_from(current).unwrap()).unwrap();
             assert_eq!(stream.take(), Ok(tensor));
-            let bytes = bytes_of(&caller.regions[tensor]);
-            if bytes > 0 {
+            if let Some((address, bytes)) = caller.block(tensor) {
                 // The host does not wait.
-                sim.launch_read(current, caller.blocks[tensor], bytes).unwrap();
+                sim.launch_read(current, address, bytes).unwrap();
             }
         }
         stream.finish().unwrap();
@@ -182,7 +167,7 @@ fn untaken_tensors_may_be_freed_after_the_stream_is_dropped() {
                 stream.take().unwrap();
             }
             drop(stream);
-            caller.use_blocks(0..8);
+            caller.use_blocks();
         }
     }
 }
@@ -275,7 +260,7 @@ fn a_fault_at_any_call_is_a_clean_error() {
                 caller.assert_holds(&model);
             }
             // The stream was dropped.
-            caller.use_blocks(0..8);
+            caller.use_blocks();
             result
         });
     }
@@ -301,7 +286,7 @@ fn a_truncated_file_gives_its_tensors_and_then_the_error() {
             assert!(error.to_string().contains(r#"shard-1.safetensors: tensor "tensor.7": byte "#), "{error}");
         }
         drop(stream);
-        caller.use_blocks(0..8);
+        caller.use_blocks();
     }
 }
 

@@ -1,7 +1,7 @@
 //! Transfers to host memory: bytes are exact whatever the options.
 
 use crate::files;
-use crate::host_load::{load, slice};
+use crate::host_load::load;
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
 use fst::error::Kind;
@@ -49,23 +49,6 @@ fn every_reader_loads_exact_bytes() {
                 assert_eq!(&loaded, bytes, "{name} with {reader:?}");
             }
         }
-    }
-}
-
-#[test]
-fn columns_are_packed() {
-    let directory = TempDir::new().unwrap();
-    let (rows, columns) = (700, 900);
-    let bytes = files::pattern(9, rows * columns);
-    files::written(&directory, "x.safetensors", &[("m", Dtype::U8, vec![rows, columns], bytes.clone())]);
-    let checkpoint = Checkpoint::open(&[directory.path()]).unwrap();
-    let (source, entry) = checkpoint.find("m").unwrap();
-    for (start, length) in [(0, 1), (13, 400), (899, 1), (0, 899)] {
-        let regions = [slice(source, entry, 1, start, length)];
-        let loaded = load(&checkpoint, &Arc::from(regions), options(ReaderChoice::Pread)).unwrap();
-        let range = start as usize..(start + length) as usize;
-        let expected: Vec<u8> = bytes.chunks(columns).flat_map(|row| row[range.clone()].to_vec()).collect();
-        assert_eq!(loaded[0], expected);
     }
 }
 
