@@ -39,21 +39,18 @@ def save_object_shards(
     old = {other for other in present if other == name or shard.fullmatch(other)}
     files = [name] if len(shards) == 1 else _names(stem, len(shards), present)
 
-    def write_index() -> None:
-        content = bytearray(index_content(tensors, shards, files))
-        ops.write_bytes(torch.frombuffer(content, dtype=torch.uint8), f"{directory}/{index}", "")
-
     with defer_interrupts() as interrupts:
         try:
-            for number, (names, file) in enumerate(zip(shards, files, strict=True), 1):
-                write({name: tensors[name] for name in names}, f"{directory}/{file}", "", number, len(files))
+            for number, (part, file) in enumerate(zip(shards, files, strict=True), 1):
+                write(part, f"{directory}/{file}", "", number, len(files))
                 interrupts.deliver()
         except BaseException:
             _remove_quietly(directory, set(files) - present)
             raise
         # If this fails, its last answer may have been lost, so the new shards stay as well as the old ones.
         if len(shards) > 1 or index in present:
-            write_index()
+            content = bytearray(index_content(shards, files))
+            ops.write_bytes(torch.frombuffer(content, dtype=torch.uint8), f"{directory}/{index}", "")
         for file in old - set(files):
             ops.remove_object(f"{directory}/{file}")
         if len(shards) == 1 and index in present:

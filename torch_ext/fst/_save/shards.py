@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fst._core import ops
+from fst._core.batches import split_by_size
 from fst._core.interrupts import defer_interrupts
 
 _SUFFIX = ".safetensors"
@@ -62,7 +63,7 @@ def save_shards(
         with defer_interrupts():
             if index.exists():
                 # The index names the new file while the old shards are removed.
-                write_index(index_content(tensors, shards, [file.name for file in files]))
+                write_index(index_content(shards, [file.name for file in files]))
             _remove(old, files)
             index.unlink(missing_ok=True)
             _flush_directory(path.parent)
@@ -72,11 +73,11 @@ def save_shards(
         _check_link(file)
     token = os.urandom(4).hex()
     staged = [file.with_name(f"{file.name}.{token}") for file in files]
-    content = index_content(tensors, shards, [file.name for file in staged])
+    content = index_content(shards, [file.name for file in staged])
     with defer_interrupts() as interrupts:
         try:
-            for number, (names, file, final) in enumerate(zip(shards, staged, files, strict=True), 1):
-                write({name: tensors[name] for name in names}, str(file), model(final), number, count)
+            for number, (shard, file, final) in enumerate(zip(shards, staged, files, strict=True), 1):
+                write(shard, str(file), model(final), number, count)
                 interrupts.deliver()
             write_index(content)
         except BaseException:
@@ -86,33 +87,25 @@ def save_shards(
             raise
         for source, final in zip(staged, files, strict=True):
             ops.link_file(str(source), str(final))
-        write_index(index_content(tensors, shards, [file.name for file in files]))
+        write_index(index_content(shards, [file.name for file in files]))
         _remove([*old, *staged], files)
         _flush_directory(path.parent)
 
 
-def split(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[list[str]]:
-    """Splits names, in their order, into shards of at most `max_shard_bytes`. A larger tensor gets its own shard."""
-    shards: list[list[str]] = [[]]
-    shard_bytes = 0
-    for name, tensor in tensors.items():
-        if shards[-1] and shard_bytes + tensor.nbytes > max_shard_bytes:
-            shards.append([])
-            shard_bytes = 0
-        shards[-1].append(name)
-        shard_bytes += tensor.nbytes
-    return shards
+def split(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[dict[str, Tensor]]:
+    """Splits tensors, in their order, into shards of at most `max_shard_bytes`. A larger tensor gets its own shard."""
+    return list(split_by_size(tensors.items(), max_shard_bytes)) or [{}]
 
 
 def _shard_path(path: Path, number: int, count: int) -> Path:
     return path.with_name(f"{path.name.removesuffix(_SUFFIX)}-{number:05}-of-{count:05}{_SUFFIX}")
 
 
-def index_content(tensors: Mapping[str, Tensor], shards: Sequence[Sequence[str]], files: Sequence[str]) -> bytes:
+def index_content(shards: Sequence[Mapping[str, Tensor]], files: Sequence[str]) -> bytes:
     """Returns an index that maps each tensor to the name of its file."""
     content = {
-        "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
-        "weight_map": {name: file for names, file in zip(shards, files, strict=True) for name in names},
+        "metadata": {"total_size": sum(tensor.nbytes for shard in shards for tensor in shard.values())},
+        "weight_map": {name: file for shard, file in zip(shards, files, strict=True) for name in shard},
     }
     return json.dumps(content, indent=2).encode()
 

@@ -4,8 +4,11 @@ from collections.abc import Iterable, Iterator
 
 from torch import Tensor
 
+from fst._core.batches import split_by_size
 from fst._core.classes import Checkpoint
-from fst._core.hashes import batches, differing_hashes
+
+# Upper bound for the data of tensors that are compared together. Threads hash different tensors.
+_BATCH_BYTES = 64 << 20
 
 
 class HashMismatchError(Exception):
@@ -18,8 +21,9 @@ def verified(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Tensor]]) -> I
     Raises:
         HashMismatchError: Some tensors differ. The message lists all of a batch.
     """
-    for batch in batches(tensors):
-        differing = dict(differing_hashes(checkpoint, batch))
+    for batch in split_by_size(tensors, _BATCH_BYTES):
+        loaded = [tensor.detach().cpu() for tensor in batch.values()]
+        differing = dict(checkpoint.differing_hashes(list(batch), loaded))
         if differing:
             raise HashMismatchError(f"the hashes of these tensors do not match: {', '.join(differing)}")
         yield from batch.items()
