@@ -106,8 +106,7 @@ def save(tensor_dict: dict[str, Array], metadata: dict[str, str] | None = None) 
     """Returns the bytes of a file with these arrays.
 
     Args:
-        tensor_dict: As in `save_file`.
-        metadata: As in `save_file`.
+        tensor_dict, metadata: As in `save_file`.
 
     Returns:
         The whole file.

@@ -113,8 +113,7 @@ def save(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> 
     """Returns the bytes of a file with these tensors.
 
     Args:
-        tensors: As in `save_file`.
-        metadata: As in `save_file`.
+        tensors, metadata: As in `save_file`.
 
     Returns:
         The whole file.

@@ -53,8 +53,7 @@ def load_sharded(
             - `None`: nothing. This rank does not need the tensor.
         group: A process group. `None` is the default group, or this process alone if `torch.distributed` is not
             initialized.
-        device: As in `load_file`.
-        dtype: As in `load_file`.
+        device, dtype: As in `load_file`.
         names: Tensors that `placements` applies to. `None` is all tensors.
         strategy: How data needed by several ranks is read. `"own"`: every rank reads its own shard; replicated tensors
             are read once per rank. `"exchange"`: one rank reads each byte and sends it to the others. `"auto"`: ranks

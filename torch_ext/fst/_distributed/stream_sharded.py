@@ -133,15 +133,11 @@ def stream_sharded(
         paths: As in `load_sharded`.
         placements: As in `load_sharded`. Ranks may request different tensors. Tensors that no rank requests are not
             read.
-        group: As in `load_sharded`.
-        device: As in `load_sharded`.
-        dtype: As in `load_sharded`.
-        names: As in `load_sharded`.
+        group, device, dtype, names: As in `load_sharded`.
         window_bytes: Upper bound for the stored size of the tensors in a batch, in bytes. A larger tensor has a batch
             of its own. The smallest value of all ranks applies.
         exchange_bytes: Upper bound for this rank's send and receive buffers, in bytes, in addition to the window.
-        verify: As in `load_sharded`.
-        encryption_key: As in `load_sharded`.
+        verify, encryption_key: As in `load_sharded`.
 
     Returns:
         An iterator over pairs of name and tensor in the order of the files, with the method `close` and the attribute

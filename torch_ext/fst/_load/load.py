@@ -111,11 +111,7 @@ def load_files(
 
     Args:
         paths: A path or a list of paths, each as in `load_file`.
-        device: As in `load_file`.
-        dtype: As in `load_file`.
-        progress: As in `load_file`.
-        verify: As in `load_file`.
-        encryption_key: As in `load_file`.
+        device, dtype, progress, verify, encryption_key: As in `load_file`.
 
     Returns:
         The tensors by name, in the order of the files and of the bytes in each.
@@ -150,11 +146,7 @@ def load_tensors(
     Args:
         paths: A path or a list of paths, each as in `load_file`.
         names: The tensors to load. A name that occurs twice gives two separate tensors.
-        device: As in `load_file`.
-        dtype: As in `load_file`.
-        progress: As in `load_file`.
-        verify: As in `load_file`.
-        encryption_key: As in `load_file`.
+        device, dtype, progress, verify, encryption_key: As in `load_file`.
 
     Returns:
         One tensor for each name, in the same order.
@@ -196,10 +188,7 @@ def load_slices(
         dims: The dimension of each slice. A negative dimension counts from the last.
         starts: The first index of each slice, from 0 to the size of the dimension in the PyTorch tensor.
         lengths: The number of indices of each slice. `start + length` is at most the size of the dimension.
-        device: As in `load_file`.
-        dtype: As in `load_file`.
-        progress: As in `load_file`.
-        verify: As in `load_file`.
+        device, dtype, progress, verify: As in `load_file`.
         encryption_key: As in `load_boxes`.
 
     Returns:
@@ -242,9 +231,7 @@ def load_boxes(
         names: The tensors to load regions of.
         boxes: The region for each name: `(start, length, step)` for each dimension of the PyTorch tensor. Starts and
             lengths are not negative, steps are at least 1, and all indices are inside the dimension.
-        device: As in `load_file`.
-        dtype: As in `load_file`.
-        verify: As in `load_file`.
+        device, dtype, verify: As in `load_file`.
         encryption_key: As in `load_file`. Only the chunks that the regions touch are decrypted.
 
     Returns:

@@ -94,10 +94,7 @@ def save_file_async(
     Args:
         tensors: As in `save_file`.
         path: As in `save_file`. A relative path is relative to the working directory at the time of the call.
-        metadata: As in `save_file`.
-        max_shard_bytes: As in `save_file`.
-        digests: As in `save_file`.
-        encryption_key: As in `save_file`.
+        metadata, max_shard_bytes, digests, encryption_key: As in `save_file`.
 
     Returns:
         A future without a value. Its `result()` waits for the save, and raises the error if writing failed.
