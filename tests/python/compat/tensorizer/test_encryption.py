@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import fst
-from fst._core import hashes
 from fst.compat.tensorizer import CryptographyError, DecryptionParams, EncryptionParams
 from fst.compat.tensorizer import TensorDeserializer as Deserializer
 from fst.compat.tensorizer import TensorSerializer as Serializer
@@ -246,7 +245,7 @@ def test_changed_headers_are_refused():
 
 
 def test_batches_of_tensors(monkeypatch):
-    monkeypatch.setattr(hashes, "_BATCH_BYTES", 100)
+    monkeypatch.setattr("fst.compat.tensorizer._verification._BATCH_BYTES", 100)
     state_dict = {f"t{index}": torch.full((index,), index) for index in range(20)}
     write("m.tensors", state_dict)
     assert_all_same(Deserializer("m.tensors", "cpu", encryption=PARAMS, verify_hash=True), state_dict)
