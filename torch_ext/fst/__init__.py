@@ -17,7 +17,7 @@ from fst._core.encryption_key import EncryptionKey
 from fst._core.errors import IntegrityError, SafetensorError, SourceChangedError
 from fst._core.group import RankError
 from fst._core.library import version as __version__
-from fst._core.memory import prepare, release_memory
+from fst._core.ops import prepare, release_memory
 from fst._core.signature import Signature
 from fst._core.verify import IntegrityWarning, Verify
 from fst._distributed.load_distributed import load_distributed

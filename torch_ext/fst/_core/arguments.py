@@ -10,9 +10,8 @@ from urllib.parse import unquote, urlsplit
 import torch
 
 from fst._core.dtypes import SCALAR_TYPES
-from fst._core.keyless import statement_of_identity
 from fst._core.signature import Signature
-from fst._core.signature_request import request_of
+from fst._core.signature_request import request_of, statement_of_identity
 from fst._core.urls import is_collapsed
 from fst._core.verify import Verify
 
@@ -43,12 +42,15 @@ _Item = TypeVar("_Item")
 
 def path_of(path: Path) -> str:
     """Returns a path or a URL as text."""
-    if not isinstance(path, str | os.PathLike):
+    # Classes with subclass hooks, such as os.PathLike and Mapping, are slow to check. The usual types come first.
+    if isinstance(path, str):
+        return _utf8(path)
+    if not isinstance(path, os.PathLike):
         raise TypeError(f"a path must be a str or an os.PathLike, not {type(path).__name__}")
     text = os.fspath(path)
     if not isinstance(text, str):
         raise TypeError(f"a path must be text, not {type(text).__name__}")
-    if isinstance(path, os.PathLike) and is_collapsed(text):
+    if is_collapsed(text):
         scheme = text.partition(":")[0]
         raise ValueError(f"{scheme}:/...: pathlib removed a slash of this URL; pass the URL as a str")
     return _utf8(text)
@@ -77,7 +79,7 @@ def _utf8(text: str) -> str:
 
 def paths_of(paths: Paths) -> list[str]:
     """Returns one path or several as a list of texts."""
-    if isinstance(paths, str | os.PathLike):
+    if isinstance(paths, str) or isinstance(paths, os.PathLike):  # noqa: SIM101  (see `path_of`)
         return [path_of(paths)]
     if not isinstance(paths, list | tuple):
         raise TypeError(f"paths must be a path, or a list or tuple of paths, not {type(paths).__name__}")
@@ -172,19 +174,19 @@ def digests_of(digests: Digests, metadata: dict[str, str] | None) -> dict[str, s
 
 def dtype_of(dtype: Dtype) -> Dtype:
     """Returns the dtype to cast to, or a copy of a mapping of patterns to dtypes, or None."""
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
     if isinstance(dtype, Mapping):
         for pattern, each in dtype.items():
             if not isinstance(pattern, str) or not isinstance(each, torch.dtype | None):
                 raise TypeError(f"dtype must map str to torch.dtype or None, not {pattern!r} to {each!r}")
         return {_utf8(pattern): each for pattern, each in dtype.items()}
-    if not isinstance(dtype, torch.dtype | None):
-        raise TypeError(f"dtype must be a torch.dtype, a mapping of str to them, or None, not {type(dtype).__name__}")
-    return dtype
+    raise TypeError(f"dtype must be a torch.dtype, a mapping of str to them, or None, not {type(dtype).__name__}")
 
 
 def dtype_arguments(dtype: Dtype) -> dict[str, Any]:
     """Returns the result of `dtype_of` as the arguments that operators and classes take."""
-    if not isinstance(dtype, Mapping):
+    if dtype is None or isinstance(dtype, torch.dtype):
         return {"dtype": dtype}
     for each in dtype.values():
         if each is not None and each not in SCALAR_TYPES:

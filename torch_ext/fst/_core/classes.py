@@ -14,8 +14,9 @@ from torch import Tensor
 
 import fst._core.library  # noqa: F401  (registers the classes)
 from fst._core.arguments import Dtype, dtype_arguments
-from fst._core.errors import methods_translate_errors, translates_errors
+from fst._core.errors import methods_translate_errors
 from fst._core.index_range import FlatRegions, IndexRange, flatten
+from fst._core.loads import Loads
 from fst._core.verify import warn_of_unverified
 
 Device = torch.device | str
@@ -52,31 +53,28 @@ class TensorInfo(NamedTuple):
 class EncryptionKey:
     """Secret key of encrypted files, which the core overwrites in memory at the end.
 
-    Args:
-        key: 32 bytes.
-        label: Text that new files show to everybody.
+    `label` is text that new files show to everybody.
     """
 
-    def __init__(self, key: bytes, label: str = "") -> None:
-        with _secret(key) as secret:
-            self._object = torch.classes.fst.EncryptionKey(secret, label)
+    def __init__(self, key: Any) -> None:
+        self._object = key
 
     @classmethod
-    @translates_errors
+    def of_bytes(cls, key: bytes, label: str = "") -> "EncryptionKey":
+        """Copies the 32 bytes of a key."""
+        with _secret(key) as secret:
+            return cls(torch.classes.fst.EncryptionKey(secret, label))
+
+    @classmethod
     def of_passphrase(cls, passphrase: bytes, passes: int, memory_bytes: int, label: str) -> "EncryptionKey":
         """Copies a passphrase. New files have the given limits of Argon2id."""
-        wrapper = cls.__new__(cls)
         with _secret(passphrase) as secret:
-            wrapper._object = torch.classes.fst.EncryptionKey.of_passphrase(secret, passes, memory_bytes, label)
-        return wrapper
+            return cls(torch.classes.fst.EncryptionKey.of_passphrase(secret, passes, memory_bytes, label))
 
     @classmethod
-    @translates_errors
     def of_file(cls, path: str, label: str) -> "EncryptionKey":
         """Reads a key from a local file."""
-        wrapper = cls.__new__(cls)
-        wrapper._object = torch.classes.fst.EncryptionKey.of_file(path, label)
-        return wrapper
+        return cls(torch.classes.fst.EncryptionKey.of_file(path, label))
 
     def register(self) -> None:
         """Makes all loads without a key use this one for encrypted files."""
@@ -88,9 +86,7 @@ class EncryptionKey:
 
     def for_save(self) -> "EncryptionKey":
         """Returns the key for the files of one save, which share one salt if the key is from a passphrase."""
-        key = EncryptionKey.__new__(EncryptionKey)
-        key._object = self._object.for_save()
-        return key
+        return EncryptionKey(self._object.for_save())
 
     def save_shard(
         self, tensors: Sequence[Tensor], names: Sequence[str], path: str, metadata: dict[str, str] | None, model: str
@@ -103,23 +99,21 @@ class EncryptionKey:
         self._object.rotate(path, key._object)
 
 
+@methods_translate_errors
 class Memory:
     """Functions of the memory of tensors. `name` names the tensor in errors."""
 
     @staticmethod
-    @translates_errors
     def check(name: str, tensor: Tensor) -> None:
         """Raises an error unless the tensor can be saved."""
         torch.classes.fst.Memory.check(name, tensor)
 
     @staticmethod
-    @translates_errors
     def is_mapped(tensor: Tensor) -> bool:
         """Returns whether a tensor is a view of a file that fst has mapped."""
         return torch.classes.fst.Memory.is_mapped(tensor)
 
     @staticmethod
-    @translates_errors
     def copy(name: str, tensor: Tensor) -> Tensor:
         """Returns a contiguous copy on the same device.
 
@@ -129,7 +123,7 @@ class Memory:
 
 
 @methods_translate_errors
-class Checkpoint:
+class Checkpoint(Loads):
     """Open files whose headers have been read. Threads may share one.
 
     Args:
@@ -220,66 +214,20 @@ class Checkpoint:
         """
         return self._object.copy_name()
 
-    def load_files(self, device: Device, dtype: Dtype = None) -> dict[str, Tensor]:
-        """Loads all tensors, in the order of `names()`. On "meta" it only returns their shapes and dtypes."""
-        loaded = self._object.load_files(device, **dtype_arguments(dtype))
-        warn_of_unverified(self._verify)
-        return loaded
-
-    def load_tensors(self, names: Sequence[str], device: Device, dtype: Dtype = None) -> list[Tensor]:
-        """Loads named tensors."""
-        loaded = self._object.load_tensors(names, device, **dtype_arguments(dtype))
-        warn_of_unverified(self._verify)
-        return loaded
-
     def load_slices(
-        self,
-        names: Sequence[str],
-        dims: Sequence[int],
-        starts: Sequence[int],
-        lengths: Sequence[int],
-        device: Device,
-        dtype: Dtype = None,
+        self, names: Sequence[str], slices: Sequence[Sequence[int]], device: Device, dtype: Dtype = None
     ) -> list[Tensor]:
-        """Loads a slice along one dimension of each named tensor."""
-        return self._load_regions(names, self.regions_of_slices(names, dims, starts, lengths), device, dtype)
-
-    def load_boxes(
-        self, names: Sequence[str], regions: Sequence[Sequence[IndexRange]], device: Device, dtype: Dtype = None
-    ) -> list[Tensor]:
-        """Loads an index region of each named tensor."""
-        return self._load_regions(names, flatten(regions), device, dtype)
-
-    def _load_regions(self, names: Sequence[str], regions: FlatRegions, device: Device, dtype: Dtype) -> list[Tensor]:
-        loaded = self._object.load_boxes(names, *regions, device, **dtype_arguments(dtype))
-        warn_of_unverified(self._verify)
-        return loaded
-
-    def regions_of_slices(
-        self, names: Sequence[str], dims: Sequence[int], starts: Sequence[int], lengths: Sequence[int]
-    ) -> FlatRegions:
-        """Returns the index regions of slices along one dimension of each named tensor."""
-        return self._object.regions_of_slices(names, dims, starts, lengths)
-
-    def overwrite(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
-        """Overwrites existing tensors of the stored shapes and dtypes.
-
-        If digests were requested, the data are read and compared before anything is written.
-        """
-        self._object.overwrite(names, out)
-        warn_of_unverified(self._verify)
+        return self._load_regions(names, self._object.regions_of_slices(names, *slices), device, dtype)
 
     def load_into(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
         """Overwrites existing tensors of the stored shapes, with the casts of `Tensor.copy_`."""
-        self._object.load_into(names, out)
-        warn_of_unverified(self._verify)
+        self._run("load_into", names, out)
 
     def load_boxes_into(
         self, names: Sequence[str], regions: Sequence[Sequence[IndexRange]], out: Sequence[Tensor]
     ) -> None:
         """Overwrites existing tensors of the regions' shapes, with the casts of `Tensor.copy_`."""
-        self._object.load_boxes_into(names, *flatten(regions), out)
-        warn_of_unverified(self._verify)
+        self._run("load_boxes_into", names, *flatten(regions), out)
 
     def stream(
         self,
@@ -300,10 +248,13 @@ class Checkpoint:
             window_bytes: The upper bound for tensors that are loaded and not yet returned, in bytes.
             order: "file" for the order of the bytes in the files, or "landed" to return each tensor once it is ready.
         """
-        arguments = dtype_arguments(dtype)
-        loader = self._object.stream(names, regions, device, window_bytes=window_bytes, order=order, **arguments)
+        options = {"window_bytes": window_bytes, "order": order, **dtype_arguments(dtype)}
+        return Loader(self._run("stream", names, regions, device, **options))
+
+    def _run(self, name: str, *arguments: Any, **options: Any) -> Any:
+        loaded = getattr(self._object, name)(*arguments, **options)
         warn_of_unverified(self._verify)
-        return Loader(loader)
+        return loaded
 
 
 @methods_translate_errors
@@ -353,7 +304,6 @@ class Cipher:
             self._object = torch.classes.fst.Cipher(secret, _uint8(salt), opslimit, memlimit)
 
     @staticmethod
-    @translates_errors
     def derive(string: bytes, salt: bytes, opslimit: int, memlimit: int) -> bytes:
         """Derives a key from a string with Argon2id."""
         with _secret(string) as secret, _secret(bytes(KEY_BYTES)) as key:
@@ -463,14 +413,6 @@ class GroupPlan:
         the first list has one number, the bytes that every rank sends to all, and the second is empty.
         """
         return self._object.splits(rank, window)
-
-    def reads(self, rank: int, window: int) -> list[int]:
-        """Lists the byte ranges that a rank reads in a window: file, begin and end of the first, and so on."""
-        return self._object.reads(rank, window)
-
-    def sent_bytes(self, window: int) -> Tensor:
-        """Returns a matrix of the bytes that the row's rank sends to the column's rank."""
-        return self._object.sent_bytes(window)
 
     def is_cached(self, name: str) -> bool:
         """Returns whether every rank takes its shard of a tensor from its page cache."""

@@ -69,7 +69,7 @@ class EncryptionKey:
         """
         # The caller may overwrite its buffer.
         secret = bytes(key)
-        core = classes.EncryptionKey(secret, label)
+        core = classes.EncryptionKey.of_bytes(secret, label)
         return cls._of(lambda: core, lambda: secret)
 
     @classmethod
@@ -118,7 +118,7 @@ class EncryptionKey:
             callback: Returns the 32 bytes of the key. fst keeps them no longer than the load or save.
             label: As in `from_bytes`.
         """
-        return cls._of(lambda: classes.EncryptionKey(callback(), label), callback)
+        return cls._of(lambda: classes.EncryptionKey.of_bytes(callback(), label), callback)
 
     def register(self) -> None:
         """Lets all loads of this process use the key for encrypted files, if they get no `encryption_key`.

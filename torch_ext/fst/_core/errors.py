@@ -115,4 +115,6 @@ def methods_translate_errors(wrapper: type[_Class]) -> type[_Class]:
     for name, method in list(vars(wrapper).items()):
         if isinstance(method, FunctionType):
             setattr(wrapper, name, translates_errors(method))
+        elif isinstance(method, staticmethod | classmethod):
+            setattr(wrapper, name, type(method)(translates_errors(method.__func__)))
     return wrapper

@@ -1,75 +1,22 @@
 """Typed bindings of the operators `torch.ops.fst.*` that raise Python exceptions.
 
-Each function has the parameters of its operator, except that regions and dtypes are not flattened. The rest of the
-package calls these, and never `torch.ops.fst`.
+Each function has the parameters of its operator. The rest of the package calls these and `fst._core.loads`, and never
+`torch.ops.fst`.
 """
 # Operators have no static types.
 # mypy: disable-error-code="no-any-return"
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 import fst._core.compile  # noqa: F401  (registers the operators, their fakes and their effects)
-from fst._core.arguments import Dtype, dtype_arguments
+from fst._core.arguments import Device, Dtype, device_of, dtype_arguments
 from fst._core.dtypes import DTYPES
-from fst._core.errors import methods_translate_errors, translates_errors
-from fst._core.index_range import IndexRange, flatten
-from fst._core.verify import warn_of_unverified
+from fst._core.errors import translates_errors
 
 _Device = torch.device | str
-
-
-@methods_translate_errors
-class OperatorLoads:
-    """Loads by operators, which open the files in each call. The methods are those of an open checkpoint.
-
-    Args:
-        paths: Files, directories or index files.
-        verify: Digests to compare, as `verify_of` returns them.
-    """
-
-    def __init__(self, paths: Sequence[str], verify: str = "") -> None:
-        self._paths = paths
-        self._verify = verify
-
-    def load_files(self, device: _Device, dtype: Dtype = None) -> dict[str, Tensor]:
-        """Loads all tensors."""
-        return self._load(torch.ops.fst.load_files, device, dtype=dtype)
-
-    def load_tensors(self, names: Sequence[str], device: _Device, dtype: Dtype = None) -> list[Tensor]:
-        """Loads named tensors."""
-        return self._load(torch.ops.fst.load_tensors, names, device, dtype=dtype)
-
-    def load_slices(
-        self,
-        names: Sequence[str],
-        dims: Sequence[int],
-        starts: Sequence[int],
-        lengths: Sequence[int],
-        device: _Device,
-        dtype: Dtype = None,
-    ) -> list[Tensor]:
-        """Loads a slice along one dimension of each named tensor."""
-        return self._load(torch.ops.fst.load_slices, names, dims, starts, lengths, device, dtype=dtype)
-
-    def load_boxes(
-        self, names: Sequence[str], regions: Sequence[Sequence[IndexRange]], device: _Device, dtype: Dtype = None
-    ) -> list[Tensor]:
-        """Loads an index region of each named tensor."""
-        return self._load(torch.ops.fst.load_boxes, names, *flatten(regions), device, dtype=dtype)
-
-    def overwrite(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
-        """Overwrites existing tensors with named tensors."""
-        torch.ops.fst.load_into(self._paths, names, out, verify=self._verify)
-        warn_of_unverified(self._verify)
-
-    def _load(self, operator: Any, *own: Any, dtype: Dtype) -> Any:
-        loaded = operator(self._paths, *own, verify=self._verify, **dtype_arguments(dtype))
-        warn_of_unverified(self._verify)
-        return loaded
 
 
 @translates_errors
@@ -173,14 +120,49 @@ def serialize(tensors: Sequence[Tensor], names: Sequence[str], *, metadata: dict
 
 
 @translates_errors
-def prepare(device: torch.device | str) -> None:
-    """Makes ready what large loads to a GPU need, and what the process keeps between loads."""
-    torch.ops.fst.prepare(device)
+def prepare(device: Device = "cuda") -> None:
+    """Creates what the first load to a GPU would create: pinned host memory, streams and device kernels.
+
+    The process keeps all of it for later loads. Creating it takes tens of milliseconds, for which a program may have
+    time before its first load, while it waits for a request or a download. The pinned memory is that of a load of a
+    large file: 128 MiB with 16 threads, and at most `FST_STAGING_BYTES`.
+
+    Calling it again changes nothing, except after `release_memory`, which gives everything back. A forked process needs
+    a call of its own. Loads to the CPU need no preparation, and a call for the CPU does nothing.
+
+    Args:
+        device: As in `load_file`.
+
+    Raises:
+        ValueError: The device does not exist, or its current stream is captured into a CUDA graph.
+        RuntimeError: The driver refuses.
+
+    Example:
+        >>> fst.prepare("cpu")
+    """
+    torch.ops.fst.prepare(device_of(device))
 
 
 @translates_errors
 def release_memory() -> int:
-    """Frees the staging memory that the process keeps between loads, and returns its size in bytes."""
+    """Frees the pinned host memory that the process keeps between loads.
+
+    Loads to a GPU copy bytes through pinned host memory. Allocating it takes longer than filling it, so the process
+    keeps the memory of the last load, at most `FST_STAGING_BYTES` (256 MiB), for the next one. A program that has
+    loaded everything can free it.
+
+    Loads in progress keep the memory that they use. Tensors are not affected. The next load allocates new memory.
+
+    Returns:
+        The number of bytes of host memory that were freed.
+
+    Example:
+        >>> weights = fst.load_file("model.safetensors", dtype=torch.bfloat16)
+        >>> fst.release_memory() > 0
+        True
+        >>> fst.release_memory()
+        0
+    """
     return torch.ops.fst.release_memory()
 
 

@@ -24,6 +24,8 @@ from fst._core.arguments import (
     Path,
     Paths,
     VerifyRequest,
+    device_of,
+    dtype_of,
     list_of,
     names_of,
     path_of,
@@ -31,7 +33,7 @@ from fst._core.arguments import (
     verify_of,
 )
 from fst._core.encryption_key import EncryptionKey
-from fst._load.options import LoadOptions, open_files
+from fst._load.options import open_loads
 
 
 def load_file(
@@ -93,9 +95,8 @@ def load_file(
         >>> weights["weight"].shape, weights["weight"].dtype
         (torch.Size([4, 3]), torch.bfloat16)
     """
-    return load_files(
-        path_of(path), device, dtype=dtype, progress=progress, verify=verify, encryption_key=encryption_key
-    )
+    device, dtype = device_of(device), dtype_of(dtype)
+    return open_loads(path_of(path), verify, encryption_key, progress).load_files(device, dtype)
 
 
 def load_files(
@@ -123,8 +124,8 @@ def load_files(
         >>> sorted(fst.load_files(["model.safetensors"]))
         ['bias', 'weight']
     """
-    options = LoadOptions.of(device, dtype, verify, encryption_key, progress)
-    return options.open(paths).load_files(options.device, options.dtype)
+    device, dtype = device_of(device), dtype_of(dtype)
+    return open_loads(paths, verify, encryption_key, progress).load_files(device, dtype)
 
 
 def load_tensors(
@@ -160,8 +161,8 @@ def load_tensors(
         >>> bias.shape, weight.shape
         (torch.Size([4]), torch.Size([4, 3]))
     """
-    options = LoadOptions.of(device, dtype, verify, encryption_key, progress)
-    return options.open(paths).load_tensors(names_of(names), options.device, options.dtype)
+    device, dtype = device_of(device), dtype_of(dtype)
+    return open_loads(paths, verify, encryption_key, progress).load_tensors(names_of(names), device, dtype)
 
 
 def load_slices(
@@ -207,8 +208,8 @@ def load_slices(
         (torch.Size([2, 3]), torch.Size([4, 1]))
     """
     slices = list_of(dims, int, "dims"), list_of(starts, int, "starts"), list_of(lengths, int, "lengths")
-    options = LoadOptions.of(device, dtype, verify, encryption_key, progress)
-    return options.open(paths).load_slices(names_of(names), *slices, options.device, options.dtype)
+    device, dtype = device_of(device), dtype_of(dtype)
+    return open_loads(paths, verify, encryption_key, progress).load_slices(names_of(names), slices, device, dtype)
 
 
 def load_boxes(
@@ -249,8 +250,8 @@ def load_boxes(
     """
     if len(boxes) != len(names):
         raise ValueError(f"{len(names)} names, but {len(boxes)} boxes; give one for every name")
-    options = LoadOptions.of(device, dtype, verify, encryption_key)
-    return options.open(paths).load_boxes(names_of(names), boxes, options.device, options.dtype)
+    device, dtype = device_of(device), dtype_of(dtype)
+    return open_loads(paths, verify, encryption_key).load_boxes(names_of(names), boxes, device, dtype)
 
 
 def load_into(
@@ -288,8 +289,7 @@ def load_into(
         >>> linear.weight.data_ptr() == address
         True
     """
-    files = open_files(paths, verify_of(verify), encryption_key)
-    files.overwrite(names_of(names), list_of(out, Tensor, "out"))
+    open_loads(paths, verify, encryption_key).overwrite(names_of(names), list_of(out, Tensor, "out"))
 
 
 def verify(paths: Paths, manifest: Manifest | None = None, *, encryption_key: EncryptionKey | None = None) -> None:

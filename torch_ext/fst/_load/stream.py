@@ -6,9 +6,18 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core.arguments import DEFAULT_WINDOW_BYTES, Device, Dtype, Paths, VerifyRequest, names_of
+from fst._core.arguments import (
+    DEFAULT_WINDOW_BYTES,
+    Device,
+    Dtype,
+    Paths,
+    VerifyRequest,
+    device_of,
+    dtype_of,
+    names_of,
+    verify_of,
+)
 from fst._core.encryption_key import EncryptionKey
-from fst._load.options import LoadOptions
 
 
 class TensorLoader(Protocol):
@@ -99,7 +108,7 @@ def stream(
         bias [4]
         weight [4, 3]
     """
-    options = LoadOptions.of(device, dtype, verify, encryption_key)
+    device, dtype = device_of(device), dtype_of(dtype)
     selected = None if names is None else names_of(names)
-    checkpoint = OpenCheckpoint(paths, verify=options.verify, encryption_key=encryption_key)
-    return Stream(checkpoint.stream(selected, None, options.device, options.dtype, window_bytes, order))
+    checkpoint = OpenCheckpoint(paths, verify=verify_of(verify), encryption_key=encryption_key)
+    return Stream(checkpoint.stream(selected, None, device, dtype, window_bytes, order))

@@ -1,0 +1,78 @@
+"""Loads of a checkpoint, by operators or by open files."""
+# Operators have no static types.
+# mypy: disable-error-code="no-any-return"
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fst._core.compile  # noqa: F401  (registers the operators, their fakes and their effects)
+from fst._core.arguments import Dtype, dtype_arguments
+from fst._core.errors import translates_errors
+from fst._core.index_range import FlatRegions, IndexRange, flatten
+from fst._core.verify import warn_of_unverified
+
+_Device = torch.device | str
+
+
+class Loads(ABC):
+    """Loads of a checkpoint, which raise Python exceptions."""
+
+    @abstractmethod
+    def _run(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Calls the load of this name in the core."""
+
+    def load_files(self, device: _Device, dtype: Dtype = None) -> dict[str, Tensor]:
+        """Loads all tensors, in the order of the files. On "meta" it only returns their shapes and dtypes."""
+        return self._run("load_files", device, **dtype_arguments(dtype))
+
+    def load_tensors(self, names: Sequence[str], device: _Device, dtype: Dtype = None) -> list[Tensor]:
+        """Loads named tensors."""
+        return self._run("load_tensors", names, device, **dtype_arguments(dtype))
+
+    def load_slices(
+        self, names: Sequence[str], slices: Sequence[Sequence[int]], device: _Device, dtype: Dtype = None
+    ) -> list[Tensor]:
+        """Loads a slice along one dimension of each named tensor. `slices` has all dims, starts and lengths."""
+        return self._run("load_slices", names, *slices, device, **dtype_arguments(dtype))
+
+    def load_boxes(
+        self, names: Sequence[str], regions: Sequence[Sequence[IndexRange]], device: _Device, dtype: Dtype = None
+    ) -> list[Tensor]:
+        """Loads an index region of each named tensor."""
+        return self._load_regions(names, flatten(regions), device, dtype)
+
+    def _load_regions(self, names: Sequence[str], regions: FlatRegions, device: _Device, dtype: Dtype) -> list[Tensor]:
+        return self._run("load_boxes", names, *regions, device, **dtype_arguments(dtype))
+
+    def overwrite(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
+        """Overwrites existing tensors of the stored shapes and dtypes.
+
+        If digests were requested, the data are read and compared before anything is written.
+        """
+        self._run("overwrite", names, out)
+
+
+class OperatorLoads(Loads):
+    """Loads by operators, which open the files in each call.
+
+    Args:
+        paths: Files, directories or index files.
+        verify: Digests to compare, as `verify_of` returns them.
+    """
+
+    def __init__(self, paths: Sequence[str], verify: str = "") -> None:
+        self._paths = paths
+        self._verify = verify
+
+    def overwrite(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
+        self._run("load_into", names, out)
+
+    @translates_errors
+    def _run(self, name: str, *arguments: Any, **options: Any) -> Any:
+        loaded = getattr(torch.ops.fst, name)(self._paths, *arguments, verify=self._verify, **options)
+        warn_of_unverified(self._verify)
+        return loaded
