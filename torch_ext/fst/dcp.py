@@ -150,9 +150,8 @@ class StorageReader(storage.StorageReader):
 
         reads, gathered = group.gather_results(resolve)
         for source in self._sources:
-            requests = [request for owner, request, _ in reads if owner is source]
-            out = [tensor for owner, _, tensor in reads if owner is source]
-            fill_shards(source.checkpoint, requests, out, group, gathered)
+            shards = [(request, tensor) for owner, request, tensor in reads if owner is source]
+            fill_shards(source.checkpoint, shards, group, gathered)
 
         def commit() -> None:
             for item, (_, _, tensor) in zip(plan.items, reads, strict=True):

@@ -66,7 +66,7 @@ except ZeroDivisionError:
 stored = open_for_group(path, ranks)
 requests = [ShardRequest(name, Sharded(0)) for name in expected]
 out = [torch.zeros_like(tensor, device=device) for tensor in expected.values()]
-fill_on_device(stored, requests, out, ranks, window_bytes=1000)
+fill_on_device(stored, list(zip(requests, out, strict=True)), ranks, window_bytes=1000)
 assert all(torch.equal(tensor.cpu(), expected[request.name]) for request, tensor in zip(requests, out))
 dist.destroy_process_group()
 print("loaded")

@@ -47,7 +47,7 @@ CALLS = [
     ("load_sharded", "fst._distributed.load_sharded.open_and_gather"),
     ("load_sharded", "fst._distributed.load_sharded.run_load"),
     ("load_sharded", "fst._core.group.Group.all_gather_bytes"),
-    ("stream_sharded", "fst._distributed.stream_sharded.batches"),
+    ("stream_sharded", "fst._distributed.stream_sharded.requested_batches"),
     ("load_module", "fst._module.load_module.reshard"),
     ("load_module", "fst._module.load_module.open_for_group"),
     ("dcp", "fst.dcp.open_for_group"),

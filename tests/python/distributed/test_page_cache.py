@@ -13,7 +13,7 @@ from torch.distributed.tensor import Replicate, Shard
 import fst
 import fst._distributed.load
 from fst._core.group import Group
-from fst._distributed.load import fill_on_device, load_shards, open_for_group
+from fst._distributed.load import ShardSelection, fill_on_device, load_shards, open_for_group
 from fst._distributed.shards import Replicated, Sharded, ShardRequest
 from placements import shard_of
 from ranks import on_ranks
@@ -119,8 +119,8 @@ def test_two_page_caches(path):
         patch.setattr("fst._checkpoint.checkpoint.OpenCheckpoint.page_cache", lambda checkpoint: f"machine {rank // 2}")
         patch.setattr("fst._distributed.load.Exchange", Counted)
         stored = open_for_group(path, group)
-        loaded = load_shards(stored, requests, group, CPU)
-        fill_on_device(stored, requests, out, group)
+        loaded = load_shards(ShardSelection(stored, requests, group, CPU))
+        fill_on_device(stored, list(zip(requests, out, strict=True)), group)
     assert len(exchanges) == 2
     for tensors in (loaded, out):
         for tensor, value in zip(tensors, expected, strict=True):

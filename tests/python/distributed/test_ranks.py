@@ -166,15 +166,12 @@ def test_different_dtypes_of_long_names(long_names):
 def test_indirect_tensors_with_long_names(long_names):
     group = Group.of(None, CPU)
     checkpoint = open_for_group(long_names, group)
-    requests = [ShardRequest(name, Sharded(0)) for name in checkpoint.tensors]
     # Transposed tensors are loaded in another way.
-    out = [torch.zeros(4, 2).T for _ in requests]
-    _, sent = count_bytes(
-        lambda: fill_on_device(checkpoint, requests, out, group, strategy="exchange", window_bytes=1 << 20)
-    )
+    shards = [(ShardRequest(name, Sharded(0)), torch.zeros(4, 2).T) for name in checkpoint.tensors]
+    _, sent = count_bytes(lambda: fill_on_device(checkpoint, shards, group, strategy="exchange", window_bytes=1 << 20))
     # The data go to two other ranks, in rows of 16 bytes.
     assert sent <= SENT_MAX + 500 * 6 * 16
-    assert all(tensor.eq(1).all() for tensor in out)
+    assert all(tensor.eq(1).all() for _, tensor in shards)
 
 
 @pytest.mark.parametrize("where", ["inside", "after"])

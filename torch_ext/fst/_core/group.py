@@ -6,6 +6,7 @@ import os
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
@@ -66,6 +67,7 @@ class RankError(RuntimeError):
     """
 
 
+@dataclass(eq=False)
 class Group:
     """Process group of `torch.distributed`, or a single process without one.
 
@@ -78,19 +80,11 @@ class Group:
             different devices.
     """
 
-    def __init__(
-        self,
-        process_group: "ProcessGroup | None",
-        rank: int,
-        size: int,
-        device: torch.device,
-        control_device: torch.device,
-    ) -> None:
-        self.process_group = process_group
-        self.rank = rank
-        self.size = size
-        self.device = device
-        self.control_device = control_device
+    process_group: "ProcessGroup | None"
+    rank: int
+    size: int
+    device: torch.device
+    control_device: torch.device
 
     @classmethod
     def of(cls, process_group: "ProcessGroup | None", device: torch.device) -> "Group":
@@ -148,14 +142,10 @@ class Group:
         return self.gather_results(lambda: (work(), b""))[0]
 
     def gather_results(self, work: Callable[[], tuple[_Result, bytes]]) -> tuple[_Result, list[bytes]]:
-        """Runs `work`, which returns a result and bytes, on every rank and all-gathers the bytes.
+        """Runs `work`, which returns a result and bytes, like `run_on_all`, and all-gathers the bytes.
 
         Returns:
             The result of this rank, and the bytes of all ranks in rank order.
-
-        Raises:
-            RankError: `work` failed on another rank.
-            Exceptions of `work` on this rank.
         """
         result: tuple[_Result, bytes] | None = None
         error: BaseException | None = None
@@ -327,10 +317,6 @@ def open_on_all(
 
     Returns:
         The result of this rank, and the bytes of all ranks in rank order.
-
-    Raises:
-        RankError: `open_checkpoint` or `work` failed on another rank.
-        Exceptions of `open_checkpoint` and `work` on this rank.
     """
     opened: list[_Checkpoint] = []
     errors: list[BaseException] = []
@@ -383,8 +369,7 @@ def _failure(error: BaseException) -> bytes:
 
 def text_of(error: BaseException) -> str:
     """Returns the type and the text of an exception, even if it has no text or its `__str__` fails."""
-    lines = traceback.TracebackException(type(error), error, None).format_exception_only()
-    return "".join(lines).strip()
+    return "".join(traceback.format_exception_only(error)).strip()
 
 
 def cut(text: bytes, size: int = _TEXT_BYTES) -> bytes:

@@ -33,8 +33,7 @@ class Summary(NamedTuple):
 
     Attributes:
         options: Options that must be equal on all ranks.
-        digest: Digest of the encoded requests.
-        length: Length of the encoded requests.
+        digest, length: Of the encoded requests.
         page_cache: Name of the page cache that this rank reads the files through; empty if there is none.
         copy: `Checkpoint.copy_name` of this rank; empty if loads verify nothing.
     """
@@ -59,11 +58,7 @@ def summarize(
 
 
 def check_options(summaries: Sequence[Summary]) -> LoadOptions:
-    """Returns the options of all ranks.
-
-    Raises:
-        ValueError: The ranks differ in an option.
-    """
+    """Returns the options of all ranks. Raises a ValueError if they differ."""
     for index, field in enumerate(LoadOptions._fields):
         check_equal(field, [summary.options[index] for summary in summaries])
     return LoadOptions(*summaries[0].options)
@@ -78,10 +73,11 @@ def agree_on_plan(
 ) -> tuple[GroupPlan, _Result | None]:
     """Plans a load of the requests of all ranks. Every rank calls this function with its own requests.
 
+    Files without digests of groups are verified first. Of the others, each rank compares the groups that it reads.
+
     Args:
         checkpoint: The open checkpoint.
-        encoded: Encoded requests of this rank.
-        summaries: The summaries of all ranks in rank order.
+        encoded, summaries: The encoded requests of this rank, and the summaries of all ranks in rank order.
         group: The ranks that load together.
         load_own: Loads all shards of this rank without the other ranks. It is called if the plan has no exchange, so
             that one collective reports failures of both. Ranks that read the same bytes may divide the comparison of
@@ -90,11 +86,6 @@ def agree_on_plan(
     Returns:
         The plan, equal on all ranks, and the result of `load_own` if the plan has no exchange.
 
-    Files without digests of groups are verified first. Of the others, each rank compares the groups that it reads.
-
-    Raises:
-        RankError: Planning, verifying or `load_own` failed on another rank.
-        ValueError: The ranks differ in an option, or in the layout of a tensor.
     """
     options = check_options(summaries)
     requests = _distinct_requests(encoded, summaries, group)
@@ -127,10 +118,7 @@ def part_to_verify(copies: Sequence[str], rank: int) -> tuple[int, int]:
     """Returns the part of the files that a rank verifies, and the number of parts.
 
     Only ranks that read the same bytes divide them: damage in one copy is in no other.
-
-    Args:
-        copies: The `Checkpoint.copy_name` of each rank. An empty name differs from every other rank's.
-        rank: The rank.
+    `copies` has the `Checkpoint.copy_name` of each rank. An empty name differs from every other rank's.
     """
     if not copies[rank]:
         return 0, 1

@@ -48,14 +48,7 @@ def dtensor_layout(tensor: "DTensor", process_group: "ProcessGroup | None" = Non
 def normalize_placements(placements: Sequence[Any], ndim: int, mesh_ndim: int) -> "list[Placement]":
     """Returns placements as DTensors hold them, with non-negative dimensions.
 
-    Args:
-        placements: Placements that a caller passes for a tensor.
-        ndim: Number of dimensions of the tensor.
-        mesh_ndim: Number of dimensions of the mesh.
-
-    Raises:
-        TypeError, ValueError: A placement has the wrong type or does not fit the tensor, or the number of placements
-            does not fit the mesh.
+    Raises a TypeError or ValueError for placements that do not fit a tensor of `ndim` dimensions, or the mesh.
     """
     if len(placements) != mesh_ndim:
         raise ValueError(f"{len(placements)} placements for a mesh of {mesh_ndim} dimensions; pass one for each")
@@ -63,10 +56,7 @@ def normalize_placements(placements: Sequence[Any], ndim: int, mesh_ndim: int) -
 
 
 def mesh_shards(placements: Sequence[Any]) -> list[MeshShard | None]:
-    """Returns the sharded tensor dimension for each mesh dimension, or `None` where the tensor is replicated.
-
-    The placements are normalized.
-    """
+    """Returns the sharded tensor dimension for each normalized placement, or `None` where the tensor is replicated."""
     return [
         MeshShard(placement.dim, getattr(placement, "split_factor", 1)) if hasattr(placement, "dim") else None
         for placement in placements

@@ -34,12 +34,7 @@ class Exchange:
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Fills the output tensors. Every rank of the group calls this method.
-
-        Raises:
-            RankError: Another rank failed.
-            Exceptions of this rank's work and of the collectives.
-        """
+        """Fills the output tensors. Every rank of the group calls this method."""
         try:
             with defer_interrupts() as interrupts:
                 self._run_windows(interrupts)

@@ -1,7 +1,7 @@
 """Collective loads of shards, into new tensors or existing ones."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Dtype, Paths
+from fst._core.batches import split_by_size
 from fst._core.classes import GroupPlan
 from fst._core.dtypes import CASTABLE
 from fst._core.encryption_key import EncryptionKey
@@ -39,12 +40,7 @@ def open_for_group(
     """Opens a checkpoint on all ranks. Only rank 0 reads the headers and sends them to the others.
 
     Every rank calls this function. Local paths may differ if they lead to files of the same names and lengths. With
-    `verify`, the ranks verify all files, and the failure of one is an error of all.
-
-    Raises:
-        RankError: Another rank failed.
-        ValueError: Some ranks verify, and others do not.
-        Errors of `load_file` about paths and headers.
+    `verify`, on all ranks or none, they verify all files together.
     """
 
     def name_copy(checkpoint: OpenCheckpoint) -> tuple[OpenCheckpoint, bytes]:
@@ -79,13 +75,12 @@ def open_and_gather(
     return open_on_all(group, open_checkpoint, work)
 
 
-class ShardLoad(NamedTuple):
-    """Load of new tensors by one rank, before the ranks communicate.
+class ShardSelection(NamedTuple):
+    """Shards that a rank loads into new tensors.
 
     Attributes:
-        checkpoint: The open checkpoint.
-        requests: A request for each tensor.
-        encoded: The encoded requests.
+        checkpoint: The checkpoint, opened for the group.
+        requests: A request for each shard.
         group: The ranks that load together.
         device: Device of the new tensors.
         dtype: Requested dtypes, as `dtype_of` returns them.
@@ -93,61 +88,29 @@ class ShardLoad(NamedTuple):
 
     checkpoint: OpenCheckpoint
     requests: Sequence[ShardRequest]
-    encoded: Tensor
     group: Group
     device: torch.device
-    dtype: Dtype
+    dtype: Dtype = None
 
 
-def load_shards(
-    checkpoint: OpenCheckpoint,
-    requests: Sequence[ShardRequest],
-    group: Group,
-    device: torch.device,
-    dtype: Dtype = None,
-    strategy: str = "auto",
-    window_bytes: int | None = None,
-) -> list[Tensor]:
-    """Loads a new contiguous tensor for each request. Every rank calls this function with its own requests.
-
-    Raises:
-        RankError: Another rank failed.
-        ValueError: The requests of the ranks do not fit together or do not fit the checkpoint.
-        Errors of `load_file`.
-    """
-    return run_load(
-        *group.gather_results(lambda: prepare_load(checkpoint, requests, group, device, dtype, strategy, window_bytes))
-    )
+def load_shards(selection: ShardSelection, strategy: str = "auto", window_bytes: int | None = None) -> list[Tensor]:
+    """Loads a new contiguous tensor for each request. Every rank calls this function with its own requests."""
+    prepared = selection.group.gather_results(lambda: prepare_load(selection, strategy, window_bytes))
+    return run_load(selection, *prepared)
 
 
-def prepare_load(
-    checkpoint: OpenCheckpoint,
-    requests: Sequence[ShardRequest],
-    group: Group,
-    device: torch.device,
-    dtype: Dtype = None,
-    strategy: str = "auto",
-    window_bytes: int | None = None,
-) -> tuple[ShardLoad, bytes]:
-    """Returns a load of new tensors, and the message that all ranks need from this rank to run the load."""
-    options = LoadOptions(
-        device.type,
-        comparable(str(dtype)),
-        strategy,
-        group.window_bytes if window_bytes is None else window_bytes,
-        checkpoint.is_verified,
-    )
+def prepare_load(selection: ShardSelection, strategy: str, window_bytes: int | None) -> tuple[Tensor, bytes]:
+    """Returns the encoded requests, and the message that all ranks need from this rank to run the load."""
+    checkpoint, requests, group, device, dtype = selection
+    window_bytes = group.window_bytes if window_bytes is None else window_bytes
+    options = LoadOptions(device.type, comparable(str(dtype)), strategy, window_bytes, checkpoint.is_verified)
     encoded, summary = summarize(checkpoint, requests, options, device)
-    return ShardLoad(checkpoint, requests, encoded, group, device, dtype), json.dumps(summary).encode()
+    return encoded, json.dumps(summary).encode()
 
 
-def run_load(load: ShardLoad, gathered: Sequence[bytes]) -> list[Tensor]:
-    """Runs a prepared load, given the messages of all ranks. Every rank calls this function.
-
-    Raises:
-        Errors of `load_shards`.
-    """
-    checkpoint, requests, encoded, group, device, dtype = load
+def run_load(selection: ShardSelection, encoded: Tensor, gathered: Sequence[bytes]) -> list[Tensor]:
+    """Runs a prepared load like `load_shards`, given the messages of all ranks."""
+    checkpoint, requests, group, device, dtype = selection
     summaries = [Summary(*json.loads(data)) for data in gathered]
 
     def like() -> list[Tensor]:
@@ -187,29 +150,25 @@ def device_message(out: Sequence[Tensor]) -> bytes:
 
 def fill_shards(
     checkpoint: OpenCheckpoint,
-    requests: Sequence[ShardRequest],
-    out: Sequence[Tensor],
+    shards: Sequence[tuple[ShardRequest, Tensor]],
     group: Group,
     gathered: Sequence[bytes],
 ) -> None:
-    """Overwrites one tensor for each request, on any devices. Otherwise as `fill_on_device`.
+    """Overwrites the tensors of requests, on any devices. Otherwise as `fill_on_device`.
 
     Each byte is read once for all ranks if each rank has its tensors on one device.
 
     Args:
-        checkpoint: The open checkpoint.
-        requests: The requests of this rank.
-        out: A tensor for each request.
-        group: The ranks that load together.
-        gathered: The device messages of all ranks. They may name more devices than `out` has.
+        checkpoint, group: As in `fill_on_device`.
+        shards: The requests of this rank, each with the tensor to overwrite.
+        gathered: The device messages of all ranks. They may name more devices than the tensors have.
     """
-    devices = _devices(out)
+    devices = _devices([tensor for _, tensor in shards])
     # All ranks take part in the load of each device.
     for key in sorted({key for data in gathered for key in json.loads(data)}):
         device = devices.get(key)
-        own = [(request, tensor) for request, tensor in zip(requests, out, strict=True) if tensor.device == device]
         load_group = group.to(torch.device(key.split()[0]) if device is None else device)
-        fill_on_device(checkpoint, [request for request, _ in own], [tensor for _, tensor in own], load_group)
+        fill_on_device(checkpoint, [shard for shard in shards if shard[1].device == device], load_group)
 
 
 def _devices(out: Sequence[Tensor]) -> dict[str, torch.device]:
@@ -222,13 +181,12 @@ def _devices(out: Sequence[Tensor]) -> dict[str, torch.device]:
 
 def fill_on_device(
     checkpoint: OpenCheckpoint,
-    requests: Sequence[ShardRequest],
-    out: Sequence[Tensor],
+    shards: Sequence[tuple[ShardRequest, Tensor]],
     group: Group,
     strategy: str = "auto",
     window_bytes: int | None = None,
 ) -> None:
-    """Overwrites one tensor for each request. Every rank calls this function with its own requests and tensors.
+    """Overwrites the tensors of requests. Every rank calls this function with its own requests and tensors.
 
     The tensors of a rank are on one device. They may have any strides, and any dtype that the stored dtype can be cast
     to. Tensors that are not contiguous, or that a load does not cast to, take up to `window_bytes` of extra memory, or
@@ -240,21 +198,21 @@ def fill_on_device(
             was written.
         Errors of `load_into`. After a failed read, tensors may hold old values, new values or a mix.
     """
-
+    requests = [request for request, _ in shards]
     window_bytes = group.window_bytes if window_bytes is None else window_bytes
     options = LoadOptions(None, None, strategy, window_bytes, checkpoint.is_verified)
 
-    def check_outputs() -> tuple[tuple[list[_Output], torch.device, Tensor], bytes]:
-        outputs = _outputs(checkpoint, requests, out, group)
-        device = outputs[0].tensor.device if outputs else group.device
-        encoded, summary = summarize(checkpoint, requests, options, device)
-        has_indirect = not all(output.is_direct for output in outputs)
-        return (outputs, device, encoded), json.dumps([summary, has_indirect]).encode()
+    def check_outputs() -> tuple[tuple[set[str], list[Tensor], Tensor], bytes]:
+        indirect = _indirect_names(checkpoint, shards, group)
+        # Detached from autograd.
+        tensors = [tensor.detach() for _, tensor in shards]
+        encoded, summary = summarize(checkpoint, requests, options, tensors[0].device if tensors else group.device)
+        return (indirect, tensors, encoded), json.dumps([summary, bool(indirect)]).encode()
 
     with defer_interrupts():
-        (outputs, device, encoded), gathered = group.gather_results(check_outputs)
+        (indirect, tensors, encoded), gathered = group.gather_results(check_outputs)
+        device = tensors[0].device if tensors else group.device
         summaries, have_indirect = zip(*map(json.loads, gathered), strict=True)
-        tensors = [output.tensor for output in outputs]
         plan, _ = agree_on_plan(
             checkpoint,
             encoded,
@@ -270,87 +228,58 @@ def fill_on_device(
             _run(plan, [None if item in cached else tensor for item, tensor in enumerate(tensors)], group, device)
             return
         # Ranks load a tensor together, so a tensor that is indirect on one rank is indirect on all.
-        own = {output.request.name for output in outputs if not output.is_direct}
-        flags = group.any_of([name in own for name in checkpoint.tensors])
-        indirect = {name for name, flag in zip(checkpoint.tensors, flags, strict=True) if flag}
-        direct = [output for output in outputs if output.request.name not in indirect]
-        fill_on_device(
-            checkpoint,
-            [output.request for output in direct],
-            [output.tensor for output in direct],
-            group,
-            strategy,
-            window_bytes,
-        )
-        for names in map(set, batches(checkpoint, indirect.__contains__, window_bytes)):
-            batch = [output for output in outputs if output.request.name in names]
-            loaded = load_shards(
-                checkpoint, [output.request for output in batch], group, device, None, strategy, window_bytes
+        batches = requested_batches(checkpoint, indirect, group, window_bytes)
+        outputs = list(zip(requests, tensors, strict=True))
+        direct = [output for output in outputs if not any(output[0].name in names for names in batches)]
+        fill_on_device(checkpoint, direct, group, strategy, window_bytes)
+        for names in batches:
+            batch = [output for output in outputs if output[0].name in names]
+            selection = ShardSelection(checkpoint, [request for request, _ in batch], group, device)
+            loaded = load_shards(selection, strategy, window_bytes)
+            group.run_on_all(partial(_copy, [tensor for _, tensor in batch], loaded))
+
+
+def requested_batches(
+    checkpoint: OpenCheckpoint, names: Container[str], group: Group, batch_bytes: int
+) -> list[dict[str, Tensor]]:
+    """Splits the tensors that any rank names, in the order of the files, into batches of at most `batch_bytes`.
+
+    A larger tensor has a batch of its own. Every rank calls this function.
+    """
+    flags = group.any_of([name in names for name in checkpoint.tensors])
+    selected = (item for item, flag in zip(checkpoint.tensors.items(), flags, strict=True) if flag)
+    return list(split_by_size(selected, batch_bytes))
+
+
+def _indirect_names(
+    checkpoint: OpenCheckpoint, shards: Sequence[tuple[ShardRequest, Tensor]], group: Group
+) -> set[str]:
+    """Checks outputs, and returns the names of those that a load cannot write to: new tensors are loaded and copied."""
+    indirect = set()
+    for (name, shard), tensor in shards:
+        stored, first = checkpoint.tensors[name], shards[0][1]
+        shape = region_of(shard, stored.shape, group.rank, group.size).lengths
+        problem = None
+        if tensor.layout != torch.strided or tensor.device.type == "meta":
+            problem = (
+                f"the tensor to overwrite is {tensor.layout} on {tensor.device}; expected a dense tensor with storage"
             )
-            group.run_on_all(partial(_copy, [output.tensor for output in batch], loaded))
-
-
-def batches(checkpoint: OpenCheckpoint, select: Callable[[str], bool], batch_bytes: int) -> Iterator[list[str]]:
-    """Splits the selected tensors, in the order of the files, into batches of at most `batch_bytes`.
-
-    A larger tensor has a batch of its own.
-    """
-    batch: list[str] = []
-    size = 0
-    for name, tensor in checkpoint.tensors.items():
-        if not select(name):
-            continue
-        if batch and size + tensor.nbytes > batch_bytes:
-            yield batch
-            batch, size = [], 0
-        batch.append(name)
-        size += tensor.nbytes
-    if batch:
-        yield batch
-
-
-class _Output(NamedTuple):
-    """Existing tensor that a load overwrites.
-
-    Attributes:
-        request: Request for the values.
-        tensor: The tensor, detached from autograd.
-        is_direct: Whether a load can write into the tensor. Otherwise a new tensor is loaded and copied.
-    """
-
-    request: ShardRequest
-    tensor: Tensor
-    is_direct: bool
-
-
-def _outputs(
-    checkpoint: OpenCheckpoint, requests: Sequence[ShardRequest], out: Sequence[Tensor], group: Group
-) -> list[_Output]:
-    if len(requests) != len(out):
-        raise ValueError(f"{len(requests)} requests, but {len(out)} tensors; pass one tensor for each request")
-    return [_output(checkpoint, request, tensor, out[0], group) for request, tensor in zip(requests, out, strict=True)]
-
-
-def _output(checkpoint: OpenCheckpoint, request: ShardRequest, tensor: Tensor, first: Tensor, group: Group) -> _Output:
-    """Returns the checked output. All outputs of a rank must be on the device of the first."""
-    stored = checkpoint.tensors[request.name]
-    shape = region_of(request.shard, stored.shape, group.rank, group.size).lengths
-    if tensor.layout != torch.strided or tensor.device.type == "meta":
-        problem = f"the tensor to overwrite is {tensor.layout} on {tensor.device}; expected a dense tensor with storage"
-    elif tensor.device != first.device:
-        problem = (
-            f"the tensor to overwrite is on {tensor.device}, and another tensor of this rank on {first.device}; fill "
-            "them in separate calls"
-        )
-    elif tensor.shape != shape:
-        problem = (
-            f"the shard of this rank has the shape {list(shape)}, but the tensor to overwrite {list(tensor.shape)}"
-        )
-    else:
+        elif tensor.device != first.device:
+            problem = (
+                f"the tensor to overwrite is on {tensor.device}, and another tensor of this rank on {first.device}; "
+                "fill them in separate calls"
+            )
+        elif tensor.shape != shape:
+            problem = (
+                f"the shard of this rank has the shape {list(shape)}, but the tensor to overwrite {list(tensor.shape)}"
+            )
+        if problem is not None:
+            raise ValueError(f'tensor "{name}": {problem}; nothing was written')
         is_castable = stored.dtype in CASTABLE and tensor.dtype in CASTABLE
         is_plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-        return _Output(request, tensor.detach(), is_plain and (tensor.dtype == stored.dtype or is_castable))
-    raise ValueError(f'tensor "{request.name}": {problem}; nothing was written')
+        if not is_plain or not (tensor.dtype == stored.dtype or is_castable):
+            indirect.add(name)
+    return indirect
 
 
 def _run(plan: GroupPlan, out: Sequence[Tensor | None], group: Group, device: torch.device) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from fst._core.group import Group, cut
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.dtensors import mesh_shards, normalize_placements
 from fst._distributed.layout import LocalLayout, local_layout
-from fst._distributed.load import load_shards, open_and_gather
+from fst._distributed.load import ShardSelection, load_shards, open_and_gather
 from fst._distributed.meshes import check_group, is_device_mesh, mesh_device, mesh_group, mesh_position
 from fst._distributed.placements import placements_by_name
 from fst._distributed.shards import ShardRequest
@@ -110,11 +110,13 @@ def load_distributed(
             group = mesh_group(mesh)
         check_group(group, mesh)
 
-        def select(checkpoint: OpenCheckpoint) -> "tuple[_Selection, bytes]":
+        def select(
+            checkpoint: OpenCheckpoint,
+        ) -> "tuple[tuple[OpenCheckpoint, dict[str, list[Placement]], torch.device, Dtype], bytes]":
             load_device, load_dtype, selected = read_arguments()
             by_name = _mesh_placements(placements, checkpoint, selected, mesh)
-            selection = _Selection(checkpoint, by_name, load_device, load_dtype)
-            return selection, hashlib.sha256(_encode(by_name).encode()).digest()
+            digest = hashlib.sha256(_encode(by_name).encode()).digest()
+            return (checkpoint, by_name, load_device, load_dtype), digest
 
         # Communicates as for the CPU until all ranks know their device.
         control_group = Group.of(group, torch.device("cpu"))
@@ -130,7 +132,8 @@ def load_distributed(
             for name, tensor_placements in by_name.items()
         }
         requests = [ShardRequest(name, shard) for name, layout in layouts.items() for shard, _ in layout.regions]
-        loaded = iter(load_shards(checkpoint, requests, load_group, load_device, load_dtype, strategy, window_bytes))
+        selection = ShardSelection(checkpoint, requests, load_group, load_device, load_dtype)
+        loaded = iter(load_shards(selection, strategy, window_bytes))
         like = checkpoint.load_tensors(list(by_name), _META, load_dtype)
         local_tensors = load_group.run_on_all(
             lambda: [
@@ -141,24 +144,10 @@ def load_distributed(
     return _as_dtensors(checkpoint, mesh, by_name, local_tensors)
 
 
-class _Selection(NamedTuple):
-    """Arguments of a load by one rank: the open checkpoint, placements by name, device and dtype."""
-
-    checkpoint: OpenCheckpoint
-    by_name: "dict[str, list[Placement]]"
-    device: torch.device
-    dtype: Dtype
-
-
 def _mesh_placements(
     placements: "MeshPlacements", checkpoint: OpenCheckpoint, names: Sequence[str] | None, mesh: "DeviceMesh"
 ) -> "dict[str, list[Placement]]":
-    """Returns normalized placements, one for each mesh dimension, of all tensors that are not skipped.
-
-    Raises:
-        KeyError: The checkpoint does not hold a name.
-        TypeError, ValueError: Placements do not fit.
-    """
+    """Returns normalized placements, one for each mesh dimension, of all tensors that are not skipped."""
     by_name = {}
     for name, tensor_placements in placements_by_name(placements, checkpoint, names).items():
         if tensor_placements is not None:

@@ -1,7 +1,7 @@
 """`load_sharded`: loads a checkpoint across the ranks of a process group."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -11,10 +11,8 @@ from fst._core.arguments import Device, Dtype, Paths, VerifyRequest, device_of, 
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
-from fst._distributed.agreement import check_equal
-from fst._distributed.load import ShardLoad, open_and_gather, prepare_load, run_load
+from fst._distributed.load import ShardSelection, open_and_gather, prepare_load, run_load
 from fst._distributed.placements import Placements, shard_requests
-from fst._distributed.shards import ShardRequest
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -85,66 +83,25 @@ def load_sharded(
         torch.Size([4, 3])
     """
 
-    def prepare(checkpoint: OpenCheckpoint) -> tuple[ShardLoad, bytes]:
-        selection = _select(checkpoint, placements, group, device, dtype, names)
-        return prepare_load(*selection, strategy=strategy, window_bytes=window_bytes)
+    def prepare(checkpoint: OpenCheckpoint) -> tuple[tuple[ShardSelection, Tensor], bytes]:
+        selection = select_shards(checkpoint, placements, group, device, dtype, names)
+        encoded, message = prepare_load(selection, strategy, window_bytes)
+        return (selection, encoded), message
 
     with defer_interrupts():
-        load, gathered = open_and_gather(paths, _control_group(group), prepare, verify_of(verify), encryption_key)
-        tensors = run_load(load, gathered)
-    return {request.name: tensor for request, tensor in zip(load.requests, tensors, strict=True)}
+        (selection, encoded), gathered = open_and_gather(
+            paths, control_group(group), prepare, verify_of(verify), encryption_key
+        )
+        tensors = run_load(selection, encoded, gathered)
+    return {request.name: tensor for request, tensor in zip(selection.requests, tensors, strict=True)}
 
 
-class ShardSelection(NamedTuple):
-    """Shards that a rank loads from an open checkpoint.
-
-    Attributes:
-        checkpoint: The checkpoint, opened for the group.
-        requests: A request for each shard, in the order of the files.
-        group: The ranks that load together.
-        device: Device of the new tensors.
-        dtype: Requested dtypes, as `dtype_of` returns them.
-    """
-
-    checkpoint: OpenCheckpoint
-    requests: list[ShardRequest]
-    group: Group
-    device: torch.device
-    dtype: Dtype
-
-
-def select_shards(
-    paths: Paths,
-    placements: Placements,
-    process_group: "ProcessGroup | None",
-    device: Device,
-    dtype: Dtype,
-    names: Sequence[str] | None,
-    verify: str,
-    encryption_key: EncryptionKey | None,
-) -> ShardSelection:
-    """Opens a checkpoint on all ranks, and selects the shards of this rank. The arguments are those of `load_sharded`.
-
-    Raises:
-        RankError: Another rank failed.
-        Errors of `load_sharded` about paths, headers and arguments.
-    """
-
-    def select(checkpoint: OpenCheckpoint) -> tuple[ShardSelection, bytes]:
-        selection = _select(checkpoint, placements, process_group, device, dtype, names)
-        return selection, selection.device.type.encode()
-
-    selection, device_types = open_and_gather(paths, _control_group(process_group), select, verify, encryption_key)
-    check_equal("device", [device_type.decode() for device_type in device_types])
-    return selection
-
-
-def _control_group(process_group: "ProcessGroup | None") -> Group:
+def control_group(process_group: "ProcessGroup | None") -> Group:
     """Returns the group that communicates as for the CPU, until all ranks know their device."""
     return Group.of(process_group, torch.device("cpu"))
 
 
-def _select(
+def select_shards(
     checkpoint: OpenCheckpoint,
     placements: Placements,
     process_group: "ProcessGroup | None",
@@ -152,6 +109,7 @@ def _select(
     dtype: Dtype,
     names: Sequence[str] | None,
 ) -> ShardSelection:
+    """Selects the shards of this rank, given the arguments of `load_sharded`."""
     load_device, load_dtype = _resolve(device), dtype_of(dtype)
     requests = shard_requests(placements, checkpoint, None if names is None else names_of(names))
     return ShardSelection(checkpoint, requests, Group.of(process_group, load_device), load_device, load_dtype)

@@ -44,11 +44,7 @@ def mesh_position(mesh: "DeviceMesh", process_group: "ProcessGroup | None") -> M
 
 
 def mesh_group(mesh: "DeviceMesh") -> "ProcessGroup":
-    """Returns an existing process group of all ranks of a mesh.
-
-    Raises:
-        ValueError: There is no such process group.
-    """
+    """Returns an existing process group of all ranks of a mesh. Raises a ValueError if there is none."""
     ranks = sorted(mesh_ranks(mesh))
     for process_group in _candidate_groups(mesh):
         if sorted(dist.get_process_group_ranks(process_group)) == ranks:
@@ -70,11 +66,7 @@ def check_group(process_group: "ProcessGroup", mesh: "DeviceMesh") -> None:
 
 
 def enclosing_mesh(meshes: Sequence["DeviceMesh"]) -> "DeviceMesh":
-    """Returns the mesh that contains the ranks of all meshes.
-
-    Raises:
-        ValueError: No mesh contains them all.
-    """
+    """Returns the mesh that contains the ranks of all meshes. Raises a ValueError if none does."""
     all_ranks = {rank for mesh in meshes for rank in mesh_ranks(mesh)}
     for mesh in meshes:
         if all_ranks == set(mesh_ranks(mesh)):

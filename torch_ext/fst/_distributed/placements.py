@@ -26,13 +26,7 @@ _EXPECTED = "expected Replicate(), Shard(dim), an index such as slice(0, 4) or (
 def shard_requests(
     placements: Placements, checkpoint: OpenCheckpoint, names: Sequence[str] | None
 ) -> list[ShardRequest]:
-    """Returns this rank's requests in the order of the files. `placements` and `names` are as in `load_sharded`.
-
-    Raises:
-        KeyError: The checkpoint does not hold a name.
-        TypeError, ValueError: A placement has the wrong type, is missing, matches no tensor, or does not fit its
-            tensor's shape.
-    """
+    """Returns this rank's requests in the order of the files, given arguments of `load_sharded`, with its errors."""
     found = placements_by_name(placements, checkpoint, names)
     shards = {name: _shard_of(placement, name, checkpoint.tensors[name].shape) for name, placement in found.items()}
     return [ShardRequest(name, shard) for name, shard in shards.items() if shard is not None]
@@ -44,10 +38,6 @@ def placements_by_name(
     """Returns the placement of each tensor in `names`, or of all tensors, in the order of the files.
 
     The placements themselves are not checked.
-
-    Raises:
-        KeyError: The checkpoint does not hold a name.
-        TypeError, ValueError: A placement is missing or matches no tensor.
     """
     for name in names or ():
         _check_name(name, checkpoint)

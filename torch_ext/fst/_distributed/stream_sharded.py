@@ -3,13 +3,14 @@
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import (
     DEFAULT_EXCHANGE_BYTES,
     DEFAULT_WINDOW_BYTES,
@@ -22,8 +23,9 @@ from fst._core.arguments import (
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import text_of
 from fst._core.interrupts import defer_interrupts
-from fst._distributed.load import batches, load_shards
-from fst._distributed.load_sharded import ShardSelection, select_shards
+from fst._distributed.agreement import check_equal
+from fst._distributed.load import ShardSelection, load_shards, open_and_gather, requested_batches
+from fst._distributed.load_sharded import control_group, select_shards
 from fst._distributed.placements import Placements
 from fst._load.stream import Stream
 
@@ -42,15 +44,16 @@ class GroupLoader:
         self._exchange_bytes = exchange_bytes
         self._process = os.getpid()
         # Batches that no rank has begun to load.
-        self._batches: deque[list[str]] = deque()
+        self._batches: deque[dict[str, Tensor]] = deque()
         # Tensors of the last batch that were not returned, in reverse order.
         self._loaded: list[tuple[int, str, Tensor]] = []
         self._own = {request.name: (position, request) for position, request in enumerate(selection.requests)}
-        divided = list(self._divide(window_bytes))
+        gathered = selection.group.all_gather_bytes(window_bytes.to_bytes(8, "little"))
+        # The smallest window of all ranks limits the batches.
+        window_bytes = min(int.from_bytes(data, "little") for data in gathered)
+        divided = requested_batches(selection.checkpoint, self._own, selection.group, window_bytes)
         # The last step raises on all ranks if one was interrupted before.
-        like = load_shards(
-            selection.checkpoint, selection.requests, selection.group, torch.device("meta"), selection.dtype
-        )
+        like = load_shards(selection._replace(device=torch.device("meta")))
         self._total_bytes = sum(tensor.nbytes for tensor in like)
         self._batches.extend(divided)
 
@@ -87,26 +90,16 @@ class GroupLoader:
         return self._total_bytes
 
     def _load_batch(self) -> None:
-        checkpoint, _, group, device, dtype = self._selection
         selected = [self._own[name] for name in self._batches.popleft() if name in self._own]
         requests = [request for _, request in selected]
         try:
-            tensors = load_shards(checkpoint, requests, group, device, dtype, window_bytes=self._exchange_bytes)
+            tensors = load_shards(self._selection._replace(requests=requests), window_bytes=self._exchange_bytes)
         except BaseException:
             # All ranks raise, so no rank waits for the rest.
             self._batches.clear()
             raise
         loaded = zip(selected, tensors, strict=True)
         self._loaded = [(position, request.name, tensor) for (position, request), tensor in loaded][::-1]
-
-    def _divide(self, window_bytes: int) -> Iterator[list[str]]:
-        """Yields batches of the tensors that any rank requests. The smallest window of all ranks limits them."""
-        checkpoint, _, group, *_ = self._selection
-        gathered = group.all_gather_bytes(window_bytes.to_bytes(8, "little"))
-        window_bytes = min(int.from_bytes(data, "little") for data in gathered)
-        flags = group.any_of([name in self._own for name in checkpoint.tensors])
-        requested = {name for name, flag in zip(checkpoint.tensors, flags, strict=True) if flag}
-        return batches(checkpoint, requested.__contains__, window_bytes)
 
 
 def stream_sharded(
@@ -158,11 +151,15 @@ def stream_sharded(
         weight [4, 3]
     """
 
-    def check_window() -> None:
+    def select(checkpoint: OpenCheckpoint) -> tuple[ShardSelection, bytes]:
+        selection = select_shards(checkpoint, placements, group, device, dtype, names)
         if window_bytes < 1:
             raise ValueError(f"window_bytes must be at least 1, not {window_bytes}")
+        return selection, selection.device.type.encode()
 
     with defer_interrupts():
-        selection = select_shards(paths, placements, group, device, dtype, names, verify_of(verify), encryption_key)
-        selection.group.run_on_all(check_window)
+        selection, device_types = open_and_gather(
+            paths, control_group(group), select, verify_of(verify), encryption_key
+        )
+        check_equal("device", [device_type.decode() for device_type in device_types])
         return Stream(GroupLoader(selection, window_bytes, exchange_bytes))

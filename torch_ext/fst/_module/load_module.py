@@ -119,62 +119,32 @@ def load_module(
     """
     if not isinstance(module, Module):
         raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}")
+    request = verify_of(verify)
     with defer_interrupts():
         reshard(module)
         meshes = _meshes_of(module)
         if group is None and meshes:
             group = mesh_group(enclosing_mesh(meshes))
         if group is not None:
-            return _load_in_group(
-                module, paths, device, dtype, strict, group, meshes, verify_of(verify), encryption_key
-            )
-    return _load_in_process(module, paths, device, dtype, strict, verify_of(verify), encryption_key)
-
-
-def _load_in_process(
-    module: Module,
-    paths: Paths,
-    device: Device,
-    dtype: Dtype,
-    strict: bool,
-    verify: str,
-    encryption_key: EncryptionKey | None,
-) -> _IncompatibleKeys:
-    """Loads in this process alone."""
+            # Communicates as for the CPU until all ranks know their device.
+            options = Group.of(group, torch.device("cpu")).run_on_all(lambda: _module_options(device, meshes))
+            ranks = Group.of(group, options.device)
+            checkpoint = open_for_group(paths, ranks, request, encryption_key)
+            match = ranks.run_on_all(lambda: match_tensors(module, checkpoint.tensors))
+            options = ranks.run_on_all(lambda: _with_dtypes(options, match, dtype))
+            differing = _differing_on_any(_tied_names(match), checkpoint, ranks)
+            ranks.run_on_all(lambda: _check(match, module, checkpoint, strict, differing))
+            loaded = _load_together(match, checkpoint, options, ranks)
+            return ranks.run_on_all(lambda: _finish(module, match, loaded, options))
     options = _module_options(device, [])
-    checkpoint = OpenCheckpoint(paths, verify=verify, encryption_key=encryption_key)
-    if verify:
+    checkpoint = OpenCheckpoint(paths, verify=request, encryption_key=encryption_key)
+    if request:
         checkpoint.verify()
     match = match_tensors(module, checkpoint.tensors)
     options = _with_dtypes(options, match, dtype)
     differing = [names for names in _tied_names(match) if not have_equal_bits(checkpoint, names)]
     _check(match, module, checkpoint, strict, differing)
-    loaded = _load_alone(match, checkpoint, options)
-    return _finish(module, match, loaded, options)
-
-
-def _load_in_group(
-    module: Module,
-    paths: Paths,
-    device: Device,
-    dtype: Dtype,
-    strict: bool,
-    group: "ProcessGroup",
-    meshes: "Sequence[DeviceMesh]",
-    verify: str,
-    encryption_key: EncryptionKey | None,
-) -> _IncompatibleKeys:
-    """Loads with all ranks of a group."""
-    # Communicates as for the CPU until all ranks know their device.
-    options = Group.of(group, torch.device("cpu")).run_on_all(lambda: _module_options(device, meshes))
-    load_group = Group.of(group, options.device)
-    checkpoint = open_for_group(paths, load_group, verify, encryption_key)
-    match = load_group.run_on_all(lambda: match_tensors(module, checkpoint.tensors))
-    options = load_group.run_on_all(lambda: _with_dtypes(options, match, dtype))
-    differing = _differing_on_any(_tied_names(match), checkpoint, load_group)
-    load_group.run_on_all(lambda: _check(match, module, checkpoint, strict, differing))
-    loaded = _load_together(match, checkpoint, options, load_group)
-    return load_group.run_on_all(lambda: _finish(module, match, loaded, options))
+    return _finish(module, match, _load_alone(match, checkpoint, options), options)
 
 
 def _meshes_of(module: Module) -> "list[DeviceMesh]":
@@ -255,12 +225,7 @@ def _quote(names: list[str]) -> str:
 
 
 class _Loaded(NamedTuple):
-    """New tensors of a load.
-
-    Attributes:
-        replacements: Tensors of the module that do not keep their storage, with their replacements.
-        extra_states: Extra states, in the order of the match.
-    """
+    """Tensors of the module that do not keep their storage, with their replacements, and its extra states."""
 
     replacements: list[tuple[ModuleTensor, Tensor]]
     extra_states: list[Tensor]
@@ -293,7 +258,7 @@ def _load_together(match: Match, checkpoint: OpenCheckpoint, options: ModuleOpti
         return (_Loaded(replacements, extra_states), shards), device_message([tensor for _, tensor in shards])
 
     (loaded, shards), gathered = group.gather_results(allocate)
-    fill_shards(checkpoint, [request for request, _ in shards], [tensor for _, tensor in shards], group, gathered)
+    fill_shards(checkpoint, shards, group, gathered)
     for each in match.tensors:
         # The load wrote to the local tensor, while autograd checks the version of the DTensor.
         if each.stored_names and is_dtensor(each.tensor) and not each.tensor.is_inference():
