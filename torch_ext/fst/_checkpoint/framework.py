@@ -52,12 +52,7 @@ class Output(NamedTuple):
 
 
 def find_framework(name: str) -> Framework:
-    """Returns the framework with this name.
-
-    Raises:
-        TypeError: `name` is not a str.
-        SafetensorError: No framework has the name.
-    """
+    """Returns the framework with this name."""
     if not isinstance(name, str):
         raise TypeError(f"framework must be a str, not {type(name).__name__}")
     if name not in _FRAMEWORKS:
@@ -68,10 +63,6 @@ def find_framework(name: str) -> Framework:
 def has_framework(name: object) -> bool:
     """Returns whether a framework has this name."""
     return isinstance(name, str) and name in _FRAMEWORKS
-
-
-def _identity(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _to_numpy(tensor: Tensor) -> Any:
@@ -90,7 +81,7 @@ def _to_numpy(tensor: Tensor) -> Any:
         return tensor.view(torch.int16 if dtype.itemsize == 2 else torch.uint8).numpy().view(dtype)
 
 
-PYTORCH = Framework("pytorch", _identity, plan_torch_index)
+PYTORCH = Framework("pytorch", lambda tensor: tensor, plan_torch_index)
 NUMPY = Framework("numpy", _to_numpy, plan_numpy_index)
 
 _FRAMEWORKS = {"pt": PYTORCH, "torch": PYTORCH, "pytorch": PYTORCH, "np": NUMPY, "numpy": NUMPY}

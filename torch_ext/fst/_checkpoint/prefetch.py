@@ -32,11 +32,10 @@ class PrefetchLoader:
         device: torch.device,
         window_bytes: int = UNBOUNDED,
     ) -> None:
-        self._names = list(regions)
-        self._known = frozenset(regions)
+        self._names = dict.fromkeys(regions)
         self._device = device
         flat = flatten(regions.values())
-        self._loader = checkpoint.stream(self._names, flat, device, window_bytes=window_bytes)
+        self._loader = checkpoint.stream(list(regions), flat, device, window_bytes=window_bytes)
         self._lock = threading.Lock()
         self._not_returned = set(regions)
         # Tensors that came before they were requested, each with the stream on which it is ready.
@@ -56,7 +55,7 @@ class PrefetchLoader:
         Raises:
             SafetensorError: The loader does not load the tensor, has already returned it, or is closed.
         """
-        if name not in self._known:
+        if name not in self._names:
             raise SafetensorError(f"{name} is not in the prefetch plan")
         while True:
             # Released between two tensors, so that other threads get theirs.
@@ -124,13 +123,7 @@ class PrefetchLoader:
 
 
 def plan_regions(checkpoint: OpenCheckpoint, plan: Plan | None) -> dict[str, Region]:
-    """Returns the region to load of each tensor of a plan, in the order of the files and of the bytes in each file.
-
-    Raises:
-        TypeError: The plan is not a mapping.
-        SafetensorError: The plan is empty, names a tensor that does not exist or that has no dtype in PyTorch, or has
-            another value than None or a slice of the rows of a tensor whose step is 1.
-    """
+    """Returns the region to load of each tensor of a plan, in the order of the files and of the bytes in each file."""
     names = checkpoint.names()
     if plan is not None:
         if not isinstance(plan, Mapping):

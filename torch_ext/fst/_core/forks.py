@@ -1,18 +1,10 @@
 """Locks of Python code in forked children."""
 
 import os
-from typing import Protocol
+import threading
 
 
-class Lock(Protocol):
-    """`threading.Lock` or `threading.RLock`."""
-
-    def acquire(self) -> bool: ...
-
-    def release(self) -> None: ...
-
-
-def hold_across_forks(lock: Lock) -> None:
+def hold_across_forks(lock: "threading.Lock | threading.RLock") -> None:
     """Makes every fork wait for a lock, which both processes release after the fork.
 
     Otherwise a child that is forked while another thread holds the lock could never acquire it, and would see what the

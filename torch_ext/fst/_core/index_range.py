@@ -11,7 +11,5 @@ FlatRegions = tuple[list[int], list[int], list[int]]
 def flatten(regions: Iterable[Sequence[IndexRange]]) -> FlatRegions:
     """Returns the starts, the lengths and the steps of all regions."""
     ranges = [index_range for region in regions for index_range in region]
-    starts = [start for start, _, _ in ranges]
-    lengths = [length for _, length, _ in ranges]
-    steps = [step for _, _, step in ranges]
+    starts, lengths, steps = ([index_range[part] for index_range in ranges] for part in range(3))
     return starts, lengths, steps
