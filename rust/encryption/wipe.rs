@@ -65,13 +65,13 @@ fn wipe_stack() {
 #[cfg(target_arch = "x86_64")]
 fn wipe_registers() {
     use std::arch::{asm, is_x86_feature_detected};
-    if !is_x86_feature_detected!("avx") {
-        return;
+    let (has_avx, has_avx512) = (is_x86_feature_detected!("avx"), is_x86_feature_detected!("avx512f"));
+    if has_avx {
+        // SAFETY: the CPU has the instruction, which changes registers only that a function may change.
+        unsafe { asm!("vzeroall", clobber_abi("sysv64"), options(nomem, nostack, preserves_flags)) };
     }
-    // SAFETY: the CPU has the instruction, which changes registers only that a function may change.
-    unsafe { asm!("vzeroall", clobber_abi("sysv64"), options(nomem, nostack, preserves_flags)) };
     // Code that is compiled for all CPUs uses these registers only in assembly, such as that of `memcpy`.
-    if is_x86_feature_detected!("avx512f") {
+    if has_avx512 {
         // SAFETY: as above.
         unsafe {
             asm!(
