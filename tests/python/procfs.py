@@ -16,6 +16,11 @@ def read_bytes(process: int | str = "self") -> int:
     return _field(process, "rchar")
 
 
+def storage_bytes() -> int:
+    """Returns how many bytes storage has read for this process."""
+    return _field("self", "read_bytes")
+
+
 def written_bytes(process: int | str = "self") -> int:
     """Returns how many bytes a process has written through system calls."""
     return _field(process, "wchar")

@@ -120,11 +120,11 @@ def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
     assert bits_of(actual) == bits_of(expected)
 
 
-def assert_all_same(actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
-    """Checks for equal names, and compares the tensors as `assert_same` does."""
+def assert_all_same(actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor | Raw]) -> None:
+    """Checks for equal names, and compares the tensors, also with those of a file, as `assert_same` does."""
     assert set(actual) == set(expected)
     for name, tensor in expected.items():
-        assert_same(actual[name], tensor)
+        assert_same(actual[name], tensor.tensor() if isinstance(tensor, Raw) else tensor)
 
 
 def assert_same_numbers(actual: torch.Tensor, expected: torch.Tensor) -> None:

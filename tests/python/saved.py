@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ def damage(path: Path, name: str, offset: int = -1) -> None:
 
 def flip_bit(path: Path, position: int) -> None:
     """Changes a bit of the byte at a position of a file, which counts from the end if it is negative."""
-    content = bytearray(path.read_bytes())
-    content[position] ^= 1
-    path.write_bytes(content)
+    with path.open("r+b") as file:
+        begin = file.seek(position, os.SEEK_END if position < 0 else os.SEEK_SET)
+        [byte] = file.read(1)
+        file.seek(begin)
+        file.write(bytes([byte ^ 1]))

@@ -13,6 +13,10 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 # Without a GPU, `gds` is the same as `auto`, and so is tested only with one.
 READERS = ["mmap", "pread", "uring", *(["gds"] if torch.cuda.is_available() else [])]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+# Options of loads and saves that take seconds.
+SLOW = {"FST_READER": "pread", "FST_CHUNK_BYTES": "4096", "FST_THREADS": "1"}
+# Tens of milliseconds on any GPU, long enough to expose a missing wait.
+DELAY_CYCLES = 50_000_000
 CHUNKS = ["default chunks", "small chunks"]
 READER_AND_CHUNKS = [(reader, CHUNKS[index % 2]) for index, reader in enumerate(READERS)]
 

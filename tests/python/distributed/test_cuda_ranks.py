@@ -7,13 +7,12 @@ from safetensors.torch import load_file, save_file
 import fst
 from placements import columns, rows, shard_of
 from rawfile import write
+from suite import DELAY_CYCLES
 from test_sharded import RAW, STRATEGIES, check_against_raw, corners, mixed, replicated
 
 pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
-# Tens of milliseconds on any GPU, long enough to expose a missing wait.
-DELAY_CYCLES = 50_000_000
 
 
 @pytest.mark.parametrize("place", [rows, columns, replicated, mixed, corners])

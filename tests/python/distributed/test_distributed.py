@@ -19,7 +19,7 @@ from fst._distributed.layout import MeshPosition, local_layout
 from fst._distributed.meshes import mesh_group
 from fst._distributed.shards import Replicated, Sharded, region_of
 from ranks import on_ranks
-from rawfile import DTYPES, assert_same, random_raw, write
+from rawfile import DTYPES, assert_all_same, assert_same, random_raw, write
 
 SHAPES = {
     "matrix": (10, 7),
@@ -180,8 +180,8 @@ def test_arguments(path):
     # The default device is ignored.
     with torch.device("meta"):
         loaded = fst.load_distributed(path, mesh, lambda name, shape: [Replicate(), Replicate()], torch.bfloat16)
-    for name, tensor in loaded.items():
-        assert_same(tensor.to_local(), full[name].bfloat16())
+    local = {name: tensor.to_local() for name, tensor in loaded.items()}
+    assert_all_same(local, {name: tensor.bfloat16() for name, tensor in full.items()})
     with pytest.raises(ValueError, match=r"group has the ranks \[0, 1, 2, 3\], and the mesh"):
         fst.load_distributed(path, line, Replicate(), group=dist.group.WORLD)
     with pytest.raises(TypeError, match=r"mesh must be a .*DeviceMesh, not ProcessGroup"):

@@ -1,7 +1,6 @@
 """Loads by ranks that share a page cache: no exchange, each byte read from storage once, few collectives."""
 
 import os
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -16,8 +15,9 @@ from fst._core.group import Group
 from fst._distributed.load import ShardSelection, fill_on_device, load_shards, open_for_group
 from fst._distributed.shards import Replicated, Sharded, ShardRequest
 from placements import shard_of
+from procfs import storage_bytes
 from ranks import on_ranks
-from rawfile import assert_same
+from rawfile import assert_all_same, assert_same
 
 CPU = torch.device("cpu")
 SIZE = 4
@@ -27,12 +27,6 @@ READ_MAX = 1.05
 
 def mixed(name, shape):
     return [Shard(0), Shard(1), Replicate()][int(name) % 3]
-
-
-def storage_bytes():
-    """Returns the bytes that this process has caused storage to read."""
-    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return int(fields["read_bytes"])
 
 
 def drop_from_cache(path):
@@ -60,9 +54,10 @@ def load_cold(path, place, dtype):
         loaded = {name: tensor.clone() for name, tensor in fst.load_sharded(path, place, dtype=dtype).items()}
         dist.barrier()
         read = storage_bytes() - before
-    for name, tensor in load_file(path).items():
-        expected = shard_of(tensor, place(name, None) if place is mixed else place)
-        assert_same(loaded[name], expected if dtype is None else expected.to(dtype))
+    expected = load_file(path)
+    for name, tensor in expected.items():
+        expected[name] = shard_of(tensor, place(name, None) if place is mixed else place).to(dtype)
+    assert_all_same(loaded, expected)
     return read
 
 

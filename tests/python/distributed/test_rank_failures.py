@@ -19,12 +19,14 @@ from torch.distributed.tensor import Replicate, Shard
 
 import fst
 from fst._distributed.exchange import Exchange, WindowBuffers
+from placements import shard_of
 from ranks import on_ranks
-from rawfile import assert_same
+from rawfile import assert_all_same
 
 SIZE = 3
 # The tensors are exchanged in several windows.
 OPTIONS = {"strategy": "exchange", "window_bytes": 4096}
+PLACEMENTS = {"c": Replicate(), "*": Shard(0)}
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def directories(tmp_path):
 
 def load(directory, **options):
     path = directory / f"{dist.get_rank()}" / "a.safetensors"
-    arguments = {"placements": {"c": Replicate(), "*": Shard(0)}, **OPTIONS, **options}
+    arguments = {"placements": PLACEMENTS, **OPTIONS, **options}
     return fst.load_sharded(arguments.pop("paths", path), **arguments)
 
 
@@ -56,9 +58,8 @@ def attempt_and_load(directory, fault, failing):
         with pytest.raises(BaseException) as caught:  # noqa: PT011
             load(directory, **(options or {}))
     shutil.copy(directory / "a.safetensors", path)
-    loaded = load(directory)
-    for name, tensor in load_file(path).items():
-        assert_same(loaded[name], tensor if name == "c" else tensor.chunk(SIZE)[dist.get_rank()])
+    expected = {name: shard_of(tensor, PLACEMENTS.get(name, Shard(0))) for name, tensor in load_file(path).items()}
+    assert_all_same(load(directory), expected)
     return f"{type(caught.value).__name__}: {caught.value}"
 
 

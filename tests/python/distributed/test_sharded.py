@@ -16,7 +16,7 @@ import fst
 import fst._distributed.load
 from placements import columns, rows, shard_of
 from ranks import on_ranks
-from rawfile import DTYPES, assert_same, random_raw, write
+from rawfile import DTYPES, assert_all_same, assert_same, random_raw, write
 from suite import CHECKOUT
 
 STRATEGIES = ["auto", "own", "exchange"]
@@ -77,8 +77,8 @@ def two_groups(paths, strategy):
     path = paths[rank % 2]
     for _ in range(5):
         loaded = fst.load_sharded(path, Shard(0), group, strategy=strategy, window_bytes=SMALL_WINDOW)
-        for name, tensor in fst.load_file(path).items():
-            assert_same(loaded[name], shard_of(tensor, Shard(0), group))
+        whole = fst.load_file(path)
+        assert_all_same(loaded, {name: shard_of(tensor, Shard(0), group) for name, tensor in whole.items()})
     with pytest.raises(ValueError, match="not a rank of the group"):
         fst.load_sharded(path, Shard(0), groups[1 - rank % 2])
     message = ""
@@ -91,8 +91,7 @@ def two_groups(paths, strategy):
     else:
         fst.load_sharded(path, Shard(0), group)
     alone = dist.new_group([rank], use_local_synchronization=True)
-    for name, tensor in fst.load_sharded(path, Shard(0), alone).items():
-        assert_same(tensor, fst.load_file(path)[name])
+    assert_all_same(fst.load_sharded(path, Shard(0), alone), whole)
     for made in (group, alone):
         dist.destroy_process_group(made)
     return message

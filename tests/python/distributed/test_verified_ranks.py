@@ -1,7 +1,6 @@
 """Verified loads by ranks: each rank compares the groups of BLAKE3's tree that it reads, and all share the verdict."""
 
 import functools
-import hashlib
 
 import pytest
 import torch
@@ -15,7 +14,8 @@ from combinations import pairwise
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from placements import shard_of
 from ranks import on_ranks
-from rawfile import Raw, assert_same, bits_of
+from rawfile import Raw, assert_all_same, bits_of
+from saved import flip_bit, manifest_of
 
 SIZE = 3
 # Most groups of 1 MiB have a part of a row. The shards of rows of "small" are in one group.
@@ -39,10 +39,11 @@ MIXED = {"tall": Shard(1), "wide": Shard(0), "small": Replicate()}
 LAYOUTS = [Replicate(), Shard(0), Shard(1), regions, MIXED]
 
 
-def expected_of(name, place):
+def expected_of(name, place, dtype=None):
     if place is regions:
         place = regions(name, TENSORS[name].shape)
-    return shard_of(TENSORS[name], place[name] if isinstance(place, dict) else place)
+    shard = shard_of(TENSORS[name], place[name] if isinstance(place, dict) else place)
+    return shard.to(dtype) if shard.is_floating_point() else shard
 
 
 ALGORITHMS = ["blake3", "sha256"]
@@ -61,11 +62,7 @@ def load_and_compare(path, place, reader, options):
     with pytest.MonkeyPatch.context() as patch, fst.profile() as profile:
         patch.setenv("FST_READER", reader)
         loaded = fst.load_sharded(path, place, verify=True, **options)
-    assert loaded.keys() == TENSORS.keys()
-    for name, tensor in loaded.items():
-        expected = expected_of(name, place)
-        is_cast = "dtype" in options and expected.is_floating_point()
-        assert_same(tensor, expected.to(options["dtype"]) if is_cast else expected)
+    assert_all_same(loaded, {name: expected_of(name, place, options.get("dtype")) for name in TENSORS})
     return profile.summary().read_bytes
 
 
@@ -89,12 +86,7 @@ def test_no_byte_is_read_twice(ranks, path, place, window_bytes):
 
 
 def damage(path, name, offset):
-    position = OpenCheckpoint(path).tensor_info(name).begin + offset
-    with path.open("r+b") as file:
-        file.seek(position)
-        byte = file.read(1)[0]
-        file.seek(position)
-        file.write(bytes([byte ^ 1]))
+    flip_bit(path, OpenCheckpoint(path).tensor_info(name).begin + offset)
 
 
 def load_module(path, place, **options):
@@ -230,7 +222,7 @@ def test_each_copy_is_verified(ranks, tmp_path, kind, load, copies):
         else:
             fst.save_file(TENSORS, path, digests=None if kind == "manifest" else kind)
         if kind == "manifest":
-            verify = {"model": "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()}
+            verify = manifest_of(path)
     reader = "mmap" if copies == "010" else "pread"
     run = functools.partial(ranks(SIZE).run, load_copy, load, directories, reader, verify)
     assert run() == ["loaded"] * SIZE

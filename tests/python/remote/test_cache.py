@@ -12,9 +12,10 @@ from safetensors.torch import save
 from torch.distributed.tensor import Replicate
 
 import fst
+from forked import run_in_fork
 from fst_bench.http_server import Fault, Server
 from objects import DATA, ENTRANCES, HEADER, PATH, TENSORS, assert_equal, tensors
-from processes import LOAD, run_in_fork, wait_for
+from processes import LOAD, wait_for
 
 
 @pytest.fixture(autouse=True)

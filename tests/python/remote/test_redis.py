@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import save
 
 import fst
+from forked import run_in_fork
 from objects import assert_equal, write_all
-from processes import LOAD, run_in_fork, wait_for
+from processes import LOAD, wait_for
 from rawfile import assert_same
 from servers.proxy import Proxy
 
@@ -63,13 +64,10 @@ def check_same(loaded):
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_every_entrance(redis, url, tls):
+def test_one_value(redis, url, tls):
     url = redis.tls_url("dir/model.safetensors") if tls else url
     check_same(fst.load_file(url))
     assert fst.metadata(url) == {"format": "pt"}
-    check_same(dict(zip(TENSORS, fst.load_tensors(url, list(TENSORS)), strict=True)))
-    with fst.stream(url) as tensors:
-        check_same(dict(tensors))
     with fst.safe_open(url, "pt") as file:
         assert_same(file.get_slice("weight")[10:20, 3:900:7], TENSORS["weight"][10:20, 3:900:7])
 

@@ -9,10 +9,7 @@ import fst
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst_bench.http_server import Fault
 from objects import DATA, PATH, TENSORS, assert_equal, request_counts, shards, tensors
-
-
-def replicated(name, shape):
-    return Replicate()
+from placements import shard_of
 
 
 def rows(name, shape):
@@ -23,13 +20,10 @@ def columns(name, shape):
     return Shard(1) if name in ("large", "half") else Replicate()
 
 
-def load(paths, place, verify=False):
-    return fst.load_sharded(paths, place, verify=verify)
-
-
-def expected_of(name, tensor, place, rank, size):
-    placement = place(name, tensor.shape)
-    return tensor if isinstance(placement, Replicate) else tensor.chunk(size, placement.dim)[rank]
+def check_load(url, place, verify):
+    loaded = fst.load_sharded(url, place, verify=verify)
+    placements = {name: place(name, t.shape) if callable(place) else place for name, t in TENSORS.items()}
+    assert_equal(loaded, {name: shard_of(tensor, placements[name]) for name, tensor in TENSORS.items()})
 
 
 @pytest.fixture
@@ -42,10 +36,9 @@ def with_digests(http_server, tmp_path):
 
 
 @pytest.mark.parametrize("verify", [False, True])
-@pytest.mark.parametrize(("size", "place"), [(2, replicated), (4, replicated), (2, rows), (4, columns)])
+@pytest.mark.parametrize(("size", "place"), [(2, Replicate()), (4, Replicate()), (2, rows), (4, columns)])
 def test_each_byte_is_requested_by_one_rank(ranks, http_server, with_digests, size, place, verify):
-    for rank, loaded in enumerate(ranks(size).run(load, http_server.url(PATH), place, verify)):
-        assert_equal(loaded, {name: expected_of(name, t, place, rank, size) for name, t in TENSORS.items()})
+    ranks(size).run(check_load, http_server.url(PATH), place, verify)
     assert (request_counts(http_server, PATH, len(with_digests)) == 1).all()
 
 
@@ -156,7 +149,7 @@ def test_each_byte_of_a_sharded_checkpoint_is_requested_by_one_rank(ranks, http_
     files, expected = shards(count)
     for name, data in files.items():
         http_server.put(f"dir/{name}", data)
-    for loaded in ranks(2).run(load, http_server.url("dir/"), replicated):
+    for loaded in ranks(2).run(fst.load_sharded, http_server.url("dir/"), Replicate()):
         assert_equal(loaded, expected)
     # Only the first rank opens the objects.
     assert len(http_server.requests("dir/model.safetensors.index.json")) == 1
