@@ -1,16 +1,14 @@
 """Invalid files, paths, names and devices: exception, position of the fault, and no side effects."""
 
 import errno
-import os
 import re
 import struct
-from pathlib import Path
 
 import pytest
 import torch
 
 import fst
-from rawfile import assert_same, encode, header_of, random_raw, write, write_sparse
+from rawfile import encode, header_of, random_raw, write, write_sparse
 
 GOOD = {"a": random_raw("F32", (2, 3)), "b": random_raw("U8", (5,))}
 
@@ -45,13 +43,10 @@ MALFORMED = {
     "deep lists cut off": (encode(b'{"w": ' + b"[" * 200_000, align=1), W),
     "a name twice, once escaped": (encode(b'{"w": %b, "\\u0077": %b}' % (ENTRY, ENTRY), b"1"), W + "twice"),
     "a number in the metadata": (encode({"__metadata__": {"a": 1}}), "byte "),
-    "an unknown dtype": (one(dtype="float32"), W),
     "a shape larger than the offsets": (one(shape=[7]), W + "28 bytes.*24"),
     "a shape that overflows to its size": (one(shape=[2**62 + 6]), W + "overflow"),
     "a million dimensions": (one(shape=[1] * 10**6), W),
     "an end past the data": (one(shape=[7], data_offsets=[0, 28]), W + "cut off"),
-    "a gap at the start": (one(shape=[5], data_offsets=[4, 24]), W + "gap"),
-    "the same bytes twice": (encode({"v": fields(), "w": fields()}, DATA), 'tensor "[vw]": byte .*overlap'),
     "a byte after the end": (encode(header_of(GOOD), bytes(29) + b"x"), "byte "),
 }
 
@@ -162,20 +157,3 @@ def test_devices(tmp_path):
     for device, error, message in DEVICES + ([] if torch.cuda.is_available() else WITHOUT_GPU):
         with pytest.raises(error, match=message):
             fst.load_file(path, device)
-
-
-def test_errors_leak_nothing(tmp_path):
-    """A thousand failed loads leave no descriptors and no mappings."""
-    bad = tmp_path / "bad.safetensors"
-    bad.write_bytes(encode({"w": fields(shape=[7])}, DATA))
-    good = write(tmp_path / "good.safetensors", GOOD)
-    files = len(os.listdir("/proc/self/fd"))
-    for _ in range(1000):
-        with pytest.raises(fst.SafetensorError):
-            fst.load_files([good, bad])
-        with pytest.raises(KeyError):
-            fst.load_tensors(good, ["c"])
-    assert len(os.listdir("/proc/self/fd")) <= files + 1
-    assert str(bad) not in Path("/proc/self/maps").read_text()
-    for name, tensor in fst.load_file(good).items():
-        assert_same(tensor, GOOD[name].tensor())

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fst
-from rawfile import assert_same, random_raw, write
+from rawfile import assert_all_same, assert_same, random_raw, write
 
 SHARDS = {
     "model-00001-of-00003.safetensors": {"embed": random_raw("BF16", (100, 16)), "head.bias": random_raw("F32", (7,))},
@@ -37,8 +37,7 @@ def write_index(path: Path, index: object) -> Path:
 
 def assert_complete(loaded: dict[str, torch.Tensor]) -> None:
     assert list(loaded) == list(TENSORS)
-    for name, raw in TENSORS.items():
-        assert_same(loaded[name], raw.tensor())
+    assert_all_same(loaded, TENSORS)
 
 
 @pytest.mark.usefixtures("reader_and_chunks")

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 import fst
-from rawfile import assert_same, random_raw, write
+from rawfile import assert_all_same, assert_same, random_raw, write
 
 TENSORS = {
     "fp32_2d": torch.arange(12.0).reshape(3, 4),
@@ -35,8 +35,7 @@ def test_all_tensors(path):
     first = loader.take("i64_1d")
     streamed = dict(loader)
     assert "i64_1d" not in streamed
-    for name, tensor in (streamed | {"i64_1d": first}).items():
-        assert_same(tensor, TENSORS[name])
+    assert_all_same(streamed | {"i64_1d": first}, TENSORS)
     assert len(loader) == len(TENSORS)
 
 
@@ -132,9 +131,7 @@ def test_threads(tmp_path, monkeypatch, run_threads):
             taken[name] = loader.take(name)
 
     run_threads(work, 8)
-    assert taken.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert_same(taken[name], tensor)
+    assert_all_same(taken, expected)
 
 
 @pytest.mark.gpu

@@ -11,7 +11,8 @@ import safetensors
 import torch
 
 import fst
-from rawfile import DTYPES, Raw, assert_same, bits_of, random_raw, write
+from forked import run_in_fork
+from rawfile import DTYPES, Raw, assert_all_same, assert_same, bits_of, random_raw, write
 
 TENSORS: dict[str, Raw] = {
     **{f"{dtype}.weight": random_raw(dtype, (3, 4)) for dtype in DTYPES},
@@ -51,11 +52,10 @@ def test_header(tmp_path, framework, metadata):
 @pytest.mark.usefixtures("reader")
 def test_tensors_and_arrays(path):
     with safetensors.safe_open(path, "pt") as theirs, fst.safe_open(path, "pt") as ours:
-        everything = ours.get_tensors()
-        assert list(everything) == list(theirs.get_tensors())
-        for name in TENSORS:
-            assert_same(ours.get_tensor(name), theirs.get_tensor(name))
-            assert_same(everything[name], theirs.get_tensor(name))
+        expected = theirs.get_tensors()
+        assert list(ours.get_tensors()) == list(expected)
+        assert_all_same(ours.get_tensors(), expected)
+        assert_all_same({name: ours.get_tensor(name) for name in TENSORS}, expected)
     with safetensors.safe_open(path, "np") as theirs, fst.safe_open(path, "np") as ours:
         for name, raw in TENSORS.items():
             if raw.dtype not in FOREIGN_DTYPES:
@@ -95,8 +95,7 @@ def test_several_files(tmp_path):
         with fst.safe_open(given) as opened:
             assert opened.keys() == names
             assert opened.offset_keys() == list(opened.get_tensors()) == expected
-            for name, raw in TENSORS.items():
-                assert_same(opened.get_tensor(name), raw.tensor())
+            assert_all_same({name: opened.get_tensor(name) for name in names}, TENSORS)
             assert opened.metadata() == {"format": "pt", "1.safetensors": "here", "2.safetensors": "here"}
 
 
@@ -228,17 +227,15 @@ def test_threads_share_file(path, run_threads):
         run_threads(work, 8)
 
 
-def test_forked_child_shares_file(path, fork_python):
-    program = """
-import os, sys, fst
-file = fst.safe_open(sys.argv[1])
-before = file.get_tensor("F32.weight")
-child = os.fork()
-if child == 0:
-    os._exit(0 if file.get_tensor("F32.weight").nbytes == 48 and file.get_slice("I32.weight")[:, 1].numel() == 3 else 1)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    assert fork_python(program, str(path)) == "0\n"
+def test_forked_child_shares_file(path):
+    with fst.safe_open(path) as file:
+        file.get_tensor("F32.weight")
+
+        def use() -> None:
+            assert_same(file.get_tensor("F32.weight"), TENSORS["F32.weight"].tensor())
+            assert_same(file.get_slice("I32.weight")[:, 1], TENSORS["I32.weight"].tensor()[:, 1])
+
+        run_in_fork(use)
 
 
 def test_meta_device(path):
@@ -252,9 +249,6 @@ def test_meta_device(path):
 @pytest.mark.parametrize("device", ["cuda", 0, "cuda:0", torch.device("cuda", 0)], ids=str)
 def test_gpu(path, device):
     with fst.safe_open(path, device=device) as file:
-        for name, raw in TENSORS.items():
-            tensor = file.get_tensor(name)
-            assert tensor.device == torch.device("cuda", 0)
-            assert_same(tensor.cpu(), raw.tensor())
-        for name, tensor in file.get_tensors().items():
-            assert_same(tensor.cpu(), TENSORS[name].tensor())
+        for loaded in ({name: file.get_tensor(name) for name in TENSORS}, file.get_tensors()):
+            assert {tensor.device for tensor in loaded.values()} == {torch.device("cuda", 0)}
+            assert_all_same(loaded, TENSORS)

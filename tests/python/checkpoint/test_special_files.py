@@ -151,17 +151,12 @@ def test_unused_parts_of_an_index_take_no_memory(tmp_path, fork_python, program)
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(f'{{"unused": {unused}, "weight_map": {{"a": "a.safetensors"}}}}')
     measure = f"""
-import fst, fst.cli, sys
-from pathlib import Path
-def mib(name):
-    return int(Path("/proc/self/status").read_text().split(name + ":")[1].split()[0]) >> 10
+import contextlib, fst, fst.cli, sys
+from procfs import peak_mib
 path = sys.argv[1]
-Path("/proc/self/clear_refs").write_text("5")
-before = mib("VmRSS")
-try:
-    {program}
-except SystemExit:
-    pass
-print("peak", mib("VmHWM") - before)
+def use():
+    with contextlib.suppress(SystemExit):
+        {program}
+print("peak", peak_mib(use))
 """
     assert int(fork_python(measure, str(index)).split()[-1]) < 64

@@ -8,12 +8,11 @@ import torch
 
 import fst
 from saved import write_each
+from suite import DELAY_CYCLES
 
 pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
-# Tens of milliseconds on any GPU, long enough to expose a missing wait.
-DELAY_CYCLES = 50_000_000
 
 
 def save(path, tensors):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import fst
 from forked import run_in_fork
 from fst._core import ops
-from rawfile import DTYPES, assert_same, random_raw
+from rawfile import DTYPES, assert_all_same, assert_same, random_raw
 from suite import DEVICES
 
 CASES = st.lists(
@@ -33,12 +33,6 @@ def tensors_of(cases):
         shape = (*shape, 2) if dtype == "F4" else tuple(shape)
         tensors[f"{seed}.{dtype}.{number}"] = random_raw(dtype, shape, seed).tensor()
     return tensors
-
-
-def assert_all_same(actual, expected):
-    assert actual.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert_same(actual[name], tensor)
 
 
 def checkpoint_of(value, count=4):
