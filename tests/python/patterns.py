@@ -44,11 +44,6 @@ VECTOR_ELEMENTS = 64
 E4M3_SATURATES = not torch.tensor(1e4).to(torch.float8_e4m3fn).isnan().item()
 
 
-def bits_of(tensor):
-    """Returns the bits of each element as an integer."""
-    return tensor.contiguous().view(_BITS[tensor.element_size()])
-
-
 @functools.cache
 def patterns(dtype):
     """Returns the patterns of a dtype, a whole number of vectors. The tensor is cached and must not be changed."""

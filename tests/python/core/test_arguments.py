@@ -1,7 +1,6 @@
 """Types of arguments that the public functions accept and reject."""
 
 import inspect
-import os
 from pathlib import Path
 
 import pytest
@@ -58,13 +57,6 @@ def test_pytorch_that_was_not_built_for_cuda(path, monkeypatch, hip, message):
                 load(path, device)
     with pytest.raises(ValueError, match=message):
         fst.load_module(torch.nn.Linear(4, 3), path, device="cuda")
-
-
-def test_relative_paths(path, monkeypatch):
-    monkeypatch.chdir(path.parent)
-    assert list(fst.load_file(path.name)) == ["w"]
-    assert list(fst.load_file(".")) == ["w"]
-    assert list(fst.load_file(os.path.join("..", path.parent.name))) == ["w"]
 
 
 WRONG_PATHS = [b"m.safetensors", 3, None, 1.5, PathLike(b"m.safetensors"), {"m"}, object()]

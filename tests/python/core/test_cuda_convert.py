@@ -4,10 +4,9 @@ import pytest
 import torch
 
 import fst
+from suite import DELAY_CYCLES
 
 pytestmark = pytest.mark.gpu
-
-DELAY_CYCLES = 50_000_000
 
 
 def test_results_stay_on_their_devices():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fst
-from rawfile import assert_same, random_raw, write
+from rawfile import assert_all_same, assert_same, random_raw, write
 
 WEIGHTS = {"weight": random_raw("BF16", (5, 3)), "bias": random_raw("I16", (5,))}
 
@@ -124,8 +124,7 @@ def test_every_operator(kind, tmp_path):
 
     for tensors in (module.everything(), module.from_files(), module.one_by_one()):
         assert list(tensors) == list(WEIGHTS)
-        for name, raw in WEIGHTS.items():
-            assert_same(tensors[name], raw.tensor())
+        assert_all_same(tensors, WEIGHTS)
     weight, bias = (raw.tensor() for raw in WEIGHTS.values())
     columns, rows = module.columns()
     assert_same(columns, weight[:, 1:3].contiguous())

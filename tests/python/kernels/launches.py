@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 
 from fst._core.dtypes import SCALAR_TYPES
-from patterns import bits_of, cast_by_pytorch, patterns
+from patterns import cast_by_pytorch, patterns
 from ptx import translate
+from rawfile import as_integers
 from suite import CHECKOUT
 
 # Facts of rust/cast/scatter.rs.
@@ -105,10 +106,9 @@ class Launch:
             rows = self.source.as_strided((copy.rows, row_bytes), (copy.stride_bytes, 1), copy.source)
             expected = cast_by_pytorch(rows.clone().flatten().view(copy.stored), copy.dtype)
             result = found[copy.written].clone().view(copy.dtype)
-            if copy.stored == copy.dtype:
-                same = bits_of(result) == bits_of(expected)
-            else:
-                same = (bits_of(result) == bits_of(expected)) | (result.float().isnan() & expected.float().isnan())
+            same = as_integers(result) == as_integers(expected)
+            if copy.stored != copy.dtype:
+                same |= result.float().isnan() & expected.float().isnan()
             wrong = (~same).nonzero().flatten().tolist()
             assert not wrong, f"{len(wrong)} elements of {copy} differ, the first at {wrong[0]}"
             untouched[copy.written] = found[copy.written]
@@ -175,7 +175,7 @@ def arrange(shapes: Sequence[tuple[torch.dtype, torch.dtype, int, int]], seed: i
         if rows * row_elements != len(values):
             values = values[torch.randint(len(values), (rows * row_elements,), generator=generator)]
         padded = torch.randint(256, (rows, stride_bytes), dtype=torch.uint8, generator=generator)
-        padded[:, :row_bytes] = bits_of(values).view(torch.uint8).view(rows, row_bytes)
+        padded[:, :row_bytes] = as_integers(values).view(torch.uint8).view(rows, row_bytes)
         pieces += [torch.zeros(gap_bytes, dtype=torch.uint8), padded.flatten()[:used_bytes]]
 
     # The last copy ends at the end of the target, which is that of a page. So each begins at a distance from the end.

@@ -6,13 +6,12 @@ import pytest
 import torch
 
 import fst
-from rawfile import Raw, assert_same, random_raw, write, write_sparse
+from rawfile import Raw, assert_all_same, assert_same, random_raw, write, write_sparse
+from suite import DELAY_CYCLES
 
 pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
-# Tens of milliseconds on any GPU, long enough to expose a missing wait.
-DELAY_CYCLES = 50_000_000
 
 
 @pytest.fixture
@@ -59,8 +58,7 @@ def test_load_into_tensors_on_several_devices(tmp_path):
     out = [torch.zeros(300, 200, device=device) for device in ("cpu", "cuda", "cpu", "cuda")]
     out[3] = torch.zeros(200, 300, device="cuda").t()
     fst.load_into(path, list(tensors), out)
-    for tensor, raw in zip(out, tensors.values(), strict=True):
-        assert_same(tensor, raw.tensor())
+    assert_all_same(dict(zip(tensors, out, strict=True)), tensors)
 
 
 def test_results_are_ready_on_current_stream(tmp_path):
@@ -128,10 +126,9 @@ def test_device_that_is_not_current(every_dtype):
             on_side = fst.load_file(path, 1)
         assert torch.cuda.current_device() == 0
     stream.synchronize()
-    for name, raw in tensors.items():
-        for tensor in (loaded[name], on_side[name]):
-            assert tensor.device == torch.device("cuda", 1)
-            assert_same(tensor, raw.tensor())
+    for on_device in (loaded, on_side):
+        assert {tensor.device for tensor in on_device.values()} == {torch.device("cuda", 1)}
+        assert_all_same(on_device, tensors)
     out = [torch.zeros(3, 2500, 2, device=f"cuda:{index}") for index in (0, 1)]
     fst.load_into(path, ["F32", "F32"], out)
     for tensor in out:

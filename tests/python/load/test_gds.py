@@ -4,9 +4,8 @@ import pytest
 import torch
 
 import fst
-from rawfile import assert_same
-
-SHAPE = (3, 2500, 2)
+from rawfile import assert_all_same, assert_same
+from suite import DELAY_CYCLES
 
 
 @pytest.fixture(autouse=True)
@@ -16,8 +15,7 @@ def gds(monkeypatch):
 
 def test_cpu_load_uses_auto(every_dtype):
     path, tensors = every_dtype
-    for name, tensor in fst.load_file(path).items():
-        assert_same(tensor, tensors[name].tensor())
+    assert_all_same(fst.load_file(path), tensors)
     assert torch.ops.fst.reader([str(path)]) == "mmap"
 
 
@@ -35,7 +33,7 @@ def test_reused_memory_is_written_after_queued_work(every_dtype):
     raw = tensors["F32"]
     for _ in range(5):
         block = torch.ones(16 << 20, device="cuda")
-        torch.cuda._sleep(50_000_000)
+        torch.cuda._sleep(DELAY_CYCLES)
         total = block.sum()
         del block
         [tensor] = fst.load_tensors(path, ["F32"], "cuda")

@@ -10,6 +10,7 @@ from rawfile import (
     DTYPES,
     UNSUPPORTED_DTYPES,
     Raw,
+    assert_all_same,
     assert_same,
     assert_same_numbers,
     random_raw,
@@ -27,9 +28,8 @@ def test_every_dtype(every_dtype, device):
     path, tensors = every_dtype
     loaded = fst.load_file(path, device)
     assert list(loaded) == list(tensors)
-    for name, raw in tensors.items():
-        assert loaded[name].device.type == device
-        assert_same(loaded[name], raw.tensor())
+    assert {tensor.device.type for tensor in loaded.values()} == {device}
+    assert_all_same(loaded, tensors)
 
 
 @pytest.mark.usefixtures("reader")
@@ -41,8 +41,7 @@ def test_shapes(tmp_path, device):
     packed = [(2,), (0,), (3, 4), (4, 0), (0, 8), (2, 3, 6)]
     tensors |= {f"F4 {shape}": random_raw("F4", shape) for shape in packed}
     loaded = fst.load_file(write(tmp_path / "shapes.safetensors", tensors), device)
-    for name, tensor in loaded.items():
-        assert_same(tensor, tensors[name].tensor())
+    assert_all_same(loaded, tensors)
     for shape in packed:
         tensor = loaded[f"F4 {shape}"]
         assert (tensor.dtype, tensor.shape) == (torch.float4_e2m1fn_x2, (*shape[:-1], shape[-1] // 2))
@@ -71,8 +70,7 @@ def test_unsupported_dtype_is_named_and_other_tensors_load(tmp_path, dtype):
         with pytest.raises(NotImplementedError, match=f'{path}: tensor "six bits": .*{dtype}'):
             load()
     loaded = fst.load_tensors(path, ["before", "after"])
-    assert_same(loaded[0], before.tensor())
-    assert_same(loaded[1], after.tensor())
+    assert_all_same(dict(zip(("before", "after"), loaded, strict=True)), {"before": before, "after": after})
     assert fst.tensor_names(path) == ["before", "six bits", "after"]
 
 
@@ -107,8 +105,7 @@ def test_names_with_special_characters(tmp_path):
     path = write(tmp_path / "names.safetensors", tensors)
     assert fst.tensor_names(path) == names
     assert list(fst.load_file(path)) == names
-    for name, tensor in zip(names, fst.load_tensors(path, names), strict=True):
-        assert_same(tensor, tensors[name].tensor())
+    assert_all_same(dict(zip(names, fst.load_tensors(path, names), strict=True)), tensors)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 
 import fst
 from combinations import pairwise
-from rawfile import DTYPES, assert_same, bits_of, random_raw, write
+from rawfile import DTYPES, assert_all_same, assert_same, bits_of, random_raw, write
 from suite import CHUNKS, DEVICES, READERS
 
 SHAPE = (6, 500, 4)
@@ -32,8 +32,7 @@ def test_every_dtype(path):
     addresses = [tensor.data_ptr() for tensor in out]
     assert fst.load_into(path, list(tensors), out) is None
     assert [tensor.data_ptr() for tensor in out] == addresses
-    for tensor, raw in zip(out, tensors.values(), strict=True):
-        assert_same(tensor, raw.tensor())
+    assert_all_same(dict(zip(tensors, out, strict=True)), tensors)
     fst.load_into(path, [], [])
 
 

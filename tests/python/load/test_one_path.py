@@ -20,7 +20,7 @@ TENSORS = {
 DTYPES = {"scale": None, "*": torch.bfloat16}
 NAMES = ["ids", "matrix", "scale", "matrix"]
 SLICES: dict[str, list[int]] = {"dims": [0, -1, 0, 0], "starts": [1, 1000, 0, 3], "lengths": [3, 24, 2, 0]}
-BOXES = [[(1, 3, 1)], [(0, 1024, 1), (1000, 24, 1)], [(0, 2, 1)], [(3, 0, 1), (0, 1024, 1)]]
+BOXES = [[(1, 3, 2)], [(0, 1024, 1), (1000, 24, 1)], [(0, 2, 1)], [(3, 0, 1), (0, 1024, 1)]]
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +75,12 @@ def test_loads_refuse_the_same_arguments(paths: dict[str, Path]) -> None:
     assert not half.any()
 
 
-def test_registered_keys_authenticate_before_writes(paths: dict[str, Path], tmp_path: Path) -> None:
-    """With `verify`, the operator decrypts nothing into the outputs before all data is authentic, as with a key."""
+@pytest.mark.parametrize("options", [{}, {"encryption_key": KEY}], ids=["registered key", "key"])
+def test_data_are_authenticated_before_writes(paths: dict[str, Path], tmp_path: Path, options: dict[str, Any]) -> None:
+    """With `verify`, nothing is decrypted into the outputs before all data is authentic."""
     changed = Path(shutil.copy(paths["key"], tmp_path))
     flip_bit(changed, -1)
     out = [torch.zeros_like(tensor) for tensor in TENSORS.values()]
     with registered(), pytest.raises(fst.IntegrityError):
-        fst.load_into(changed, list(TENSORS), out, verify=True)
+        fst.load_into(changed, list(TENSORS), out, verify=True, **options)
     assert not any(tensor.any() for tensor in out)

@@ -3,6 +3,7 @@
 import base64
 import os
 import struct
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from forked import run_in_fork
 from gil import assert_released_by
 from procfs import read_bytes, wait_for_reads
 from rawfile import assert_same, random_raw, write, write_sparse
-from suite import DEVICES
+from suite import DEVICES, SLOW
 
 MIB = 1 << 20
 
@@ -51,9 +52,6 @@ def test_concurrent_loads(tmp_path, run_threads, device):
 
     run_threads(load, count=8)
 
-
-# Options of loads that take seconds.
-SLOW = {"FST_READER": "pread", "FST_CHUNK_BYTES": "4096", "FST_THREADS": "1"}
 
 INTERRUPTED = """
 import signal, sys, fst
@@ -157,12 +155,19 @@ print(status_mib("RssAnon") - before)
 def test_load_closes_descriptors(tmp_path):
     """Loads close the file, its descriptor for direct reads and the ring, also after a failed check."""
     path = write(tmp_path / "m.safetensors", {"w": random_raw("F32", (500_000,)), "v": random_raw("U8", (3,))})
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(path.read_bytes()[:-1])
     fst.load_file(path)
     before = os.listdir("/proc/self/fd")
     kept = fst.load_file(path)
     with pytest.raises(ValueError, match="shape"):
         fst.load_into(path, ["w"], [torch.empty(3)])
+    with pytest.raises(KeyError):
+        fst.load_tensors(path, ["c"])
+    with pytest.raises(fst.SafetensorError):
+        fst.load_files([path, cut])
     assert os.listdir("/proc/self/fd") == before
+    assert str(cut) not in Path("/proc/self/maps").read_text()
     del kept
 
 
@@ -180,7 +185,8 @@ def test_children_forked_during_loads(tmp_path, fork_python):
     """A forked child loads although threads of its parent hold locks at the fork."""
     path = write(tmp_path / "m.safetensors", {"w": random_raw("F32", (100,))})
     program = """
-import os, signal, sys, threading, fst, torch
+import sys, threading, fst, torch
+from forked import run_in_fork
 
 ended = threading.Event()
 
@@ -191,20 +197,11 @@ def load():
 threads = [threading.Thread(target=load) for _ in range(4)]
 for thread in threads:
     thread.start()
-codes = set()
-for _ in range(100):
-    child = os.fork()
-    if child == 0:
+try:
+    for _ in range(100):
         # A child that waits for a lock is ended.
-        signal.alarm(30)
-        fst.load_file(sys.argv[1], dtype=torch.float16)
-        os._exit(0)
-    codes.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    if codes != {0}:
-        break
-ended.set()
-for thread in threads:
-    thread.join()
-print(codes)
+        run_in_fork(lambda: fst.load_file(sys.argv[1], dtype=torch.float16))
+finally:
+    ended.set()
 """
-    assert fork_python(program, str(path)) == "{0}\n"
+    fork_python(program, str(path))
