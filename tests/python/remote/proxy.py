@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from urllib.parse import urlsplit
 
-from servers.serving import Serving
+from servers.serving import Handler, Serving
 
 # Returns the status that the proxy answers in place of the server, or None. May wait.
 Rule = Callable[[str, str], int | None]
@@ -54,9 +54,7 @@ class Proxy(Serving):
         self._lock = threading.Lock()
         proxy, upstream = self, urlsplit(endpoint)
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class ProxyHandler(Handler):
             def handle_one_request(self) -> None:
                 try:
                     super().handle_one_request()
@@ -81,7 +79,7 @@ class Proxy(Serving):
                     proxy.lost.remove(lost[0])
                     self.close_connection = True
                 else:
-                    self.answer(*answer)
+                    self.send(*answer)
 
             def forwarded(self) -> tuple[int, dict[str, str], bytes]:
                 proxy.begin(self.command, self.path)
@@ -95,7 +93,9 @@ class Proxy(Serving):
                         connection.putheader(name, value)
                     connection.endheaders(body)
                     response = connection.getresponse()
-                    return response.status, dict(response.getheaders()), response.read()
+                    own = ("content-length", "transfer-encoding", "connection", "date", "server")
+                    headers = {name: value for name, value in response.getheaders() if name.lower() not in own}
+                    return response.status, headers, response.read()
 
             def body(self, length: int) -> bytes:
                 pieces = []
@@ -113,19 +113,7 @@ class Proxy(Serving):
 
             do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward  # noqa: N815
 
-            def answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
-                self.send_response(status)
-                for name, value in headers.items():
-                    if name.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
-                        self.send_header(name, value)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self.endpoint = f"http://127.0.0.1:{self.serve(ThreadingHTTPServer(('127.0.0.1', 0), Handler))}"
+        self.endpoint = f"http://127.0.0.1:{self.serve(ThreadingHTTPServer(('127.0.0.1', 0), ProxyHandler))}"
 
     def pause(self, length: int) -> None:
         """Waits for as long as `length` bytes take at the rate of the proxy."""

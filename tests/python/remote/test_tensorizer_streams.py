@@ -8,7 +8,6 @@ from safetensors.torch import save
 
 import fst
 from fst.compat.tensorizer import (
-    CryptographyError,
     DecryptionParams,
     EncryptionParams,
     TensorDeserializer,
@@ -351,16 +350,12 @@ def test_values_in_redis_stay_unless_forced(redis, client, tmp_path):
 SECRETS = {"large": torch.arange((1 << 18) + 1), "weight": torch.randn(4, 3)}
 
 
-def encrypted_file(folder):
-    """Returns the bytes of an encrypted file of SECRETS, and how to decrypt them."""
-    params = EncryptionParams.random()
-    with TensorSerializer(folder / "m.tensors", encryption=params) as serializer:
-        serializer.write_state_dict(SECRETS)
-    return (folder / "m.tensors").read_bytes(), DecryptionParams.from_key(params.key)
-
-
 def test_copy_of_an_encrypted_remote_file_to_redis(http_server, redis, client, tmp_path):
-    data, decryption = encrypted_file(tmp_path)
+    """compat/tensorizer/test_encryption.py has the errors of encrypted files."""
+    params = EncryptionParams.random()
+    with TensorSerializer(tmp_path / "m.tensors", encryption=params) as serializer:
+        serializer.write_state_dict(SECRETS)
+    data, decryption = (tmp_path / "m.tensors").read_bytes(), DecryptionParams.from_key(params.key)
     http_server.put("m", data)
     with TensorDeserializer(http_server.url("m"), "cpu", encryption=decryption, lazy_load=True) as tensors:
         tensors.to_redis(client, "p")
@@ -372,18 +367,3 @@ def test_copy_of_an_encrypted_remote_file_to_redis(http_server, redis, client, t
         assert int.from_bytes(data[begin : begin + 8], "little") == data_begin - begin
     with TensorDeserializer(redis.url("p"), "cpu", encryption=decryption) as tensors:
         check_same(tensors, SECRETS)
-
-
-def test_encrypted_file_behind_a_url(http_server, tmp_path):
-    data, decryption = encrypted_file(tmp_path)
-    http_server.put("m", data)
-    for file, lazy_load in ((http_server.url("m"), False), (stream_io.open_stream(http_server.url("m")), True)):
-        with TensorDeserializer(file, "cpu", encryption=decryption, lazy_load=lazy_load) as loaded:
-            check_same(loaded, SECRETS)
-    with pytest.raises(CryptographyError, match="Tensor is encrypted"):
-        TensorDeserializer(http_server.url("m"), "cpu")
-    with pytest.raises(CryptographyError, match=r"Tensor decryption failed: http.*(large|weight)"):
-        TensorDeserializer(http_server.url("m"), "cpu", encryption=DecryptionParams.from_key(bytes(32)))
-    http_server.put("m", data[:-100])
-    with pytest.raises(ValueError, match="cut off"):
-        TensorDeserializer(http_server.url("m"), "cpu", encryption=decryption)

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 
-from servers.serving import Serving
+from servers.serving import Handler, Serving
 
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -37,9 +37,7 @@ class Aws(Serving):
         self.requests: list[Request] = []
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class AwsHandler(Handler):
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
                 scope = re.search(r"Credential=(\w+)/\d+/([\w-]+)/s3/", self.headers.get("authorization", ""))
@@ -47,20 +45,11 @@ class Aws(Serving):
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 request = Request(self.command, self.path, headers, region, key_id)
                 server.requests.append(request)
-                status, headers, answered = server.rule(request) or server.serve_object(request, body)
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.send_header("content-length", str(len(answered)))
-                self.end_headers()
-                self.wfile.write(answered)
+                self.send(*(server.rule(request) or server.serve_object(request, body)))
 
             do_GET = do_PUT = answer  # noqa: N815
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.endpoint = f"http://127.0.0.1:{self.serve(ThreadingHTTPServer(('127.0.0.1', 0), Handler))}"
+        self.endpoint = f"http://127.0.0.1:{self.serve(ThreadingHTTPServer(('127.0.0.1', 0), AwsHandler))}"
 
     def serve_object(self, request: Request, body: bytes) -> Answer:
         """Stores the object, or returns a range of it."""

@@ -2,10 +2,30 @@
 
 import socketserver
 import threading
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler
 from types import TracebackType
 from typing import TypeVar
 
 S = TypeVar("S", bound="Serving")
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Handler of HTTP requests that prints nothing."""
+
+    protocol_version = "HTTP/1.1"
+
+    def send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        """Sends an answer. `headers` are those besides the length of the body."""
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 class Serving:
