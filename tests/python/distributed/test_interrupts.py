@@ -12,7 +12,6 @@ from torch.distributed.tensor import Replicate
 import fst
 import fst.dcp
 from fst.compat import fastsafetensors, instanttensor
-from ranks import on_ranks
 from rawfile import assert_all_same
 
 SIZE = 3
@@ -96,12 +95,3 @@ fst.load_distributed, fst.RankError
 print(sorted(name for name in set(sys.modules) - before if name.startswith("fst")))
 """
     assert fork_python(program, str(path)) == "[]\n"
-
-
-@on_ranks(SIZE)
-def test_module_to_meta_on_one_rank(path):
-    device = "meta" if dist.get_rank() == 1 else "cpu"
-    error = ValueError if dist.get_rank() == 1 else fst.RankError
-    with pytest.raises(error, match="meta"):
-        fst.load_module(torch.nn.Linear(4, 5), path, device=device, group=dist.group.WORLD)
-    fst.load_module(torch.nn.Linear(4, 5), path, group=dist.group.WORLD)

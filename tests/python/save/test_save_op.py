@@ -123,20 +123,6 @@ def test_invalid_arguments_write_nothing(tmp_path, tensors, names, error, messag
     assert os.listdir(tmp_path) == ["x"]
 
 
-def test_replace_loaded_file(tmp_path):
-    """Mapped tensors keep the contents of the replaced file."""
-    path = tmp_path / "x"
-    before = torch.randn(1000, 1000)
-    save(path, {"w": before})
-    loaded = fst.load_file(path)
-    loaded["w"][0] += 1
-    changed = loaded["w"].clone()
-    for _ in range(2):
-        save(path, {"w": loaded["w"], "v": loaded["w"][5:]})
-        torch.testing.assert_close(loaded["w"], changed, rtol=0, atol=0)
-    assert_all_same(fst.load_file(path), {"w": changed, "v": changed[5:]})
-
-
 def test_concurrent_saves_to_one_path(tmp_path, run_threads):
     path = tmp_path / "x"
 

@@ -12,6 +12,7 @@ import torch
 
 import fst
 from combinations import pairwise
+from forked import run_in_fork
 from fst._core import ops
 
 INDEX = "model.safetensors.index.json"
@@ -86,21 +87,19 @@ def test_modes_and_owners(tmp_path):
 
 @pytest.mark.parametrize("new", FILES)
 @pytest.mark.parametrize(("old", "name"), [(old, name) for old, names in FILES.items() for name in names])
-def test_files_without_write_permission_are_kept(tmp_path, fork_python, old, name, new):
+def test_files_without_write_permission_are_kept(tmp_path, old, name, new):
     save(tmp_path, 1, LIMITS[old])
     (tmp_path / name).chmod(0o444)
     before = content_of(tmp_path)
-    program = """
-import os, sys, torch, fst
-if os.geteuid() == 0:
-    # Permissions do not apply to root.
-    os.chmod(".", 0o777)
-    os.seteuid(65534)
-try:
-    fst.save_file({"a": torch.ones(20), "b": torch.ones(20)}, "model.safetensors", max_shard_bytes=int(sys.argv[1]))
-except PermissionError as error:
-    print(error)
-"""
+
+    def refuse():
+        if os.geteuid() == 0:
+            # Permissions do not apply to root.
+            tmp_path.chmod(0o777)
+            os.seteuid(65534)
+        with pytest.raises(PermissionError, match=name):
+            save(tmp_path, 2, LIMITS[new])
+
     with contextlib.ExitStack() as restored:
         if os.geteuid() == 0:
             for path in tmp_path.iterdir():
@@ -109,8 +108,7 @@ except PermissionError as error:
             if parent.stat().st_uid == os.geteuid() and not mode_of(parent) & 0o001:
                 restored.callback(parent.chmod, mode_of(parent))
                 parent.chmod(mode_of(parent) | 0o011)
-        printed = fork_python(program, str(LIMITS[new]))
-    assert name in printed
+        run_in_fork(refuse)
     assert content_of(tmp_path) == before
 
 
