@@ -186,6 +186,10 @@ def test_unreadable_files(directory, tmp_path):
     assert_loaded(state_dict, directory)
 
 
+def local_of(state_dict):
+    return {name: t.to_local() if isinstance(t, DTensor) else t for name, t in state_dict.items()}
+
+
 def check_layouts(path, saved_by_ranks):
     """Compares with PyTorch's reader on state dicts of plain tensors and DTensors in several layouts."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
@@ -200,11 +204,7 @@ def check_layouts(path, saved_by_ranks):
         ]
         load(actual, source, planner)
         dcp.load(expected, storage_reader=HuggingFaceStorageReader(source), planner=planner)
-        for name, tensor in expected.items():
-            if isinstance(tensor, DTensor):
-                assert_same(actual[name].to_local(), tensor.to_local())
-            else:
-                assert_same(actual[name], tensor)
+        assert_all_same(local_of(actual), local_of(expected))
 
 
 @on_ranks(2)

@@ -126,14 +126,11 @@ def check_like_distribute_tensor(path, mesh, layout, **options):
 
 LINES = [[Replicate()], [Shard(0)], [Shard(-1)], [Shard(1)], [_StridedShard(0, split_factor=2)]]
 SQUARES = [
-    [Replicate(), Replicate()],
     [Replicate(), Shard(0)],
     [Shard(-1), Replicate()],
     [Shard(0), Shard(0)],
-    [Shard(0), Shard(1)],
     [Shard(-1), Shard(-2)],
     [_StridedShard(0, split_factor=2), Shard(0)],
-    [_StridedShard(-1, split_factor=2), Shard(1)],
     [_StridedShard(0, split_factor=3), Replicate()],
 ]
 CUBES = [[Replicate(), Shard(0), Shard(0)], [Shard(0), _StridedShard(0, split_factor=2), Shard(0)]]

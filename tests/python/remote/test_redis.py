@@ -59,14 +59,10 @@ def put_tensors(put, prefix, data=DATA):
     return keys
 
 
-def check_same(loaded):
-    assert_equal(loaded, TENSORS)
-
-
 @pytest.mark.parametrize("tls", [False, True])
 def test_one_value(redis, url, tls):
     url = redis.tls_url("dir/model.safetensors") if tls else url
-    check_same(fst.load_file(url))
+    assert_equal(fst.load_file(url), TENSORS)
     assert fst.metadata(url) == {"format": "pt"}
     with fst.safe_open(url, "pt") as file:
         assert_same(file.get_slice("weight")[10:20, 3:900:7], TENSORS["weight"][10:20, 3:900:7])
@@ -76,10 +72,10 @@ def test_prefix_lists_files(redis, url, put):
     put("dir/deeper/other.safetensors", b"")
     put("dir2/other.safetensors", b"")
     for prefix in ("dir", "dir/"):
-        check_same(fst.load_file(redis.url(prefix)))
+        assert_equal(fst.load_file(redis.url(prefix)), TENSORS)
     put("index/model.safetensors.index.json", json.dumps({"weight_map": dict.fromkeys(TENSORS, "a*b?[c]")}).encode())
     put("index/a*b?[c]", DATA)
-    check_same(fst.load_file(redis.url("index/")))
+    assert_equal(fst.load_file(redis.url("index/")), TENSORS)
     with pytest.raises(FileNotFoundError):
         fst.load_file(redis.url("nothing/"))
 
@@ -89,7 +85,7 @@ def test_one_value_for_each_tensor(redis, put):
     put("dir/model.safetensors:note", b"no offset")
     url = redis.url("dir/model.safetensors")
     for path in (url, redis.url("dir/")):
-        check_same(fst.load_file(path))
+        assert_equal(fst.load_file(path), TENSORS)
     with fst.safe_open(url, "pt") as file:
         assert_same(file.get_slice("weight")[290:], TENSORS["weight"][290:])
     redis.put(keys["weight"], redis.get(keys["weight"])[:-4])
@@ -130,7 +126,7 @@ def test_credentials(redis, url, configure, monkeypatch):
         assert "wrong-secret" not in str(raised.value)
     for option in ({"password": redis.password}, {"username": "default", "password": redis.password, "database": 0}):
         configure(redis.endpoint, **option)
-        check_same(fst.load_file(bare))
+        assert_equal(fst.load_file(bare), TENSORS)
     configure(redis.endpoint, database=1)
     with pytest.raises(FileNotFoundError, match="database"):
         fst.load_file(url)
@@ -139,7 +135,7 @@ def test_credentials(redis, url, configure, monkeypatch):
         fst.load_file(url)
     configure(redis.endpoint)
     monkeypatch.setenv("REDISCLI_AUTH", redis.password)
-    check_same(fst.load_file(bare))
+    assert_equal(fst.load_file(bare), TENSORS)
 
 
 def test_password_is_not_shown(redis, url, shown_by_loads):
@@ -192,8 +188,8 @@ def test_interrupt_ends_a_stalled_load(redis, large, start_python):
 
 
 def test_forked_child_loads(url):
-    check_same(fst.load_file(url))
-    run_in_fork(lambda: check_same(fst.load_file(url)))
+    assert_equal(fst.load_file(url), TENSORS)
+    run_in_fork(lambda: assert_equal(fst.load_file(url), TENSORS))
 
 
 def test_connections_are_kept_and_given_back(redis, url):

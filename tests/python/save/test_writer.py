@@ -75,12 +75,7 @@ def test_invalid_metadata_and_paths(tmp_path):
     for metadata in ({"a": 1}, {1: "a"}, {"a": None}, ["a"], "a"):
         with pytest.raises(TypeError, match="metadata"):
             fst.Writer(tmp_path / "x", metadata)
-    for path, error in [
-        (tmp_path, IsADirectoryError),
-        (tmp_path / "none" / "x", FileNotFoundError),
-        ("https://host/x", ValueError),
-        (3, TypeError),
-    ]:
+    for path, error in ((tmp_path, IsADirectoryError), (3, TypeError)):
         with pytest.raises(error):
             fst.Writer(path)
     assert os.listdir(tmp_path) == []
