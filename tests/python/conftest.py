@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 
 import fst
 from budget import Budget
-from forked import ForkedProgram, run_forked
+from forked import ForkedProgram
 from fst import cli
 from ranks import Ranks
 from suite import CHUNKS, READER_AND_CHUNKS, READERS, require_ci, require_gpu
@@ -175,16 +175,6 @@ def run_python(python_environ: dict[str, str], tmp_path: Path) -> Callable[..., 
 
 
 @pytest.fixture
-def fork_python(python_environ: dict[str, str], tmp_path: Path) -> Callable[..., str]:
-    """Runs a program as `run_python` does, but in a process that has imported PyTorch and fst already."""
-
-    def run(program: str, *arguments: str, **environ: str) -> str:
-        return run_forked(program, *arguments, environ=python_environ | environ, directory=tmp_path)
-
-    return run
-
-
-@pytest.fixture
 def start_python(python_environ: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., ForkedProgram]]:
     """Starts a program in a process that has imported PyTorch and fst already, and kills it after the test."""
     started: list[ForkedProgram] = []
@@ -196,3 +186,9 @@ def start_python(python_environ: dict[str, str], tmp_path: Path) -> Iterator[Cal
     yield start
     for forked in started:
         forked.close()
+
+
+@pytest.fixture
+def fork_python(start_python: Callable[..., ForkedProgram]) -> Callable[..., str]:
+    """Runs a program as `run_python` does, but in a process that has imported PyTorch and fst already."""
+    return lambda program, *arguments, **environ: start_python(program, *arguments, **environ).succeed()

@@ -85,15 +85,6 @@ class ForkedProgram:
         return path.read_text() if path.exists() else ""
 
 
-def run_forked(program: str, *arguments: str, environ: Mapping[str, str], directory: Path) -> str:
-    """Runs a program in a forked process, which must succeed, and returns its output."""
-    forked = ForkedProgram(program, *arguments, environ=environ, directory=directory)
-    try:
-        return forked.succeed()
-    finally:
-        forked.close()
-
-
 def run_in_fork(function: Callable[[], object]) -> None:
     """Runs a function in a forked child of this process, which must succeed within a minute.
 

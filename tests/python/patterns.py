@@ -29,7 +29,6 @@ INTEGERS = [
     torch.uint64,
     torch.int64,
 ]
-PAIRS = [(source, target) for source in FLOATS + INTEGERS for target in FLOATS]
 # Alignments and targets are independent: every alignment with one target, every target with one alignment.
 SHIFTS_AND_TARGETS = [(shift, torch.bfloat16) for shift in range(8)] + [
     (3, target) for target in FLOATS if target != torch.bfloat16

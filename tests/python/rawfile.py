@@ -93,10 +93,10 @@ def write(path: Path, tensors: Mapping[str, Raw], metadata: Mapping[str, str] | 
     return path
 
 
-def write_sparse(path: Path, dtype: str, shape: tuple[int, ...], name: str = "w") -> Path:
-    """Writes a sparse file with one tensor of zeros, which may be larger than the disk."""
+def write_sparse(path: Path, dtype: str, shape: tuple[int, ...]) -> Path:
+    """Writes a sparse file with one tensor of zeros, `w`, which may be larger than the disk."""
     count = DTYPES[dtype][1] * torch.Size(shape).numel() // 8
-    head = encode({name: {"dtype": dtype, "shape": list(shape), "data_offsets": [0, count]}})
+    head = encode({"w": {"dtype": dtype, "shape": list(shape), "data_offsets": [0, count]}})
     with path.open("wb") as file:
         file.write(head)
         file.truncate(len(head) + count)

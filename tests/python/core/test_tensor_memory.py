@@ -1,13 +1,11 @@
 """Tensors whose elements are not in memory of their own, passed to every operator and method that takes tensors."""
 
 import inspect
-import os
 
 import pytest
 import torch
 
 import fst
-from forked import run_forked
 from saved import KEY, write_each
 
 
@@ -139,9 +137,9 @@ MAY_SUCCEED = {
 }
 
 
-def test_tensors_without_memory_are_errors(tmp_path):
+def test_tensors_without_memory_are_errors(fork_python):
     """No call reads or writes memory that a tensor does not have, or ends the process."""
-    lines = run_forked(PROGRAM, environ=os.environ, directory=tmp_path).strip().splitlines()
+    lines = fork_python(PROGRAM).strip().splitlines()
     results = {tuple(case.split(", ")): result for case, result in (line.split(": ", 1) for line in lines)}
     assert list(results) == [(call, kind) for call in CALLS for kind in [*(name for name, _ in kinds()), "vmap"]]
     for (call, kind), result in results.items():

@@ -11,11 +11,12 @@ import torch
 
 import fatbin
 from launches import BATCH_TASKS, LaunchError, Program, arrange
-from patterns import PAIRS, patterns
+from patterns import FLOATS, INTEGERS, patterns
 from ptx import UntranslatedError, translate
 
 # Without a cast, elements are bytes.
-CONVERSIONS = [(stored, dtype) for stored, dtype in PAIRS if stored != dtype] + [(torch.uint8, torch.uint8)]
+CONVERSIONS = [(stored, dtype) for stored in FLOATS + INTEGERS for dtype in FLOATS if stored != dtype]
+CONVERSIONS += [(torch.uint8, torch.uint8)]
 # PyTorch casts some NaNs and large numbers in another way where it has no vector loops.
 pytestmark = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="PyTorch has no vector loops here"

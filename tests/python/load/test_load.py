@@ -40,11 +40,7 @@ def test_shapes(tmp_path, device):
     # An element of F4 holds two numbers.
     packed = [(2,), (0,), (3, 4), (4, 0), (0, 8), (2, 3, 6)]
     tensors |= {f"F4 {shape}": random_raw("F4", shape) for shape in packed}
-    loaded = fst.load_file(write(tmp_path / "shapes.safetensors", tensors), device)
-    assert_all_same(loaded, tensors)
-    for shape in packed:
-        tensor = loaded[f"F4 {shape}"]
-        assert (tensor.dtype, tensor.shape) == (torch.float4_e2m1fn_x2, (*shape[:-1], shape[-1] // 2))
+    assert_all_same(fst.load_file(write(tmp_path / "shapes.safetensors", tensors), device), tensors)
 
 
 @pytest.mark.usefixtures("reader")
@@ -136,21 +132,12 @@ def test_cast_of_tensor_larger_than_scratch(tmp_path, device):
     assert_same(loaded, tensor.to(torch.float16))
 
 
-def test_reader_option(every_dtype, monkeypatch, fork_python):
-    """`fst::reader` names the reader, also the fallback if the system refuses io_uring."""
+def test_reader_option(every_dtype, monkeypatch):
+    """`fst::reader` names the reader. test_containers.py has the fallback if the system refuses io_uring."""
     path, _ = every_dtype
     for choice, readers in {"auto": "mmap", "mmap": "mmap", "pread": "pread", "uring": "uring pread"}.items():
         monkeypatch.setenv("FST_READER", choice)
         assert torch.ops.fst.reader([str(path)]) in readers.split()
-    # The limit on file descriptors leaves one for the file and none for a ring.
-    program = """
-import os, resource, sys, fst, torch
-fst.load_tensors(sys.argv[1], [])
-used = os.open("/dev/null", os.O_RDONLY)
-resource.setrlimit(resource.RLIMIT_NOFILE, (used + 2, used + 2))
-print(torch.ops.fst.reader([sys.argv[1]]), len(fst.load_file(sys.argv[1])) > 0)
-"""
-    assert fork_python(program, str(path), FST_READER="uring") == "pread True\n"
 
 
 def test_invalid_options(every_dtype):

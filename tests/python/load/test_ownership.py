@@ -1,7 +1,6 @@
 """Independence of loaded tensors from their file and from each other."""
 
 import copy
-import gc
 import io
 import os
 import pickle
@@ -70,20 +69,3 @@ def test_copy_pickle_autograd_and_share_memory(path):
     assert_same(tensor, expected)
     with torch.inference_mode():
         assert bits_of(fst.load_file(path)["layer.3"]) == TENSORS["layer.3"].data
-
-
-def test_mapping_ends_with_last_tensor(path):
-    def is_mapped():
-        with open("/proc/self/maps") as maps:
-            return str(path) in maps.read()
-
-    loaded = fst.load_file(path)
-    assert is_mapped()
-    kept = loaded["layer.1"]
-    del loaded
-    gc.collect()
-    assert is_mapped()
-    assert_same(kept, TENSORS["layer.1"].tensor())
-    del kept
-    gc.collect()
-    assert not is_mapped()

@@ -1,12 +1,10 @@
 """Saves of tensors that are views of a mapped file, also of one that another process has cut short."""
 
 import inspect
-import os
 
 import torch
 
 import fst
-from forked import run_forked
 
 
 def saves(directory):
@@ -69,9 +67,9 @@ for name, save in saves(Path()):
 """
 
 
-def test_file_that_was_cut_is_an_error_of_the_save(tmp_path):
+def test_file_that_was_cut_is_an_error_of_the_save(fork_python, tmp_path):
     """Views are saved with the values that the process sees, and the missing part of a file ends no process."""
-    lines = run_forked(PROGRAM, environ=os.environ, directory=tmp_path).splitlines()
+    lines = fork_python(PROGRAM).splitlines()
     assert len(lines) == 2 * len(list(saves(tmp_path)))
     for line in lines:
         assert 'tensor "second": ' in line
@@ -100,6 +98,6 @@ except SystemExit as end:
 """
 
 
-def test_file_that_was_cut_is_an_error_of_the_command(tmp_path):
+def test_file_that_was_cut_is_an_error_of_the_command(fork_python):
     """The command reads the tensors of a mapped file itself."""
-    assert run_forked(COMMAND, environ=os.environ, directory=tmp_path).splitlines()[-1] == "1"
+    assert fork_python(COMMAND).splitlines()[-1] == "1"
