@@ -46,18 +46,6 @@ loader.close()
 """,
         f"a0: {rows().cuda() if torch.cuda.is_available() else rows()}\n",
     ),
-    "docstring of the loader": (
-        """
-from fastsafetensors import SafeTensorsFileLoader
-src_files = ["a.safetensors", "b.safetensors"]
-loader = SafeTensorsFileLoader(None, "cpu", nogds=True, debug_log=True)
-loader.add_filenames({0: src_files})
-bufs = loader.copy_files_to_device()
-print(bufs.get_tensor(loader.get_keys()[0]))
-loader.close()
-""",
-        f"{rows()}\n",
-    ),
     "docstring of ParallelLoader": (
         """
 from fastsafetensors import ParallelLoader
@@ -78,30 +66,6 @@ with fastsafe_open(filenames=["a.safetensors"], nogds=True, device="cpu", debug_
         print(f" k={k}, shape = {t.shape}")
 """,
         " k=a0, shape = torch.Size([16, 8])\n",
-    ),
-    "experts": (
-        """
-from fastsafetensors import SafeTensorsFileLoader
-from fastsafetensors.ep_slice import expert_parallel_filter
-loader = SafeTensorsFileLoader(None, "cpu", nogds=True)
-loader.set_tensor_filter(expert_parallel_filter(num_experts=4, ep_size=2, ep_rank=1))
-loader.add_filenames({0: ["experts.safetensors"]})
-bufs = loader.copy_files_to_device()
-print(loader.get_keys())
-""",
-        "['layers.0.experts.2.weight', 'layers.0.experts.3.weight', 'router']\n",
-    ),
-    "AutoLoader": (
-        """
-import contextlib
-from fastsafetensors import AutoLoader
-loader = AutoLoader(None, ["a.safetensors", "b.safetensors"], device="cpu")
-with contextlib.closing(loader.iterate_weights()) as weights:
-    for key, tensor in weights:
-        print(key)
-loader.close()
-""",
-        "a0\nb1\nb0\n",
     ),
 }
 

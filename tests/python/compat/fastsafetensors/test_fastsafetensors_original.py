@@ -55,14 +55,6 @@ def test_conversions_match_fastsafetensors(real):
             assert_same(*(buffer.get_tensor(key) for buffer in results))
 
 
-def test_columns_match_fastsafetensors(real):
-    results = []
-    for package in (compat, real):
-        with package.fastsafe_open("b.safetensors", nogds=True) as file:
-            results.append(file.fb.get_multi_cols(["b0", "b0"], 1).get_raw().clone())
-    assert_same(*results)
-
-
 def test_headers_match_fastsafetensors(real):
     from fastsafetensors.frameworks import get_framework_op as real_op
 

@@ -190,18 +190,26 @@ def disagree(directory):
 
 def iterate_own(directory):
     """Iterates with a different filter on each rank."""
-    rank = dist.get_rank()
+    files = all_files(directory, 3)
+
+    def keep(name):
+        return "cube" in name or name.endswith(f"matrix/{dist.get_rank()}")
+
+    expected = [name for file in files for name in fst.tensor_names(file) if keep(name)]
     loader = compat.ParallelLoader(
         dist.group.WORLD,
-        all_files(directory, 3),
-        tensor_filter=lambda name: "cube" in name or name.endswith(f"matrix/{rank}"),
+        files,
+        tensor_filter=keep,
         use_tqdm_on_load=False,
+        device_memory_budget=1 << 30,
         max_batch_bytes=100,
     )
-    weights = dict(loader.iterate_weights())
-    assert sorted(weights) == sorted([*(f"F32/cube/{rank}" for rank in range(3)), f"F32/matrix/{rank}"])
-    for name, tensor in weights.items():
-        assert_same(tensor, raw(name).tensor())
+    for _ in range(2):
+        weights = dict(loader.iterate_weights())
+        assert list(weights) == expected
+        for name, tensor in weights.items():
+            assert_same(tensor, raw(name).tensor())
+            tensor.view(-1).view(torch.uint8).zero_()
 
 
 def iterate_broken(directory):
@@ -216,6 +224,14 @@ def iterate_broken(directory):
         next(compat.ParallelLoader(dist.group.WORLD, files[:2], **window).iterate_weights())
 
 
+def load_name_twice(directory):
+    save_file({"x": torch.zeros(1000)}, f"{directory}/{dist.get_rank()}.safetensors")
+    dist.barrier()
+    with count_reads() as count, pytest.raises(fst.SafetensorError, match=r"\"x\" is in .*0\.saf.* and in .*1\.saf"):
+        load(own_files(directory, 2))
+    assert count() < 1000
+
+
 @pytest.mark.parametrize(
     ("size", "work", "dtypes", "shapes"),
     [
@@ -228,6 +244,7 @@ def iterate_broken(directory):
         (2, disagree, ["F32"], SHAPES),
         (3, iterate_own, ["F32"], SHAPES),
         (2, iterate_broken, ["F32"], SHAPES),
+        (2, load_name_twice, ["F32"], SHAPES),
     ],
 )
 def test_ranks(ranks, tmp_path, size, work, dtypes, shapes):
@@ -282,43 +299,6 @@ def fail(directory, fault, error):
 )
 def test_unreadable_file_on_one_rank(ranks, tmp_path, fault, error):
     ranks(2).run(fail, write_files(tmp_path, 2), fault, error)
-
-
-def load_name_twice(directory):
-    with count_reads() as count, pytest.raises(fst.SafetensorError, match=r"\"x\" is in .*0\.saf.* and in .*1\.saf"):
-        load(own_files(directory, 2))
-    assert count() < 1000
-
-
-def test_name_in_two_files_is_refused_before_reading(ranks, tmp_path):
-    for [file] in own_files(tmp_path, 2).values():
-        save_file({"x": torch.zeros(1000)}, file)
-    ranks(2).run(load_name_twice, str(tmp_path))
-
-
-def iterate(directory, size, options, reader):
-    """Iterates with a reader. Mapped files need no exchange between ranks of one machine, read files do."""
-    loader = compat.ParallelLoader(dist.group.WORLD, all_files(directory, size), use_tqdm_on_load=False, **options)
-    names = []
-    for _ in range(2):
-        names.append([])
-        with mock.patch.dict(os.environ, FST_READER=reader):
-            for name, tensor in loader.iterate_weights():
-                assert_same(tensor, raw(name).tensor())
-                names[-1].append(name)
-                tensor.view(-1).view(torch.uint8).zero_()
-    assert names[0] == names[1]
-    return names[0]
-
-
-@pytest.mark.parametrize(
-    ("size", "reader", "options"),
-    [(2, "pread", {}), (3, "auto", {"device_memory_budget": 1 << 30}), (4, "pread", {"max_batch_bytes": 200})],
-)
-def test_iteration_order_on_all_ranks(ranks, tmp_path, size, reader, options):
-    write_files(tmp_path, size, ["F32", "F8_E4M3", "BOOL"])
-    expected = [name for file in all_files(tmp_path, size) for name in fst.tensor_names(file)]
-    assert ranks(size).run(iterate, str(tmp_path), size, options, reader) == [expected] * size
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@
 import fnmatch
 import os
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,10 @@ def test_attributes(files):
 def test_file_in_memory():
     # /proc is neither a disk nor a memory file system.
     assert not file_in_memory("/proc/self/status")
+    assert not file_in_memory("https://host/model.safetensors")
+    if os.path.isdir("/dev/shm"):
+        with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+            assert file_in_memory(file.name)
     with pytest.raises(FileNotFoundError):
         file_in_memory("none.safetensors")
 

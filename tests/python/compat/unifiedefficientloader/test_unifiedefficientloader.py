@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader, Dataset
 
+import fst
 from fst.compat import unifiedefficientloader as uel
 from rawfile import DTYPES, assert_all_same, assert_same, random_raw, write
 
@@ -20,7 +21,7 @@ from rawfile import DTYPES, assert_all_same, assert_same, random_raw, write
 def test_every_dtype(tmp_path, low_memory):
     raws = {name: random_raw(name, (3, 4, 2)) for name in DTYPES}
     path = write(tmp_path / "dtypes.safetensors", raws)
-    with uel.UnifiedSafetensorsLoader(path, low_memory=low_memory) as loader:
+    with uel.UnifiedSafetensorsLoader(path, low_memory=low_memory, use_mmap=True) as loader:
         for name, raw in raws.items():
             expected = raw.tensor()
             assert_same(loader.get_tensor(name), expected)
@@ -75,6 +76,24 @@ def test_batches_follow_requested_order(tmp_path_factory, order, batch_size, pre
     assert [len(batch) for batch in batches[:-1]] == [batch_size] * (math.ceil(len(keys) / batch_size) - 1)
     for batch in batches:
         assert_all_same(dict(batch), {key: expected[key] for key, _ in batch})
+
+
+def test_header_as_json(tensors):
+    with uel.UnifiedSafetensorsLoader("model.safetensors", low_memory=True) as loader:
+        keys = [key for key, info in loader._header.items() if isinstance(info, dict) and info.get("dtype") == "U8"]
+        assert {key: uel.tensor_to_dict(loader.get_tensor(key)) for key in keys} == {"config": {"heads": 4}}
+
+
+def test_pinned_batches(tensors):
+    found = {}
+    with uel.UnifiedSafetensorsLoader("model.safetensors", low_memory=True) as loader:
+        for batch in loader.async_stream(loader.keys(), batch_size=8, prefetch_batches=2, pin_memory=True):
+            for key, tensor in batch:
+                assert tensor.numel() == 0 or tensor.is_pinned() == torch.cuda.is_available()
+                found[key] = uel.transfer_to_gpu_pinned(tensor)
+                loader.mark_processed(key)
+    assert {tensor.is_cuda for tensor in found.values()} == {torch.cuda.is_available()}
+    assert_all_same(found, tensors)
 
 
 def test_window_bytes(tmp_path, monkeypatch, streams):
@@ -145,6 +164,7 @@ def test_gpu_tensors_are_independent(tensors):
                 for key, tensor in batch:
                     found[key] = tensor
                     process(key)
+            assert all(tensor.is_cuda for tensor in found.values())
             assert_all_same(found, tensors)
 
 
@@ -180,22 +200,25 @@ def test_missing_dependencies():
 
 @pytest.mark.gpu
 def test_transfer_source_may_change():
+    uel.reset_pinned_transfer_stats()
     for source in (torch.zeros(1 << 24), torch.zeros(1 << 24).pin_memory()):
-        moved = uel.transfer_to_gpu_pinned(source)
+        moved = uel.transfer_to_gpu_pinned(source, device="cuda:0")
         source.fill_(1)
         assert moved.sum().item() == 0
+    assert uel.get_pinned_transfer_stats() == {"pinned": 2, "fallback": 0}
 
 
 def test_overwrite_loaded_file(tensors):
     with (
         uel.UnifiedSafetensorsLoader("model.safetensors", low_memory=True) as loader,
-        uel.IncrementalSafetensorsWriter("model.safetensors", max_workers=1) as writer,
+        uel.IncrementalSafetensorsWriter("model.safetensors", loader.metadata(), max_workers=1) as writer,
     ):
         keys = loader.keys()
         for batch in loader.async_stream(keys[:10], batch_size=4):
             writer.write_batch(batch)
         writer.write_dict({key: loader.get_tensor(key) for key in keys[10:]})
     assert_all_same(load_file("model.safetensors"), tensors)
+    assert fst.metadata("model.safetensors") == {"format": "pt"}
 
 
 def test_failure_keeps_old_file(tensors, tmp_path):
