@@ -23,20 +23,6 @@ def parameter_and_buffer():
     return module
 
 
-def test_wire_format():
-    message = tensors_pb2.Module()
-    entry = message.attributes.add(name="m").module.attributes.add(name="w")
-    tensor = torch.tensor([[1], [-2]], dtype=torch.int16)
-    entry.tensor.CopyFrom(protobuf.serialize_tensor(tensor, tensors_pb2.AT_PARAMETER))
-    data = message.SerializeToString()
-    # Lengths are computed here, not by the library.
-    body = bytes([0x08, 10, 0x12, 2, 2, 1, 0x1A, 4, 1, 0, 0xFE, 0xFF, 0x20, 0])
-    attribute = b"\x0a\x01w\x22" + bytes([len(body)]) + body
-    module = b"\x1a" + bytes([len(attribute)]) + attribute
-    outer = b"\x0a\x01m\x1a" + bytes([len(module)]) + module
-    assert data == b"\x1a" + bytes([len(outer)]) + outer
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tensors_keep_their_bits(dtype):
     data = torch.randint(0, 2 if dtype == torch.bool else 256, (6 * dtype.itemsize,), dtype=torch.uint8)

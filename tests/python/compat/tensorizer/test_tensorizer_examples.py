@@ -1,6 +1,5 @@
 """Examples of tensorizer's documentation, with the import changed, on local files."""
 
-import io
 import os
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer, torch_compat, utils
 from rawfile import assert_all_same
-from tensorizer_helpers import DEVICES, Model, tensors_of
+from tensorizer_helpers import tensors_of
 
 
 @pytest.fixture
@@ -35,8 +34,6 @@ def example_serialize(uri):
     import torch
     from transformers import AutoModelForCausalLM
 
-    from fst.compat.tensorizer import TensorSerializer
-
     model_ref = "EleutherAI/gpt-j-6B"
     model = AutoModelForCausalLM.from_pretrained(
         model_ref,
@@ -57,7 +54,6 @@ def example_deserialize(uri):
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from fst.compat.tensorizer import TensorDeserializer
     from fst.compat.tensorizer.utils import convert_bytes, get_mem_usage, no_init_or_tensor
 
     model_ref = "EleutherAI/gpt-j-6B"
@@ -106,54 +102,6 @@ def test_example_transformers(capsys):
     assert "Output: ¡Hola! Encantado de conocerte. hoy voy a" in output
 
 
-def test_example_encryption(model):
-    from fst.compat.tensorizer import DecryptionParams, EncryptionParams, TensorDeserializer, TensorSerializer
-
-    encryption_params = EncryptionParams.random()
-    serializer = TensorSerializer("model.tensors", encryption=encryption_params)
-    serializer.write_module(model)
-    serializer.close()
-
-    other = Model()
-    decryption_params = DecryptionParams.from_key(encryption_params.key)
-    deserializer = TensorDeserializer("model.tensors", encryption=decryption_params, device="cpu")
-    deserializer.load_into_module(other)
-    deserializer.close()
-    assert_all_same(other.state_dict(), model.state_dict())
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_example_state_dict(model, device):
-    from fst.compat.tensorizer import TensorDeserializer, TensorSerializer
-
-    state_dict = model.state_dict()
-    serializer = TensorSerializer("model.tensors")
-    serializer.write_state_dict(state_dict)
-    serializer.close()
-
-    other = Model().to(device)
-    with TensorDeserializer("model.tensors", device=device) as state_dict:
-        assert {tensor.device for tensor in state_dict.values()} == {torch.device(device)}
-        other.load_state_dict(state_dict)
-    assert_all_same(other.state_dict(), model.state_dict())
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_example_torch_compat(model, device):
-    from fst.compat.tensorizer.torch_compat import tensorizer_loading, tensorizer_saving
-
-    state_dict = model.state_dict()
-
-    with tensorizer_saving("model.pt.tensors"):
-        torch.save(state_dict, "model.pt")
-
-    with tensorizer_loading("model.pt.tensors", device=device):
-        state_dict = torch.load("model.pt")
-    assert {tensor.device for tensor in state_dict.values()} == {torch.device(device)}
-    assert_all_same(state_dict, model.state_dict())
-    Model().load_state_dict(state_dict)
-
-
 def test_example_trainer(model):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
@@ -176,40 +124,3 @@ def test_example_trainer(model):
     with torch_compat.tensorizer_loading(device="cpu"):
         states = torch.load("out/checkpoint-1/optimizer.pt")["state"]
     assert_all_same(states[0], trainer.optimizer.optimizer.state_dict()["state"][0])
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_example_torch_compat_callback(model, device):
-    from fst.compat.tensorizer.torch_compat import tensorizer_loading, tensorizer_saving
-
-    def tensors_path(f: torch.types.FileLike) -> str | None:
-        if isinstance(f, str):
-            return f.replace(".pt", "-tensor-data.tensors", 1)
-        return None
-
-    state_dict = model.state_dict()
-
-    with tensorizer_saving(tensors_path):
-        torch.save(state_dict, "model.pt")
-        buffer = io.BytesIO()
-        torch.save(state_dict, buffer)
-
-    with tensorizer_loading(tensors_path, device=device):
-        state_dict = torch.load("model.pt")
-    assert_all_same(state_dict, model.state_dict())
-    assert os.path.exists("model-tensor-data.tensors")
-    buffer.seek(0)
-    assert_all_same(torch.load(buffer), model.state_dict())
-
-
-def test_example_open_stream(model):
-    from fst.compat.tensorizer.stream_io import open_stream
-
-    credentials = {"s3_access_key_id": "a", "s3_secret_access_key": "b", "s3_endpoint": "object.example.com"}
-    serializer = TensorSerializer(open_stream("bucket/model.tensors", "wb", **credentials))
-    serializer.write_module(model)
-    serializer.close()
-    deserializer = TensorDeserializer(open_stream("bucket/model.tensors", "rb", **credentials), device="cpu")
-    assert_all_same(
-        deserializer, {name if "." in name else f".{name}": tensor for name, tensor in tensors_of(model).items()}
-    )

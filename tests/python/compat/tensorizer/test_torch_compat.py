@@ -79,6 +79,21 @@ def test_unnamed_files(model):
         assert_all_same(torch.load(file), model.state_dict())
 
 
+def test_functions_that_name_the_file(model):
+    def tensors_path(f):
+        return f.replace(".pt", "-data.tensors") if isinstance(f, str) else None
+
+    buffer = io.BytesIO()
+    with torch_compat.tensorizer_saving(tensors_path):
+        torch.save(model.state_dict(), "model.pt")
+        torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    assert set(os.listdir()) == {"model.pt", "model-data.tensors"}
+    assert_all_same(torch.load(buffer), model.state_dict())
+    with torch_compat.tensorizer_loading(tensors_path, device="cpu"):
+        assert_all_same(torch.load("model.pt"), model.state_dict())
+
+
 def test_save_func_and_load_func(model):
     kept = {}
 
