@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import save, save_file
 
 import fst
@@ -136,6 +138,15 @@ def check_weights(engine: Any, directory: Path) -> None:
     with pytest.raises(ValueError, match="uri must be a URL") as error:
         engine.loader(model_loader_extra_config={"uri": "secret/path"})
     assert "secret" not in str(error.value)
+
+
+# Options of an engine whose ranks load as a group.
+TOGETHER = {"ranks": "together", "window_bytes": 100}
+
+
+def group_of_ranks(world_size: int) -> SimpleNamespace:
+    """Returns a group of the processes of a test, as engines describe one."""
+    return SimpleNamespace(world_size=world_size, cpu_group=dist.group.WORLD, device_group=None)
 
 
 def check_gpu(engine: Any, directory: Path) -> None:

@@ -5,14 +5,15 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import fst
 from serving import (
+    TOGETHER,
     assert_equal,
     check_entry_point,
     check_gpu,
     check_weights,
+    group_of_ranks,
     imports_anew,
     run_engine,
     save_checkpoint,
@@ -110,11 +111,9 @@ def load_together(directory):
 
         from fst.plugins._sglang_loader import FstModelLoader
 
-        group = SimpleNamespace(world_size=2, cpu_group=dist.group.WORLD, device_group=None)
-        parallel_state.get_tp_group = lambda: group
+        parallel_state.get_tp_group = lambda: group_of_ranks(2)
         module.get_server_args = lambda: SimpleNamespace(**ARGUMENTS)
-        extra = {"ranks": "together", "window_bytes": 100}
-        loader = FstModelLoader(LoadConfig(load_format="auto", model_loader_extra_config=extra))
+        loader = FstModelLoader(LoadConfig(load_format="auto", model_loader_extra_config=TOGETHER))
         with mock.patch("fst.stream_sharded", wraps=fst.stream_sharded) as streams:
             found = weights(loader, module.DefaultModelLoader.Source(directory, None))
         return streams.call_count, found
@@ -127,14 +126,10 @@ def test_ranks_load_as_group(ranks, tmp_path):
         assert_equal(found, tensors)
 
 
-def test_default_reader_options_are_refused(sglang):
-    for option in ("enable_multithread_load", "num_threads"):
-        with pytest.raises(ValueError, match=f"unknown option in the extra config: '{option}'"):
-            sglang.loader(model_loader_extra_config={option: 1})
-
-
-def test_default_reader_arguments_are_refused(sglang, tmp_path, monkeypatch):
+def test_arguments_of_the_default_reader_are_refused(sglang, tmp_path, monkeypatch):
     save_checkpoint(tmp_path)
+    with pytest.raises(ValueError, match="unknown option in the extra config: 'enable_multithread_load'"):
+        sglang.loader(model_loader_extra_config={"enable_multithread_load": 1})
     for argument, reading in [
         ("weight_loader_disable_mmap", "disable_mmap"),
         ("weight_loader_prefetch_checkpoints", "prefetch"),
