@@ -11,7 +11,6 @@ from functools import partial
 from glob import escape, glob
 from typing import TYPE_CHECKING, Literal
 
-from fst._core.files import open_regular
 from fst._core.formatting import format_count, format_size, visible
 from fst._core.urls import is_url, without_secrets
 from fst.cli.message import message_of
@@ -204,10 +203,6 @@ def _digests(path: str, result: str) -> str:
 
 
 def _read(path: str) -> str:
-    return _read_remote(path) if is_url(path) else _read_local(path)
-
-
-def _read_remote(path: str) -> str:
     import torch
 
     from fst._core.arguments import path_of
@@ -219,18 +214,6 @@ def _read_remote(path: str) -> str:
     for begin in range(0, length, BLOCK_BYTES):
         source.read(begin, block[: length - begin])
     return f"{length:,} bytes read"
-
-
-def _read_local(path: str) -> str:
-    done = 0
-    block = bytearray(BLOCK_BYTES)
-    with open_regular(path, buffering=0) as file:
-        expected = os.fstat(file.fileno()).st_size
-        while length := file.readinto(block):
-            done += length
-    if done != expected:
-        raise OSError(f"{done} bytes were read, but the size of the file was {expected} bytes")
-    return f"{done:,} bytes read"
 
 
 def _finite(path: str) -> str:

@@ -23,8 +23,7 @@ from fst.compat.tensorizer._files import FileLike, is_path, opened, readable, sc
 from fst.compat.tensorizer._module_filler import ModuleFiller, as_parameter
 from fst.compat.tensorizer._redis import RedisClient, copy_to_redis
 from fst.compat.tensorizer._remote import RemoteFile, configured, s3_options
-from fst.compat.tensorizer._slots import slot_name, slots_of
-from fst.compat.tensorizer._tensor_type import TensorType
+from fst.compat.tensorizer._slots import TensorType, slot_name, slots_of
 from fst.compat.tensorizer._tree import FilterFuncType, Key, Path, insert, path_of, shown, with_lists
 from fst.compat.tensorizer._verification import check_hashed, verified
 from fst.compat.tensorizer.utils import get_device

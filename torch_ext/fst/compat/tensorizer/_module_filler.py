@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from fst.compat.tensorizer._slots import slot_name, slots_of
-from fst.compat.tensorizer._tensor_type import TensorType
+from fst.compat.tensorizer._slots import TensorType, slot_name, slots_of
 
 
 class ModuleFiller:

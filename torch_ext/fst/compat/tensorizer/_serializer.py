@@ -17,8 +17,7 @@ from fst._core.urls import without_secrets
 from fst.compat.tensorizer._encryption import EncryptionParams
 from fst.compat.tensorizer._files import FileLike, is_path, opened, scheme_of
 from fst.compat.tensorizer._remote import configured, s3_options
-from fst.compat.tensorizer._slots import slots_of
-from fst.compat.tensorizer._tensor_type import TensorType
+from fst.compat.tensorizer._slots import TensorType, slots_of
 from fst.compat.tensorizer._tree import Key, Path, insert, leaves, name_of, remove
 from fst.compat.tensorizer._upload import UploadFile
 
@@ -151,7 +150,7 @@ class TensorSerializer:
         """
         if isinstance(state_dict, Tensor):
             raise TypeError("a single tensor has no name: use write_tensor, or a mapping or sequence of tensors")
-        for path, tensor in list(leaves(state_dict, Tensor)):
+        for path, tensor in list(leaves(state_dict)):
             self._write(path, tensor, TensorType.STATE_DICT, 0)
 
     def close(self) -> None:

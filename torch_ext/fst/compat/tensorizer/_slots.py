@@ -1,9 +1,21 @@
-"""Parameters and buffers of a module, with the attributes that hold them."""
+"""Parameters and buffers of a module, with the attributes that hold them, and types of serialized tensors."""
 
+from enum import IntEnum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class TensorType(IntEnum):
+    """Parameter or buffer of a module, or tensor of a state_dict.
+
+    A safetensors file does not store the type: every tensor of one is read as `STATE_DICT`.
+    """
+
+    PARAM = 0
+    BUFFER = 1
+    STATE_DICT = 2
 
 
 class Slot(NamedTuple):

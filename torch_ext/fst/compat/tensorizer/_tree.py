@@ -6,14 +6,15 @@ key. The name of any other path is a record separator, with which no ordinary na
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
+
+from torch import Tensor
 
 Key = str | int
 Path = tuple[Key, ...]
 # Takes the name of a tensor, or the path of a nested tensor.
 FilterFuncType = Callable[[str | Sequence[Key]], Any]
 
-_Leaf = TypeVar("_Leaf")
 _RECORD_SEPARATOR = "\x1e"
 
 
@@ -45,9 +46,9 @@ def shown(path: Path) -> str | Path:
     return path[0] if len(path) == 1 and isinstance(path[0], str) else path
 
 
-def leaves(tree: Any, leaf: type[_Leaf], path: Path = ()) -> Iterator[tuple[Path, _Leaf]]:
-    """Yields paths and leaves. Raises TypeError for a node that is no leaf, mapping with str keys, or sequence."""
-    if isinstance(tree, leaf):
+def leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+    """Yields paths and tensors. Raises TypeError for a node that is no tensor, mapping with str keys, or sequence."""
+    if isinstance(tree, Tensor):
         yield path, tree
         return
     items: Iterable[tuple[Any, Any]]
@@ -59,11 +60,9 @@ def leaves(tree: Any, leaf: type[_Leaf], path: Path = ()) -> Iterator[tuple[Path
     elif isinstance(tree, Sequence) and not isinstance(tree, str | bytes):
         items = enumerate(tree)
     else:
-        raise TypeError(
-            f"expected a {leaf.__name__}, a mapping or a sequence at {list(path)}, not {type(tree).__name__}"
-        )
+        raise TypeError(f"expected a Tensor, a mapping or a sequence at {list(path)}, not {type(tree).__name__}")
     for key, branch in items:
-        yield from leaves(branch, leaf, (*path, key))
+        yield from leaves(branch, (*path, key))
 
 
 def insert(tree: dict[Key, Any], path: Path, leaf: Any) -> None:

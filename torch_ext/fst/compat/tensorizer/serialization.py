@@ -3,7 +3,7 @@
 from fst.compat.tensorizer._deserializer import TensorDeserializer
 from fst.compat.tensorizer._encryption import CryptographyError, DecryptionParams, EncryptionParams
 from fst.compat.tensorizer._serializer import TensorSerializer
-from fst.compat.tensorizer._tensor_type import TensorType
+from fst.compat.tensorizer._slots import TensorType
 from fst.compat.tensorizer._tree import FilterFuncType
 from fst.compat.tensorizer._verification import HashMismatchError
 

@@ -16,7 +16,7 @@ import pickle
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -79,45 +79,40 @@ def _load(f: Any, map_location: Any = None, pickle_module: Any = None, **kwargs:
     return _torch_load(f, map_location, source.pickle_module(), **kwargs)
 
 
-class _Replacement:
-    """Replacement of a function of `torch` while any block in the process is active."""
-
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        self._name = name
-        self._function = function
-        self._replaced: Any = None
-        self._count = 0
-        self._lock = threading.Lock()
-        hold_across_forks(self._lock)
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        with self._lock:
-            self._count += 1
-            if self._count == 1:
-                self._replaced = getattr(torch, self._name)
-                setattr(torch, self._name, self._function)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._count -= 1
-                if self._count == 0:
-                    setattr(torch, self._name, self._replaced)
-
-
-_save_replacement = _Replacement("save", _save)
-_load_replacement = _Replacement("load", _load)
+# Number of active blocks in the process, and the functions of `torch` that they replace.
+_count = 0
+_replaced: tuple[Any, Any] = _torch_save, _torch_load
+_lock = threading.Lock()
+hold_across_forks(_lock)
 
 
 @contextmanager
+def _block(variable: ContextVar[_Active | None], active: _Active) -> Iterator[None]:
+    """Sets a variable within a block. The functions of `torch` are replaced while any block is active."""
+    global _count, _replaced
+    token = variable.set(active)
+    with _lock:
+        _count += 1
+        if _count == 1:
+            _replaced = torch.save, torch.load
+            torch.save, torch.load = _save, _load
+    try:
+        yield
+    finally:
+        with _lock:
+            _count -= 1
+            if _count == 0:
+                torch.save, torch.load = _replaced
+        variable.reset(token)
+
+
 def tensorizer_saving(
     file_obj: Any = None,
     *,
     save_func: Callable[[Any, Iterable[Tensor], dict[str, Any]], Any] | None = None,
     **kwargs: Any,
-) -> Iterator[None]:
-    """Context manager within which `torch.save` writes tensors to a separate file.
+) -> AbstractContextManager[None]:
+    """Returns a context manager within which `torch.save` writes tensors to a separate file.
 
     Args:
         file_obj: The file for the tensors, as in `TensorSerializer`, or a function that takes the file argument of
@@ -127,23 +122,17 @@ def tensorizer_saving(
         save_func: Called with the file, the tensors and `kwargs` in place of a `TensorSerializer`.
         kwargs: Arguments of `TensorSerializer`.
     """
-    token = _saving.set(_Active(file_obj, save_func or _write, kwargs))
-    try:
-        with _save_replacement.active():
-            yield
-    finally:
-        _saving.reset(token)
+    return _block(_saving, _Active(file_obj, save_func or _write, kwargs))
 
 
-@contextmanager
 def tensorizer_loading(
     file_obj: Any = None,
     *,
     load_func: Callable[[Any, dict[str, Any]], Iterable[Tensor]] | None = None,
     suppress_weights_only: bool = False,
     **kwargs: Any,
-) -> Iterator[None]:
-    """Context manager within which `torch.load` reads tensors from the file that `tensorizer_saving` wrote.
+) -> AbstractContextManager[None]:
+    """Returns a context manager within which `torch.load` reads tensors from the file of `tensorizer_saving`.
 
     Everything else is unpickled, which can run arbitrary code: load only trusted files. PyTorch therefore refuses
     `weights_only=True`. Files that were saved without `tensorizer_saving` are loaded as usual. The tensors go to the
@@ -155,12 +144,7 @@ def tensorizer_loading(
         suppress_weights_only: Whether `weights_only=True` is changed to False.
         kwargs: Arguments of `TensorDeserializer`.
     """
-    token = _loading.set(_Active(file_obj, load_func or _read, kwargs, suppress_weights_only))
-    try:
-        with _load_replacement.active():
-            yield
-    finally:
-        _loading.reset(token)
+    return _block(_loading, _Active(file_obj, load_func or _read, kwargs, suppress_weights_only))
 
 
 def _write(file: Any, tensors: Iterable[Tensor], arguments: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from typing import Any
+from functools import partial
 
 DEBUG_LEVEL = logging.DEBUG
 VERBOSE_LEVEL = 15
@@ -41,30 +41,13 @@ def setup_logging(verbose_arg: str = "NORMAL") -> logging.Logger:
     return _LOGGER
 
 
-def debug(msg: object, *args: object, **kwargs: Any) -> None:
-    """Logs at `DEBUG_LEVEL`."""
-    _LOGGER.log(DEBUG_LEVEL, msg, *args, **kwargs)
-
-
-def verbose(msg: object, *args: object, **kwargs: Any) -> None:
-    """Logs at `VERBOSE_LEVEL`."""
-    _LOGGER.log(VERBOSE_LEVEL, msg, *args, **kwargs)
-
-
-def normal(msg: object, *args: object, **kwargs: Any) -> None:
-    """Logs at `NORMAL_LEVEL`."""
-    _LOGGER.log(NORMAL_LEVEL, msg, *args, **kwargs)
-
-
-def minimal(msg: object, *args: object, **kwargs: Any) -> None:
-    """Logs at `MINIMAL_LEVEL`."""
-    _LOGGER.log(MINIMAL_LEVEL, msg, *args, **kwargs)
-
-
-def error(msg: object, *args: object, **kwargs: Any) -> None:
-    """Logs at `logging.ERROR`."""
-    _LOGGER.error(msg, *args, **kwargs)
-
-
-info = normal
-warning = minimal
+# Logs at `DEBUG_LEVEL`.
+debug = _LOGGER.debug
+# Logs at `VERBOSE_LEVEL`.
+verbose = partial(_LOGGER.log, VERBOSE_LEVEL)
+# Logs at `NORMAL_LEVEL`.
+normal = info = _LOGGER.info
+# Logs at `MINIMAL_LEVEL`.
+minimal = warning = _LOGGER.warning
+# Logs at `logging.ERROR`.
+error = _LOGGER.error

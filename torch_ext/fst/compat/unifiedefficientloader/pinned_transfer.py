@@ -1,12 +1,14 @@
 """Transfer of tensors to a GPU through pinned memory."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from fst.compat.unifiedefficientloader import logging_utils
 
 _stats = {"pinned": 0, "fallback": 0}
-_report = logging_utils.verbose
+_report: Callable[..., None] = logging_utils.verbose
 
 
 def set_verbose(enabled: bool) -> None:
