@@ -14,7 +14,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import fst
-from rawfile import DTYPES, random_raw, write
 
 WEIGHTS = {
     "layers.0.weight": torch.randn(4, 3),
@@ -67,15 +66,6 @@ def test_inspect_json(command, sharded):
     assert (first["name"], first["dtype"], first["shape"], first["bytes"]) == ("layers.0.weight", "F32", [4, 3], 48)
     assert first["path"].endswith("model-00001-of-00002.safetensors")
     assert len(shown["files"]) == 2
-
-
-def test_inspect_every_dtype(command, tmp_path):
-    """inspect shows dtypes that PyTorch does not support, too."""
-    write(tmp_path / "all.safetensors", {name: random_raw(name, (2, 4)) for name in DTYPES})
-    shown = json.loads(command("inspect", "all.safetensors", "--json").stdout)
-    assert {tensor["name"]: (tensor["dtype"], tensor["shape"]) for tensor in shown["tensors"]} == {
-        name: (name, [2, 4]) for name in DTYPES
-    }
 
 
 # Clears the screen, goes to the start of the line, reverses the text, starts another line, sets the window's title.

@@ -1,6 +1,5 @@
 """`fst sign` and `fst verify --signature`."""
 
-import hashlib
 import json
 import os
 import resource
@@ -74,30 +73,17 @@ def few_descriptors() -> Iterator[None]:
 
 @pytest.mark.usefixtures("few_descriptors")
 def test_models_may_have_more_files_than_a_process_may_open(command, model):
-    lines = []
     for number in range(200):
-        content = f"file {number}".encode()
-        (model / f"{number:03}.txt").write_bytes(content)
-        lines.append(f"{hashlib.sha256(content).hexdigest()}  {number:03}.txt\n")
-    (model.parent / "sums.txt").write_text("".join(lines))
+        (model / f"{number:03}.txt").write_text(f"file {number}")
     done = command(*SIGN)
     assert done.returncode == 0, done
-
-    def verify(code, *texts):
-        listed = ("verify", "--manifest", "sums.txt", "model")
-        for arguments, count in ((VERIFY, "203 files"), (listed, "200 files")):
-            done = command(*arguments)
-            assert done.returncode == code, done
-            assert all(text in done.stdout for text in texts or [count])
-
-    verify(0)
+    done = command(*VERIFY)
+    assert (done.returncode, "203 files" in done.stdout) == (0, True), done
     # Differences in files that are not open at the same time.
     for name in ("001.txt", "199.txt"):
-        (model / name).write_bytes(b"FILE xyz"[: (model / name).stat().st_size])
-    verify(1, "001.txt", "1 more digest")
-    # No file is hashed if one is missing.
-    (model / "199.txt").unlink()
-    verify(1, "199.txt")
+        flip_bit(model / name, -1)
+    done = command(*VERIFY)
+    assert (done.returncode, "001.txt" in done.stdout, "1 more digest" in done.stdout) == (1, True, True), done
 
 
 @pytest.mark.parametrize("shards", [[], ["--shard-size", "1000"]])

@@ -63,12 +63,6 @@ def block_in_a_call():
     fst.unpatch()
 
 
-def reused_block():
-    block = fst.patch()
-    with block, block:
-        pass
-
-
 def new_module():
     """A module is imported in the block, so that the end of the block finds a reference to restore."""
     with fst.patch():
@@ -98,7 +92,7 @@ def is_restored(modules):
     return all(item is SAFE_OPEN for item in references) and all(item is LOAD_FILE for item in functions)
 
 
-@pytest.mark.parametrize("change", [one_block, calls, block_in_a_call, reused_block, new_module])
+@pytest.mark.parametrize("change", [one_block, calls, block_in_a_call, new_module])
 def test_unpatch_restores_after_an_interrupt_at_any_line(modules, change):
     line, wrong = 1, []
     while InterruptedLine(line).run(change):

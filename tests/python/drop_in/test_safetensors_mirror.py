@@ -70,24 +70,6 @@ def test_files_are_identical(tmp_path):
     assert (tmp_path / "m").read_bytes() == saved
 
 
-@given(
-    st.dictionaries(
-        st.text(st.characters(codec="utf-8"), max_size=5).filter(lambda name: name != "__metadata__"),
-        st.tuples(st.sampled_from(list(DTYPES)), st.lists(st.integers(0, 4), max_size=3)),
-        max_size=6,
-    ),
-    st.none() | st.dictionaries(st.text("ab\n\0é", max_size=3), st.text(st.characters(codec="utf-8")), max_size=1),
-)
-def test_random_files_are_identical(cases, metadata):
-    tensors = {}
-    for name, (dtype, shape) in cases.items():
-        tensors[name] = random_raw(dtype, (*shape, 2) if dtype == "F4" else tuple(shape)).tensor()
-    saved = fst.torch.save(tensors, metadata)
-    # Without tensors and entries safetensors writes invalid JSON.
-    assert (not tensors and metadata == {}) or saved == safetensors.torch.save(tensors, metadata)
-    assert_all_same(fst.torch.load(saved), tensors)
-
-
 @BOTH_TORCH
 def test_tensors_from_bytes_are_independent(module):
     saved = module.save({"a": torch.arange(4), "b": torch.ones(2, 3)})

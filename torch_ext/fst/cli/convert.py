@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from fst._core.files import open_regular
 from fst._core.formatting import format_count, format_size, visible
 from fst._core.urls import is_url, without_secrets
+from fst.cli.arguments import size
 from fst.cli.load import add_dtype, requested_dtypes
-from fst.cli.numbers import size
 from fst.cli.pickled import SUFFIXES, is_pickled
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fst._core.formatting import format_count, format_size
-from fst.cli.names import add_names, select
-from fst.cli.numbers import positive
+from fst.cli.arguments import add_names, positive, select
 from fst.cli.pickled import suggests_convert
 from fst.cli.table import fit, table
 from fst.cli.tree import Module, sum_by_module

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fst._core.formatting import format_count, format_rate, format_seconds, format_size
-from fst.cli.names import add_names, select
-from fst.cli.numbers import positive
+from fst.cli.arguments import add_names, positive, select
 from fst.cli.pickled import suggests_convert
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import os
 
 from fst._core.formatting import visible
 from fst._core.urls import without_secrets
-from fst.cli.numbers import size
+from fst.cli.arguments import size
 
 # Name of the signature in the directory of a model.
 SIGNATURE_NAME = "model.sig"

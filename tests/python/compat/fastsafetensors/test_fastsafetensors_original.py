@@ -153,9 +153,6 @@ def compare_ranks(directory, names):
     theirs.auto_mem_delete = False
     assert ours.key_to_rank_lidx.keys() == theirs.key_to_rank_lidx.keys()
     for name in names:
-        assert ours.get_filename(name) == theirs.get_filename(name)
-        assert ours.get_shape(name) == theirs.get_shape(name)
-        assert_same(ours.get_tensor(name), theirs.get_tensor(name))
         # fastsafetensors does not support uneven shards.
         for dim in (dim for dim, length in enumerate(ours.get_shape(name)) if length % 2 == 0):
             assert_same(ours.get_sharded(name, dim), theirs.get_sharded(name, dim))
@@ -167,10 +164,6 @@ def compare_ranks(directory, names):
     for dim in (0, 1):
         columns = (buffer.get_multi_cols(["F32/matrix/0", "F32/matrix/0"], dim) for buffer in (ours, theirs))
         assert_same(*(column.get_raw() for column in columns))
-    sharded, others = (buffer.as_dict(dict.fromkeys(names, 0)) for buffer in (ours, theirs))
-    assert list(sharded) == list(others)
-    for name in names:
-        assert_same(sharded[name].get_raw(), others[name].get_raw())
     theirs.close()
     compare_iteration(real, all_files(directory, 2), dist.group.WORLD)
 

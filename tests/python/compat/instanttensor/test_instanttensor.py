@@ -1,6 +1,5 @@
 """`fst.compat.instanttensor.safe_open` without a process group, and comparison with InstantTensor."""
 
-import fnmatch
 import os
 import re
 import tempfile
@@ -8,14 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import fst
 from fst.compat import instanttensor as compat
 from fst.compat.instanttensor._impl import file_in_memory, read_safetensors_metadata
-from fst.compat.instanttensor._names import matcher
 from groups import FakeGroup
 from instanttensor_helpers import WEIGHTS, assert_weights
 from rawfile import UNSUPPORTED_DTYPES, assert_same, random_raw, write
@@ -33,10 +29,12 @@ def open_model(**options):
         ("model.safetensors", {}),
         (Path("model.safetensors"), {"copy": False}),
         (("model.safetensors",), {"buffer_size": 1}),
+        ("model.safetensors", {"chunk_size": 8 << 20, "concurrency": 4, "io_depth": 32, "max_free_mem_usage": 0.6}),
         (["model-00002-of-00002.safetensors", "model-00001-of-00002.safetensors"], {"load_now": False}),
     ],
 )
 def test_tensors_need_no_clone(filename, options):
+    compat.init()
     with compat.safe_open(filename, "pt", torch.device("cpu"), **options) as file:
         tensors = dict(file.tensors())
         named = {name: file.get_tensor(name) for name in reversed(file.keys())}
@@ -49,6 +47,14 @@ def test_tensors_need_no_clone(filename, options):
     assert_weights(named)
     tensors["position"].zero_()
     assert_same(tensors["model.norm.bias"], WEIGHTS["model.norm.bias"])
+
+
+def test_header():
+    metadata, entries, header_bytes = read_safetensors_metadata("model.safetensors")
+    assert metadata == {"format": "pt"}
+    assert list(entries) == fst.tensor_names("model.safetensors")
+    assert entries["position"] == {"dtype": "I64", "shape": [5], "data_offsets": [0, 40]}
+    assert header_bytes + sum(tensor.nbytes for tensor in WEIGHTS.values()) == os.path.getsize("model.safetensors")
 
 
 def test_unsupported_dtypes(tmp_path):
@@ -104,11 +110,6 @@ def test_filters(patterns, mode, kept):
     with open_model(tensor_filter=patterns, tensor_name_match_mode=mode) as file, fst.profile() as profile:
         assert {name for name, _ in file.tensors()} == set(file.keys()) == kept
     assert profile.summary().tensors == len(kept)
-
-
-@given(st.lists(st.text("ab.*?[]", max_size=4), max_size=3), st.text("ab.[]", max_size=5))
-def test_globs_match_fnmatch(patterns, name):
-    assert matcher(patterns, "glob")(name) == any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,32 @@
-"""The option `--names`, which has one meaning in all subcommands."""
+"""Arguments that several subcommands have: names, which mean the same in all of them, and numbers."""
 
 import argparse
 import fnmatch
+import re
 from collections.abc import Sequence
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
+_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def positive(text: str) -> int:
+    """Returns a whole number of at least 1."""
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return number
+
+
+def size(text: str) -> int:
+    """Returns a number of bytes, from a text such as "5GB" or "512MiB"."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; expected a number and a unit, such as 5GB or 512MiB")
+    return int(float(found[1]) * _FACTORS[(found[2] or "").lower()])
 
 
 def add_names(parser: argparse.ArgumentParser) -> None:
-    """Declares the option."""
+    """Declares the option `--names`."""
     parser.add_argument(
         "--names",
         action="append",
