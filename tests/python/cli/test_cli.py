@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import fst
+from saved import flip_bit
 
 WEIGHTS = {
     "layers.0.weight": torch.randn(4, 3),
@@ -313,9 +314,7 @@ def test_verify_compares_digests(command, tmp_path):
     done = command("verify", "plain.safetensors", "--digests")
     assert done.returncode == 1
     assert "carries no digests" in done.stdout
-    content = bytearray((tmp_path / "model.safetensors").read_bytes())
-    content[-1] ^= 1
-    (tmp_path / "model.safetensors").write_bytes(content)
+    flip_bit(tmp_path / "model.safetensors", -1)
     done = command("verify", "model.safetensors")
     assert done.returncode == 1
     assert re.search("WRONG   digests of model.safetensors: .*the file states blake3:", done.stdout)

@@ -9,6 +9,7 @@ import torch
 import fst
 from fst.compat.tensorizer import DecryptionParams, EncryptionParams, TensorDeserializer, TensorSerializer
 from rawfile import assert_all_same
+from saved import flip_bit
 
 
 @pytest.fixture
@@ -69,10 +70,8 @@ def test_commands_read_encrypted_files(command, request, tmp_path, monkeypatch, 
         assert command("convert", path, target).returncode == 0
         assert torch.equal(fst.load_file(tmp_path / target)["weight"], torch.arange(6.0))
     assert json.loads(command("inspect", tmp_path / "back.tensors", "--json").stdout)["encrypted"] is False
-    content = bytearray(path.read_bytes())
     # The last byte of the data of the last tensor, which in tensorizer's format is before a number.
-    content[-1 if file == "encrypted" else -9] ^= 1
-    path.write_bytes(content)
+    flip_bit(path, -1 if file == "encrypted" else -9)
     result = command("verify", path)
     assert result.returncode == 1
     assert "WRONG" in result.stdout

@@ -53,24 +53,17 @@ def over_fst(program):
     return program
 
 
-def run(program):
-    """Runs a program over fst, and returns its variables."""
-    variables = {"__name__": "example"}
-    exec(compile(over_fst(program), "example", "exec"), variables)
-    return variables
-
-
 def run_on_rank(program, directory):
     """Runs a program on a rank whose group exists, without GPU. Returns its output and its variable `tensors`."""
     os.chdir(directory)
     # Each rank creates only its own group, which PyTorch requires as an argument.
     new_group = functools.partial(dist.new_group, use_local_synchronization=True)
-    printed = io.StringIO()
+    printed, variables = io.StringIO(), {}
     with (
         contextlib.redirect_stdout(printed),
         mock.patch.object(dist, "init_process_group"),
         mock.patch.object(dist, "new_group", new_group),
         mock.patch.object(torch.cuda, "is_available", return_value=False),
     ):
-        variables = run(program)
+        exec(compile(over_fst(program), "example", "exec"), variables)
     return printed.getvalue(), variables.get("tensors")

@@ -68,7 +68,7 @@ def test_wrapped_tensors():
 
 
 def test_tensors_outlive_loader_and_files(files):
-    with compat.SafeTensorsFileLoader(None, "cpu") as loader:
+    with compat.SafeTensorsFileLoader(compat.SingleGroup(), torch.device("cpu"), debug_log=True) as loader:
         loader.add_filenames({0: files})
         buffer = loader.copy_files_to_device(borrowed_tensors=True)
         tensors = {name: buffer.get_tensor(name) for name in loader.get_keys()}
@@ -199,7 +199,7 @@ def test_frameworks_and_devices():
     ["a.safetensors", Path("a.safetensors"), ["a.safetensors"], ("a.safetensors",), {0: ["a.safetensors"]}],
 )
 def test_fastsafe_open_paths(filenames):
-    with compat.fastsafe_open(filenames) as file:
+    with compat.fastsafe_open(filenames, nogds=True, device="cpu", debug_log=True) as file:
         assert file.keys() == ["a0"]
         assert file.metadata() == {"a.safetensors": {"format": "pt"}}
         tensor = file.get_tensor("a0")
@@ -214,7 +214,7 @@ def test_repeated_iteration(files, streams):
         assert weights.keys() == {"b0", "b1"}
         assert torch.equal(weights["b0"], rows())
     loader.close()
-    weights = compat.ParallelLoader(FakeGroup(8), files, all_local=True).iterate_weights()
+    weights = compat.ParallelLoader(FakeGroup(8), files, max_concurrent_producers=1, all_local=True).iterate_weights()
     assert next(weights)[0] == "a0"
     weights.close()
     # The closed iterator has ended its stream.

@@ -11,7 +11,8 @@ from fst.compat.tensorizer import CryptographyError, DecryptionParams, Encryptio
 from fst.compat.tensorizer import TensorDeserializer as Deserializer
 from fst.compat.tensorizer import TensorSerializer as Serializer
 from rawfile import assert_all_same, assert_same
-from tensorizer_helpers import DEVICES, Model, save, save_module, tensors_of
+from saved import flip_bit
+from tensorizer_helpers import DEVICES, Model, both_libraries, save, save_module, tensors_of
 
 KEY = bytes(range(32))
 PARAMS = DecryptionParams.from_key(KEY)
@@ -177,9 +178,7 @@ def test_errors_of_keys(expected):
 @pytest.mark.parametrize("lazy_load", [False, True])
 def test_changed_data_are_refused(expected, lazy_load):
     """tests/rust/tensors_format.rs changes every byte of a file."""
-    content = bytearray(Path("m.tensors").read_bytes())
-    content[data_of("large")[1] - 1] ^= 1
-    Path("m.tensors").write_bytes(content)
+    flip_bit(Path("m.tensors"), data_of("large")[1] - 1)
     with pytest.raises(fst.IntegrityError, match="large"):
         fst.verify("m.tensors", encryption_key=PARAMS.encryption_key())
     with pytest.raises(CryptographyError, match=r"Tensor decryption failed.*large"):
@@ -237,7 +236,7 @@ def test_loads_of_fst_take_keys(expected, device):
 
 def test_files_of_both_libraries(original):
     state_dict = tensors()
-    for library, path in ((original, "theirs.tensors"), (fst.compat.tensorizer, "ours.tensors")):
+    for library, path in both_libraries(original):
         params = library.EncryptionParams.from_string("secret", **MIN)
         for encryption in (params, library.EncryptionParams(params.key)):
             meta = {"meta": torch.empty(4, device="meta")}

@@ -8,7 +8,7 @@ from fst.cli import parser
 from fst.compat.tensorizer import TensorDeserializer, TensorType
 from fst.compat.tensorizer.serialization import HashMismatchError
 from rawfile import DTYPES, assert_all_same, assert_same, random_raw
-from tensorizer_helpers import Model, save, save_module, tensors_of
+from tensorizer_helpers import Model, both_libraries, save, save_module, tensors_of
 from tensorsfile import MAGIC, complex_raws
 
 
@@ -106,7 +106,7 @@ def test_conversion_by_the_command(path, model, capsys):
 
 def test_files_of_both_libraries(original, model):
     expected = tensors()
-    for library, path in ((original, "theirs.tensors"), (fst.compat.tensorizer, "ours.tensors")):
+    for library, path in both_libraries(original):
         save(path, expected, library)
         module_path = f"module-{path}"
         save_module(module_path, model, library)
