@@ -1,9 +1,5 @@
 """Example of fastsafetensors' documentation with ranks, with the import changed."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from compat_helpers import over_fst, run_on_rank
@@ -39,19 +35,3 @@ def test_parallel_run(ranks, tmp_path):
     assert [printed for printed, _ in ranks(2).run(run_on_rank, PARALLEL_RUN, str(tmp_path))] == [
         f"RANK {rank}: tensor_a0={rows()}\nRANK {rank}: tensor_b0_sharded={rows(4)}\n" for rank in range(2)
     ]
-
-
-@pytest.mark.gpu
-def test_parallel_run_gpu(python_environ):
-    """Both ranks use the first GPU and a gloo group."""
-    # The program skips Python's finalization. `pg` keeps the group alive, and a thread of gloo that releases a tensor
-    # during finalization can abort the process.
-    ending = "import os, sys; sys.stdout.flush(); os._exit(0)"
-    Path("run_parallel.py").write_text(f"{over_fst(PARALLEL_RUN)}\n{ending}\n")
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "run_parallel.py"]
-    command = [sys.executable, "-m", *launcher]
-    done = subprocess.run(command, env=python_environ, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    for rank in range(2):
-        assert f"RANK {rank}: tensor_a0={rows().cuda()}" in done.stdout
-        assert f"RANK {rank}: tensor_b0_sharded={rows(4).cuda()}" in done.stdout

@@ -64,7 +64,6 @@ def _file() -> descriptor_pb2.FileDescriptorProto:
             if kind.islower():
                 field.type = getattr(_FIELD, f"TYPE_{kind.upper()}")
             else:
-                field.type = _FIELD.TYPE_ENUM if kind in _ENUMS else _FIELD.TYPE_MESSAGE
                 field.type_name = f".{_PACKAGE}.{kind}"
             if count == _ANY:
                 field.oneof_index = 0
