@@ -10,6 +10,7 @@ import safetensors.torch
 
 import fst
 import fst._patch
+import fst.torch
 
 ROOM = str(Path(fst._patch.__file__).parent)
 SAFE_OPEN, LOAD_FILE = safetensors.safe_open, safetensors.torch.load_file

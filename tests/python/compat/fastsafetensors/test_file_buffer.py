@@ -251,13 +251,10 @@ def test_window_bytes(files, streams, options, window_bytes):
 )
 def test_insufficient_budgets(files, options, needed):
     compat.ParallelLoader(None, files, device_memory_budget=needed, **options)
+    with pytest.raises(ValueError, match="resident_tensor selects"):
+        compat.ParallelLoader(None, [], accumulate_resident=False, resident_tensor=lambda _: True)
     with pytest.raises(compat.BudgetInfeasibleError, match=f"is {needed - 1} bytes, but {needed} are needed"):
         compat.ParallelLoader(None, files, device_memory_budget=needed - 1, **options)
-
-
-def test_residents_require_accumulation():
-    with pytest.raises(ValueError, match="resident_tensor"):
-        compat.ParallelLoader(None, [], accumulate_resident=False, resident_tensor=lambda _: True)
 
 
 def test_progress_bar(capsys):
