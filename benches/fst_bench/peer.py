@@ -29,18 +29,8 @@ from .loaders.instanttensor import InstantTensor
 from .loaders.obstore import Obstore
 from .loaders.runai import RunaiStreamer
 from .loaders.safetensors import Safetensors, SafetensorsFlushed, SafetensorsPrefetch
-from .loaders.tensorizer import Tensorizer
-from .loaders.verified import (
-    FstDigests,
-    FstEncrypted,
-    FstManifest,
-    FstSignature,
-    FstTensors,
-    FstTensorsEncrypted,
-    ModelSigningFirst,
-    Sha256sumFirst,
-    TensorizerEncrypted,
-)
+from .loaders.tensorizer import FstTensors, Tensorizer
+from .loaders.verified import FstDigests, FstEncrypted, FstManifest, FstSignature, ModelSigningFirst, Sha256sumFirst
 
 # OpenMP threads that spin while waiting take the cores from the threads they wait for. On a busy machine that made
 # the same sum up to sixty times slower.
@@ -145,8 +135,7 @@ BLAKE3_SUFFIX = ".blake3.safetensors"
 # Files of tensorizer, and encrypted ones.
 TENSORS_SUFFIX, SECRET_SUFFIX = ".tensors", ".secret.tensors"
 # The defaults bypass the page cache.
-FASTSAFETENSORS_BUFFERED = {"FASTSAFETENSORS_ODIRECT": "0"}
-INSTANTTENSOR_BUFFERED = {"INSTANTTENSOR_BACKEND": "BUFFERED"}
+BUFFERED = {"FASTSAFETENSORS_ODIRECT": "0", "INSTANTTENSOR_BACKEND": "BUFFERED"}
 
 exchange = partial(Fst, "exchange")
 digests = partial(FstDigests, "blake3")
@@ -154,7 +143,9 @@ digests_exchange = partial(FstDigests, "blake3", "exchange")
 digests_sha256 = partial(FstDigests, "sha256")
 eight_readers = partial(Tensorizer, num_readers=8)
 fst_hashes = partial(FstTensors, verify_hash=True)
+fst_secret = partial(FstTensors, encrypted=True)
 hashes = partial(Tensorizer, verify_hash=True)
+secret = partial(Tensorizer, encrypted=True)
 
 _PEERS = (
     Peer("fst", Fst, None, "", ACTIONS, schemes=("http", "s3")),
@@ -165,16 +156,9 @@ _PEERS = (
     Peer("safetensors-rc", Safetensors, SAFETENSORS_NEXT),
     Peer("safetensors-rc-prefetch", SafetensorsPrefetch, SAFETENSORS_NEXT, "prefetch"),
     Peer("fastsafetensors", Fastsafetensors, FASTSAFETENSORS, "", (*LOADS, *SHARDED)),
-    Peer(
-        "fastsafetensors-buffered",
-        Fastsafetensors,
-        FASTSAFETENSORS,
-        "buffered",
-        (*LOADS, *SHARDED),
-        FASTSAFETENSORS_BUFFERED,
-    ),
+    Peer("fastsafetensors-buffered", Fastsafetensors, FASTSAFETENSORS, "buffered", (*LOADS, *SHARDED), BUFFERED),
     Peer("instanttensor", InstantTensor, INSTANTTENSOR),
-    Peer("instanttensor-buffered", InstantTensor, INSTANTTENSOR, "buffered", settings=INSTANTTENSOR_BUFFERED),
+    Peer("instanttensor-buffered", InstantTensor, INSTANTTENSOR, "buffered", settings=BUFFERED),
     Peer("runai-streamer", RunaiStreamer, RUNAI_STREAMER),
     Peer("tensorizer", Tensorizer, TENSORIZER, "", (*LOADS, *VERIFIED), schemes=("http",), suffix=TENSORS_SUFFIX),
     Peer("tensorizer-8", eight_readers, TENSORIZER, "num_readers=8", VERIFIED, {}, ("http",), TENSORS_SUFFIX),
@@ -191,8 +175,8 @@ _PEERS = (
     Peer("fst-tensors", FstTensors, None, ".tensors", VERIFIED, suffix=TENSORS_SUFFIX),
     Peer("fst-tensors-hashes", fst_hashes, None, ".tensors, verify_hash", VERIFIED, suffix=TENSORS_SUFFIX),
     Peer("tensorizer-hashes", hashes, TENSORIZER, "verify_hash", VERIFIED, suffix=TENSORS_SUFFIX),
-    Peer("fst-tensors-encrypted", FstTensorsEncrypted, None, ".tensors, encrypted", VERIFIED, suffix=SECRET_SUFFIX),
-    Peer("tensorizer-encrypted", TensorizerEncrypted, TENSORIZER, "encrypted", VERIFIED, suffix=SECRET_SUFFIX),
+    Peer("fst-tensors-encrypted", fst_secret, None, ".tensors, encrypted", VERIFIED, suffix=SECRET_SUFFIX),
+    Peer("tensorizer-encrypted", secret, TENSORIZER, "encrypted", VERIFIED, suffix=SECRET_SUFFIX),
 )
 PEERS = {peer.name: peer for peer in _PEERS}
 PEERS_OF_FILES = [peer.name for peer in _PEERS if peer.actions]

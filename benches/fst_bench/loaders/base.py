@@ -12,6 +12,9 @@ from torch import Tensor
 from ..child import UnsupportedError
 from ..workload import Slice
 
+# Not secret, so that all processes of a run have the same.
+KEY = bytes(range(32))
+
 
 class Loader:
     """Base class of the loaders. Methods that a subclass does not override raise UnsupportedError.

@@ -1,7 +1,7 @@
 """fst, the library of this repository."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +13,11 @@ from .base import Loader
 class Fst(Loader):
     """Loads with `options` of `load_files` and `load_sharded`, by several ranks with a strategy."""
 
-    def __init__(self, strategy: Literal["auto", "exchange"] = "auto", **options: Any) -> None:
+    def __init__(self, strategy: str = "auto", **options: Any) -> None:
         import fst
 
         self._fst = fst
-        self._strategy = strategy
+        self._strategy: Any = strategy
         self._options = options
 
     def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:

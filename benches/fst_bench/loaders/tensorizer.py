@@ -1,5 +1,6 @@
-"""tensorizer: reads its own format. The files are converted before the measurements."""
+"""tensorizer: reads its own format, into which the files are converted before the measurements."""
 
+import importlib
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,20 +10,22 @@ import torch
 from torch import Tensor
 
 from ..child import UnsupportedError
-from .base import Loader
+from .base import KEY, Loader
 from .views import tensor_views
 
 
 class Tensorizer(Loader):
-    """Loads with `options` of `TensorDeserializer`."""
+    """Loads with `options` of `TensorDeserializer`. Encrypted files may be those of `FstTensors`."""
 
     method = "its own format"
+    module = "tensorizer"
 
-    def __init__(self, **options: Any) -> None:
-        import tensorizer
-
-        self._tensorizer = tensorizer
+    def __init__(self, *, encrypted: bool = False, **options: Any) -> None:
+        self._tensorizer = importlib.import_module(self.module)
+        self._is_encrypted = encrypted
         self._options = options
+        if encrypted:
+            options["encryption"] = self._tensorizer.DecryptionParams.from_key(KEY)
 
     def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
         return self._read(paths, device)
@@ -34,13 +37,12 @@ class Tensorizer(Loader):
         return self._read(paths, device, filter_func=frozenset(names).__contains__)
 
     def convert(self, path: str, target: str) -> None:
-        self._write(path, target)
-
-    def _write(self, path: str, target: str, **options: Any) -> None:
+        options = {"encryption": self._tensorizer.EncryptionParams(KEY)} if self._is_encrypted else {}
         partial = Path(target).with_suffix(".partial")
         serializer = self._tensorizer.TensorSerializer(str(partial), **options)
         try:
-            serializer.write_state_dict(_mapped(path))
+            with open(path, "rb") as file:
+                serializer.write_state_dict(tensor_views(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)))
         except RuntimeError as error:
             raise UnsupportedError(f"cannot write its format, which has 256 KiB for all names: {error}") from error
         serializer.close()
@@ -50,11 +52,15 @@ class Tensorizer(Loader):
         tensors: dict[str, Tensor] = {}
         for path in paths:
             with self._tensorizer.TensorDeserializer(path, device=device, **self._options, **options) as file:
-                tensors |= file.items()
+                tensors |= {str(name): tensor for name, tensor in file.items()}
         return tensors
 
 
-def _mapped(path: str) -> dict[str, Tensor]:
-    """Maps the tensors of a safetensors file of the benchmarks."""
-    with open(path, "rb") as file:
-        return tensor_views(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+class FstTensors(Tensorizer):
+    """Loads tensorizer's format with fst."""
+
+    module = "fst.compat.tensorizer"
+
+    def reader(self, paths: Sequence[str], device: str) -> str:
+        # The operator that tells takes no key.
+        return "pread" if self._is_encrypted else str(torch.ops.fst.reader(list(paths), device))

@@ -1,21 +1,16 @@
 """Loads that verify or decrypt the data, and loads of files that another program has verified just before."""
 
-import hashlib
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
+from .base import KEY
 from .fst import Fst
 from .safetensors import Safetensors
-from .tensorizer import Tensorizer
-
-# Not secret, so that all processes of a run have the same.
-KEY = bytes(range(32))
-BLOCK_BYTES = 4 << 20
 
 
 def original(path: str) -> Path:
@@ -26,9 +21,9 @@ def original(path: str) -> Path:
 class FstDigests(Fst):
     """Compares the digests of the tensors, which the file has."""
 
-    def __init__(self, algorithm: Literal["blake3", "sha256"], strategy: Literal["auto", "exchange"] = "auto") -> None:
+    def __init__(self, algorithm: str, strategy: str = "auto") -> None:
         super().__init__(strategy, verify=True)
-        self._algorithm = algorithm
+        self._algorithm: Any = algorithm
 
     def convert(self, path: str, target: str) -> None:
         self._fst.save_file(self._fst.load_file(path), target, digests=self._algorithm)
@@ -39,8 +34,7 @@ class FstManifest(Fst):
 
     def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
         [path] = paths
-        tensors: dict[str, Tensor] = self._fst.load_file(original(path), device, verify=path)
-        return tensors
+        return self._fst.load_file(original(path), device, verify=self._proof(path))
 
     def reader(self, paths: Sequence[str], device: str) -> str:
         return super().reader([str(original(path)) for path in paths], device)
@@ -48,18 +42,24 @@ class FstManifest(Fst):
     def convert(self, path: str, target: str) -> None:
         _write_sha256(path, target)
 
+    def _proof(self, path: str) -> Any:
+        return path
+
 
 class FstSignature(FstManifest):
     """Verifies a signature, and compares the digest of the file that was signed."""
 
-    def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
-        [path] = paths
-        signature = self._fst.Signature(path, public_key=_public_key(path))
-        tensors: dict[str, Tensor] = self._fst.load_file(original(path), device, verify=signature)
-        return tensors
-
     def convert(self, path: str, target: str) -> None:
-        _sign(path, target)
+        private = Path(target).with_suffix(".key.pem")
+        openssl = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(private)]
+        subprocess.run(openssl, check=True)
+        openssl = ["openssl", "ec", "-in", str(private), "-pubout", "-out", str(_public_key(target))]
+        subprocess.run(openssl, check=True, capture_output=True)
+        sign = [sys.executable, "-m", "fst", "sign", path, "--private-key", str(private), "--signature", target]
+        subprocess.run(sign, check=True, capture_output=True)
+
+    def _proof(self, path: str) -> Any:
+        return self._fst.Signature(path, public_key=_public_key(path))
 
 
 class FstEncrypted(Fst):
@@ -74,53 +74,6 @@ class FstEncrypted(Fst):
 
     def reader(self, paths: Sequence[str], device: str) -> str:
         return "pread"  # The operator that tells takes no key.
-
-
-class FstTensors(Fst):
-    """Loads tensorizer's format, with `options` of `TensorDeserializer`."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        import fst.compat.tensorizer
-
-        self._tensorizer = fst.compat.tensorizer
-
-    def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = {}
-        for path in paths:
-            with self._tensorizer.TensorDeserializer(path, device=device, **self._options) as file:
-                tensors |= {str(name): tensor for name, tensor in file.items()}
-        return tensors
-
-    def convert(self, path: str, target: str) -> None:
-        self._write(path, target)
-
-    def _write(self, path: str, target: str, **options: Any) -> None:
-        with self._tensorizer.TensorSerializer(target, **options) as serializer:
-            serializer.write_state_dict(self._fst.load_file(path))
-
-
-class FstTensorsEncrypted(FstTensors):
-    def __init__(self) -> None:
-        super().__init__()
-        self._options = {"encryption": self._tensorizer.DecryptionParams.from_key(KEY)}
-
-    def reader(self, paths: Sequence[str], device: str) -> str:
-        return "pread"
-
-    def convert(self, path: str, target: str) -> None:
-        self._write(path, target, encryption=self._tensorizer.EncryptionParams(KEY))
-
-
-class TensorizerEncrypted(Tensorizer):
-    """Loads the encrypted files that `FstTensorsEncrypted` or the library itself has written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._options = {"encryption": self._tensorizer.DecryptionParams.from_key(KEY)}
-
-    def convert(self, path: str, target: str) -> None:
-        self._write(path, target, encryption=self._tensorizer.EncryptionParams(KEY))
 
 
 class Sha256sumFirst(Safetensors):
@@ -152,22 +105,9 @@ class ModelSigningFirst(Safetensors):
 
 
 def _write_sha256(path: str, target: str) -> None:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-    Path(target).write_text(f"{digest.hexdigest()}  {Path(path).name}\n")
+    summed = subprocess.run(["sha256sum", Path(path).name], cwd=Path(path).parent, capture_output=True, check=True)
+    Path(target).write_bytes(summed.stdout)
 
 
 def _public_key(signature: str) -> Path:
     return Path(signature).with_suffix(".pub.pem")
-
-
-def _sign(path: str, target: str) -> None:
-    private = Path(target).with_suffix(".key.pem")
-    openssl = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(private)]
-    subprocess.run(openssl, check=True)
-    openssl = ["openssl", "ec", "-in", str(private), "-pubout", "-out", str(_public_key(target))]
-    subprocess.run(openssl, check=True, capture_output=True)
-    sign = [sys.executable, "-m", "fst", "sign", path, "--private-key", str(private), "--signature", target]
-    subprocess.run(sign, check=True, capture_output=True)

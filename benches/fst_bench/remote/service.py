@@ -4,8 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..bench import plain_environment
-from ..http_server import Counts, ServerProcess
+from ..http_server import Counts, Server, ServerProcess
 from ..servers.nginx import Nginx
 from ..servers.program import MissingProgramError
 from ..servers.s3 import S3
@@ -54,10 +53,10 @@ class Http(Service):
 
     def __init__(self, files: Path) -> None:
         try:
-            self._server: Nginx | ServerProcess = Nginx(files.parent)
+            self._server: Nginx | Server = Nginx(files.parent)
             self.how = "nginx, one process, with sendfile"
         except MissingProgramError:
-            self._server = ServerProcess(files, environ=plain_environment())
+            self._server = _server_process(files)
             self.how = "fst_bench.http_server, because nginx is not installed"
 
     def url(self, name: str) -> str:
@@ -78,7 +77,7 @@ class Far(Http):
     def __init__(self, files: Path) -> None:
         # A new connection costs a round trip too.
         pace = {"latency": LATENCY_SECONDS, "connect_latency": LATENCY_SECONDS, "rate": CONNECTION_RATE}
-        self._server = ServerProcess(files, environ=plain_environment(), **pace)
+        self._server = _server_process(files, **pace)
         described = f"{LATENCY_SECONDS * 1e3:.0f} ms of latency, {CONNECTION_RATE / 1e6:.0f} MB/s a connection"
         self.how = f"fst_bench.http_server, {described}; a new connection costs the latency too"
 
@@ -109,3 +108,10 @@ class SeaweedFs(Service):
 
 
 SERVICES: dict[str, type[Service]] = {"http": Http, "s3": SeaweedFs, "far": Far}
+
+
+def _server_process(files: Path, **pace: float) -> Server:
+    """Returns the proxy of a server of all files, in a process that ends with the proxy."""
+    objects = {str(path.relative_to(files)): path for path in files.rglob("*") if path.is_file()}
+    server: Server = ServerProcess().server(objects, **pace)
+    return server
