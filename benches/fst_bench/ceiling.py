@@ -32,9 +32,8 @@ REPEATS = 5
 
 def direct(path: Path, device: str) -> dict[str, Any]:
     """Measures the best rate of direct reads of the whole file into a few reused buffers."""
-    descriptor, size = _open_direct(path), path.stat().st_size
     repeated = DIRECT_VARIANTS * DIRECT_REPEATS
-    best, threads, block = max((_read_rate(descriptor, size, *variant), *variant) for variant in repeated)
+    best, threads, block = max((_read_rate(path, *variant), *variant) for variant in repeated)
     variants = ", ".join(f"{threads} x {block >> 20} MiB" for threads, block in DIRECT_VARIANTS)
     return _rate(best, f"O_DIRECT, best of {DIRECT_REPEATS} reads each by {variants}: {threads} x {block >> 20} MiB")
 
@@ -42,12 +41,12 @@ def direct(path: Path, device: str) -> dict[str, Any]:
 def raw_read(path: Path, device: str) -> dict[str, Any]:
     """Measures one direct read of the whole file, to compare with a load at the same time."""
     how = f"{DIRECT_THREADS} threads, O_DIRECT, {BLOCK_BYTES >> 20} MiB blocks"
-    return _rate(_read_rate(_open_direct(path), path.stat().st_size, DIRECT_THREADS, BLOCK_BYTES), how)
+    return _rate(_read_rate(path, DIRECT_THREADS, BLOCK_BYTES), how)
 
 
-def _open_direct(path: Path) -> int:
+def _open_direct(path: Path, flags: int) -> int:
     try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECT)
+        return os.open(path, flags | os.O_DIRECT, 0o600)
     except OSError as error:
         raise UnsupportedError(f"O_DIRECT: {error.strerror}") from error
 
@@ -56,10 +55,7 @@ def direct_writes(path: Path, device: str) -> dict[str, Any]:
     """Measures direct writes of a new file of the same size, allocated before the clock starts."""
     target = path.with_suffix(".written")
     size = path.stat().st_size // BLOCK_BYTES * BLOCK_BYTES
-    try:
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600)
-    except OSError as error:
-        raise UnsupportedError(f"O_DIRECT: {error.strerror}") from error
+    descriptor = _open_direct(target, os.O_WRONLY | os.O_CREAT)
     try:
         os.posix_fallocate(descriptor, 0, size)
         blocks = iter(range(0, size, BLOCK_BYTES))
@@ -76,7 +72,8 @@ def direct_writes(path: Path, device: str) -> dict[str, Any]:
     return _rate(rate, f"{DIRECT_THREADS} threads, O_DIRECT, {BLOCK_BYTES >> 20} MiB blocks, flushed")
 
 
-def _read_rate(descriptor: int, size: int, threads: int, block_bytes: int) -> float:
+def _read_rate(path: Path, threads: int, block_bytes: int) -> float:
+    descriptor, size = _open_direct(path, os.O_RDONLY), path.stat().st_size
     blocks = iter(range(0, size, block_bytes))
 
     def worker() -> int:

@@ -14,7 +14,6 @@ from .llama import write_llama
 from .workload import CAST_DTYPE, SEED, Slice, TensorSpec, Workload
 
 TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-POOL_BYTES = 32 << 20
 # Actions that return all tensors as stored.
 WHOLE = {"load", "pretrained", "verified", "save"}
 
@@ -47,13 +46,12 @@ def make_checkpoint(workload: Workload, directory: Path) -> Checkpoint:
 
 
 def _write_all(workload: Workload, paths: tuple[Path, ...]) -> dict[str, str]:
-    content = _Content()
     selected = frozenset(workload.selected)
     slices = {cut.name: cut for cut in workload.slices}
     lines: dict[str, list[str]] = {action: [] for action in workload.states}
     first = 0
     for path, tensors in zip(paths, workload.files, strict=True):
-        for name, tensor in _write(path, tensors, content, first):
+        for name, tensor in _write(path, tensors, first):
             for action, line in _lines(name, tensor, workload, selected, slices):
                 lines[action].append(line)
         first += len(tensors)
@@ -78,15 +76,13 @@ def _lines(
         yield "select", tensor_line(name, tensor)
 
 
-def _write(
-    path: Path, tensors: tuple[TensorSpec, ...], content: "_Content", first: int
-) -> Iterator[tuple[str, torch.Tensor]]:
+def _write(path: Path, tensors: tuple[TensorSpec, ...], first: int) -> Iterator[tuple[str, torch.Tensor]]:
     """Writes one file, and yields each tensor."""
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
         file.write(header_of(tensors))
         for index, tensor in enumerate(tensors, first):
-            data = content.of(index, tensor.size_bytes)
+            data = _content(index, tensor.size_bytes)
             file.write(data.data)
             yield tensor.name, torch.from_numpy(data).view(TORCH_DTYPES[tensor.dtype]).reshape(tensor.shape)
         file.flush()
@@ -106,23 +102,9 @@ def header_of(tensors: tuple[TensorSpec, ...]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-class _Content:
-    """Data that differ from tensor to tensor and from offset to offset, generated at memory speed.
-
-    Each chunk of a tensor is a random range of one block of random words, combined with a random key.
-    """
-
-    def __init__(self) -> None:
-        self._words = np.random.default_rng(SEED).integers(0, 2**64, POOL_BYTES // 8, dtype=np.uint64)
-
-    def of(self, index: int, size_bytes: int) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
-        made = np.empty(-(-size_bytes // 8), dtype=np.uint64)
-        rng = np.random.default_rng([SEED, index])
-        for begin in range(0, len(made), len(self._words) // 2):
-            chunk = made[begin : begin + len(self._words) // 2]
-            offset = int(rng.integers(0, len(self._words) - len(chunk) + 1))
-            np.bitwise_xor(
-                self._words[offset : offset + len(chunk)], rng.integers(0, 2**64, dtype=np.uint64), out=chunk
-            )
-            np.bitwise_and(chunk, FINITE_BF16, out=chunk)
-        return made.view(np.uint8)[:size_bytes]
+def _content(index: int, size_bytes: int) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+    """Returns data that differ from tensor to tensor and from offset to offset."""
+    random = np.random.Generator(np.random.SFC64([SEED, index]))
+    words = random.integers(0, 2**64, -(-size_bytes // 8), dtype=np.uint64)
+    words &= FINITE_BF16
+    return words.view(np.uint8)[:size_bytes]

@@ -24,11 +24,8 @@ def combine(lines: Iterable[str]) -> str:
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        large = {name: tensor for name, tensor in tensors.items() if tensor.nbytes > CHUNK_BYTES}
-        lines = list(pool.map(lambda name: tensor_line(name, tensors[name]), tensors.keys() - large.keys()))
-        for name, tensor in large.items():
-            lines.append(_line(name, tensor, pool.map(_hash, _chunks(tensor))))
-    return combine(lines)
+        hashes = {name: pool.map(_hash, _chunks(tensor)) for name, tensor in tensors.items()}
+        return combine(_line(name, tensor, hashes[name]) for name, tensor in tensors.items())
 
 
 def _line(name: str, tensor: Tensor, hashes: Iterable[str]) -> str:

@@ -7,9 +7,7 @@ in the processor's cache. The interpreter does no work for each byte: it waits i
 """
 
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from typing import Any
@@ -28,20 +26,11 @@ def drain(url: str, size_bytes: int, connections: int) -> float:
     target = url.partition(parts.netloc)[2]
     request_bytes = min(REQUEST_BYTES_MAX, -(-size_bytes // connections))
     begins = iter(range(0, size_bytes, request_bytes))
-    lock = threading.Lock()
-
-    def due() -> Iterator[int]:
-        while True:
-            with lock:
-                begin = next(begins, None)
-            if begin is None:
-                return
-            yield begin
 
     def receive(client: HTTPConnection) -> int:
         """Receives ranges that no other connection receives. Returns the number of bytes."""
         received, buffer = 0, memoryview(bytearray(BUFFER_BYTES))
-        for begin in due():
+        for begin in begins:
             end = min(size_bytes, begin + request_bytes)
             client.request("GET", target, headers={"Range": f"bytes={begin}-{end - 1}"})
             answer = client.getresponse()

@@ -1,10 +1,10 @@
 """Plain HTTP requests."""
 
-import http.client
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.error import HTTPError
+from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,12 @@ def request(
     body: bytes = b"",
     context: ssl.SSLContext | None = None,
 ) -> Answer:
-    """Sends one request on a connection of its own."""
-    parts = urlsplit(url)
-    assert parts.hostname is not None
-    connection: http.client.HTTPConnection
-    if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=60, context=context)
-    else:
-        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
+    """Sends one request on a connection of its own, through no proxy."""
+    opener = build_opener(ProxyHandler({}), HTTPSHandler(context=context))
     try:
-        connection.request(
-            method, url[url.index(parts.netloc) + len(parts.netloc) :], body or None, dict(headers or {})
-        )
-        response = connection.getresponse()
-        lower = {name.lower(): value for name, value in response.getheaders()}
+        response = opener.open(Request(url, body or None, dict(headers or {}), method=method), timeout=60)
+    except HTTPError as error:
+        response = error
+    with response:
+        lower = {name.lower(): value for name, value in response.headers.items()}
         return Answer(response.status, lower, response.read())
-    finally:
-        connection.close()

@@ -87,7 +87,6 @@ class S3:
 
         # The master, the volumes and the filer find each other first.
         self._program = Program(directory, len(PORTS), command, self._create_buckets)
-        self.endpoint = self._endpoint(self._program.ports)
         self.tls_endpoint = f"https://localhost:{self._program.ports[TLS_PORT]}"
 
     @property
@@ -137,7 +136,16 @@ class S3:
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """Sends a signed request for `path`, which is a bucket or a bucket and a key."""
-        return self._request(self.endpoint, method, path, query or {}, body, headers or {})
+        time, digest = _time(), hashlib.sha256(body).hexdigest()
+        signed = {"host": urlsplit(self.endpoint).netloc, "x-amz-content-sha256": digest, "x-amz-date": time}
+        path = f"/{quote(path)}"
+        signature = _signature(method, path, query or {}, signed, digest, time)
+        authorization = (
+            f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY_ID}/{_scope(time)}, "
+            f"SignedHeaders={';'.join(sorted(signed))}, Signature={signature}"
+        )
+        url = f"{self.endpoint}{path}?{_encode(query or {})}".rstrip("?")
+        return request(method, url, {**(headers or {}), **signed, "authorization": authorization}, body)
 
     def presigned_url(self, key: str, bucket: str = bucket, seconds: int = 600) -> str:
         """Returns an HTTP address with which anyone may get the object, but not ask for its headers alone."""
@@ -157,36 +165,14 @@ class S3:
         """Ends the server."""
         self._program.close()
 
-    def _endpoint(self, ports: list[int]) -> str:
-        return f"http://127.0.0.1:{ports[S3_PORT]}"
-
     def _create_buckets(self, ports: list[int]) -> bool:
+        self.endpoint = f"http://127.0.0.1:{ports[S3_PORT]}"
         for bucket in (self.bucket, self.public_bucket, self.open_bucket):
             for path in (bucket, f"{bucket}/ready"):
-                if self._request(self._endpoint(ports), "PUT", path, {}, b"", {}).status not in (200, 409):
+                if self.request("PUT", path).status not in (200, 409):
                     return False
-            self._request(self._endpoint(ports), "DELETE", f"{bucket}/ready", {}, b"", {})
+            self.request("DELETE", f"{bucket}/ready")
         return True
-
-    def _request(
-        self,
-        endpoint: str,
-        method: str,
-        path: str,
-        query: Mapping[str, str],
-        body: bytes,
-        headers: Mapping[str, str],
-    ) -> Answer:
-        time, digest = _time(), hashlib.sha256(body).hexdigest()
-        signed = {"host": urlsplit(endpoint).netloc, "x-amz-content-sha256": digest, "x-amz-date": time}
-        path = f"/{quote(path)}"
-        signature = _signature(method, path, query, signed, digest, time)
-        authorization = (
-            f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY_ID}/{_scope(time)}, "
-            f"SignedHeaders={';'.join(sorted(signed))}, Signature={signature}"
-        )
-        url = f"{endpoint}{path}?{_encode(query)}".rstrip("?")
-        return request(method, url, {**headers, **signed, "authorization": authorization}, body)
 
 
 def _time() -> str:

@@ -14,6 +14,7 @@ BY_ROWS = {"embed_tokens", "lm_head", "head"} | {
     f"{name}_proj" for name in ("q", "k", "v", "gate", "up", "q_b", "kv_b")
 }
 BY_COLUMNS = {"o_proj", "down_proj"}
+EXPERTS = "expert-parallel over all ranks, the rest"
 
 
 class NodePosition(NamedTuple):
@@ -54,11 +55,6 @@ def replicated(tensor: TensorSpec, position: NodePosition) -> Shard:
     return Whole()
 
 
-def fully_sharded(tensor: TensorSpec, position: NodePosition) -> Shard:
-    """Shards parameters as `fully_shard` does."""
-    return Chunk(0)
-
-
 def tensor_parallel(tensor: TensorSpec, position: NodePosition) -> Shard:
     """Shards over the ranks of a node, and replicates over nodes."""
     module = tensor.name.split(".")[-2]
@@ -69,20 +65,10 @@ def tensor_parallel(tensor: TensorSpec, position: NodePosition) -> Shard:
 
 LAYOUTS: Sequence[Layout] = (
     Layout("dense-tensor-parallel", "tensor-parallel in each node", "llama-70b", tensor_parallel),
-    Layout("dense-fully-sharded", "fully sharded over all ranks", "llama-70b", fully_sharded),
+    Layout("dense-fully-sharded", "fully sharded over all ranks", "llama-70b", lambda *_: Chunk(0)),
     Layout("dense-replicated", "replicated", "llama-70b", replicated),
-    Layout(
-        "experts-tensor-parallel",
-        "expert-parallel over all ranks, the rest tensor-parallel in each node",
-        "deepseek-671b",
-        tensor_parallel,
-    ),
-    Layout(
-        "experts-replicated",
-        "expert-parallel over all ranks, the rest replicated",
-        "deepseek-671b",
-        replicated,
-    ),
+    Layout("experts-tensor-parallel", f"{EXPERTS} tensor-parallel in each node", "deepseek-671b", tensor_parallel),
+    Layout("experts-replicated", f"{EXPERTS} replicated", "deepseek-671b", replicated),
 )
 
 

@@ -14,23 +14,17 @@ class Window(NamedTuple):
 
     Attributes:
         collective: Collective of the window: "none", "gather" or "exchange".
-        reads: Ranges that the ranks read, as rows of rank, file, begin and end.
+        read_bytes: Bytes that each rank reads.
         sent_bytes: Bytes that each rank (row) sends to each other rank (column).
         send_bytes: Size of each rank's send buffer.
         received_bytes: Size of each rank's receive buffer.
     """
 
     collective: str
-    reads: Tensor
+    read_bytes: list[int]
     sent_bytes: Tensor
     send_bytes: Tensor
     received_bytes: Tensor
-
-    @property
-    def read_bytes(self) -> Tensor:
-        """Returns the number of bytes that each rank reads."""
-        ranks, _, begins, ends = self.reads.T
-        return torch.zeros(len(self.sent_bytes), dtype=torch.int64).index_add(0, ranks, ends - begins)
 
 
 class Totals(NamedTuple):
@@ -53,18 +47,15 @@ def windows(plan: GroupPlan, ranks: int) -> Iterator[Window]:
     """Yields all windows of a plan for this number of ranks, in order."""
     for number in range(plan.windows()):
         collective, sent = plan.collective(number), plan.sent_bytes(number)
-        numbers: list[int] = []
-        for rank in range(ranks):
-            flat = plan.reads(rank, number)
-            for first in range(0, len(flat), 3):
-                numbers += rank, *flat[first : first + 3]
-        reads = torch.tensor(numbers, dtype=torch.int64).reshape(-1, 4)
+        # Of each rank the file, the begin and the end of each range, one after the other.
+        reads = [plan.reads(rank, number) for rank in range(ranks)]
+        read_bytes = [sum(flat[2::3]) - sum(flat[1::3]) for flat in reads]
         send, received = sent.sum(1), sent.sum(0)
         if collective == "gather":
             # Every rank sends as many bytes as the rank with the most, and receives those of all ranks.
             [[segment_bytes], _] = plan.splits(0, number)
             send, received = torch.full((ranks,), segment_bytes), torch.full((ranks,), ranks * segment_bytes)
-        yield Window(collective, reads, sent, send, received)
+        yield Window(collective, read_bytes, sent, send, received)
 
 
 def total(planned: Iterable[Window], kept_bytes: Sequence[int]) -> Totals:
@@ -76,7 +67,7 @@ def total(planned: Iterable[Window], kept_bytes: Sequence[int]) -> Totals:
         pair = buffers[count % 2]
         torch.maximum(pair, torch.stack([window.send_bytes, window.received_bytes]), out=pair)
         count += 1
-        read_bytes += int(window.read_bytes.sum())
+        read_bytes += sum(window.read_bytes)
         sent_bytes += int(window.sent_bytes.sum())
     device_bytes = int((buffers.sum((0, 1)) + torch.tensor(kept_bytes)).max())
     return Totals(count, read_bytes, sent_bytes, device_bytes)

@@ -1,4 +1,4 @@
-"""The benchmarks of several ranks and of remote checkpoints: small runs, goals, and the server's ceiling."""
+"""The benchmarks of several ranks and of remote checkpoints: small runs, and goals."""
 
 import json
 import shutil
@@ -9,12 +9,10 @@ from fst_bench.bench import Choice
 from fst_bench.cell import RANKED, Cell, GroupCell, group_key
 from fst_bench.checkpoint import make_checkpoint
 from fst_bench.goal import goals
-from fst_bench.http_server import Server
 from fst_bench.ranks.bench import Host, RanksBench
 from fst_bench.ranks.expected import with_groups
 from fst_bench.ranks.layout import dense
 from fst_bench.remote.bench import RemoteBench
-from fst_bench.remote.drain import drain
 from fst_bench.report import write_report
 from fst_bench.result import Run
 from fst_bench.workload import WORKLOADS
@@ -130,10 +128,3 @@ def test_goals_of_remote_loads(tmp_path):
     assert found["Far HTTP -> CPU, adapter: 4 round trips, and its bytes over its connections"] == "**missed**"
     assert found["HTTP -> CPU, rows on up to 4 ranks: bytes sent over those of the files"] == "**missed**"
     assert found["S3 -> CPU, dense: of the rate of the server, drained"].startswith("not measured")
-
-
-def test_drain_receives_every_byte():
-    with Server({"m": bytes(1_000_003)}) as server:
-        assert drain(server.url("m"), 1_000_003, 3) > 0
-        assert server.counts().sent_bytes == 1_000_003
-        assert server.counts().connections == 3

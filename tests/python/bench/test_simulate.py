@@ -12,11 +12,10 @@ from torch.distributed.tensor import Replicate, Shard
 
 import fst
 from fst._distributed.exchange import Exchange
-from fst_bench.checkpoint import header_of
 from fst_bench.planner import Chunk, Planner, Region, ShardRequest, Whole
 from fst_bench.report import write_report
 from fst_bench.simulation.layout import LAYOUTS, positions
-from fst_bench.simulation.model import MODELS, Model
+from fst_bench.simulation.model import MODELS, Model, write_sparse
 from fst_bench.simulation.run import simulated
 from fst_bench.simulation.section import SIMULATION
 from fst_bench.simulation.window import total, windows
@@ -43,14 +42,6 @@ def small(name):
     ]
     rest = specs({"model.embed_tokens.weight": (130, 128), "model.norm.weight": (128,), "a.o_proj.weight": (128, 96)})
     return Model(name, ((*rest[:2], *experts[:17]), (*experts[17:], rest[2])))
-
-
-def write(model, folder):
-    """Writes the files of a model, with zeros."""
-    paths = [folder / f"model-{number:05d}-of-{len(model.files):05d}.safetensors" for number in (1, 2)]
-    for path, tensors in zip(paths, model.files, strict=True):
-        path.write_bytes(header_of(tensors) + bytes(sum(tensor.size_bytes for tensor in tensors)))
-    return [str(path) for path in paths]
 
 
 @contextlib.contextmanager
@@ -119,14 +110,14 @@ def calls_of(window, rank):
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 def test_ranks_match_simulation(layout, size, ranks, tmp_path):
     model = small(layout.model)
-    paths = write(model, tmp_path)
+    paths = write_sparse(model, tmp_path)
     requests = layout.requests(model, positions(size, NODE_RANKS))
     kept = [model.kept_bytes(own, rank, size) for rank, own in enumerate(requests)]
     planned = list(windows(Planner(paths).plan(requests, "exchange", WINDOW_BYTES), size))
     assert len(planned) > 2
     for rank, (calls, read_bytes) in enumerate(ranks(size).run(load, paths, requests)):
         assert calls == [calls_of(window, rank) for window in planned]
-        assert read_bytes == sum(int(window.read_bytes[rank]) for window in planned)
+        assert read_bytes == sum(window.read_bytes[rank] for window in planned)
     totals = total(planned, kept)
     assert max(kept) < totals.device_bytes < max(kept) + 2 * WINDOW_BYTES
     assert totals.read_bytes == model.size_bytes

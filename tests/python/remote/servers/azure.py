@@ -43,7 +43,6 @@ class Azure:
             return [program, "--silent", "--blobHost", "127.0.0.1", "--blobPort", str(ports[0]), *options]
 
         self._program = Program(directory, 1, command, self._create_container)
-        self.endpoint = self._endpoint(self._program.ports)
 
     @property
     def environ(self) -> dict[str, str]:
@@ -67,16 +66,16 @@ class Azure:
     def put(self, name: str, data: bytes) -> None:
         """Stores a blob."""
         headers = {"x-ms-blob-type": "BlockBlob", "content-type": "application/octet-stream"}
-        self._request(self.endpoint, "PUT", f"{self.container}/{name}", {}, data, headers).successful()
+        self._request("PUT", f"{self.container}/{name}", {}, data, headers).successful()
 
     def get(self, name: str) -> Answer:
         """Reads a blob."""
-        return self._request(self.endpoint, "GET", f"{self.container}/{name}")
+        return self._request("GET", f"{self.container}/{name}")
 
     def names(self, prefix: str = "") -> list[str]:
         """Lists the names of blobs."""
         query = {"restype": "container", "comp": "list", "prefix": prefix}
-        listed = self._request(self.endpoint, "GET", self.container, query).successful()
+        listed = self._request("GET", self.container, query).successful()
         return re.findall("<Name>(.*?)</Name>", listed.body.decode())
 
     def shared_access_signature(self, permissions: str = "rl", seconds: int = 3600) -> str:
@@ -109,16 +108,12 @@ class Azure:
         """Ends the server."""
         self._program.close()
 
-    def _endpoint(self, ports: list[int]) -> str:
-        return f"http{'s' if self._context else ''}://127.0.0.1:{ports[0]}/{ACCOUNT}"
-
     def _create_container(self, ports: list[int]) -> bool:
-        query = {"restype": "container"}
-        return self._request(self._endpoint(ports), "PUT", self.container, query).status in (201, 409)
+        self.endpoint = f"http{'s' if self._context else ''}://127.0.0.1:{ports[0]}/{ACCOUNT}"
+        return self._request("PUT", self.container, {"restype": "container"}).status in (201, 409)
 
     def _request(
         self,
-        endpoint: str,
         method: str,
         path: str,
         query: Mapping[str, str] | None = None,
@@ -127,7 +122,7 @@ class Azure:
     ) -> Answer:
         """Sends a signed request for `path`, which is a container or a container and a blob."""
         signed = self.shared_access_signature("rwlac")
-        url = f"{endpoint}/{quote(path)}?{urlencode(query or {}, quote_via=quote)}&{signed}"
+        url = f"{self.endpoint}/{quote(path)}?{urlencode(query or {}, quote_via=quote)}&{signed}"
         return request(method, url, {**(headers or {}), "x-ms-version": VERSION}, body, self._context)
 
 
