@@ -34,7 +34,8 @@ class FstManifest(Fst):
 
     def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
         [path] = paths
-        return self._fst.load_file(original(path), device, verify=self._proof(path))
+        tensors: dict[str, Tensor] = self._fst.load_file(original(path), device, verify=self._proof(path))
+        return tensors
 
     def reader(self, paths: Sequence[str], device: str) -> str:
         return super().reader([str(original(path)) for path in paths], device)
