@@ -289,25 +289,3 @@ pub fn stop(id: i64) -> Result<String> {
     drop(running);
     Ok(trace::text(&recorder, now()))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::os::per_process::testing::passes_in_child;
-
-    #[test]
-    fn child_profiles_its_own_work_during_a_profile_of_its_parent() {
-        let profile = start();
-        drop(span(Stage::Plan));
-        let check = || {
-            drop(span(Stage::Read));
-            assert_eq!(stop(profile).unwrap_err().kind(), Kind::InvalidArgument);
-            let own = start();
-            drop(span(Stage::Write));
-            let trace = stop(own).unwrap();
-            trace.contains(r#""name":"write""#) && !trace.contains(r#""name":"plan""#) && trace.contains("thread_name")
-        };
-        assert!(passes_in_child(|| (RUNNING.get().write(), thread::hold()), check));
-        assert!(stop(profile).unwrap().contains(r#""name":"plan""#));
-    }
-}

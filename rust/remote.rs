@@ -30,11 +30,11 @@ mod host_policy;
 mod http;
 mod http_error;
 mod hub;
+#[doc(hidden)]
+pub mod internals;
 pub mod limits;
 pub mod location;
 pub mod object;
-#[doc(hidden)]
-pub mod parsers;
 pub mod parts;
 mod pieces;
 mod progress;

@@ -4,7 +4,7 @@
 #![no_main]
 
 use fst::remote::aws_profile::{ini, shell_words};
-use fst::remote::parsers::{http_answer, hub_commit, redis_answers};
+use fst::remote::internals::{http_answer, hub_commit, redis_answers};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -178,31 +178,3 @@ pub(super) fn check_limits(passes: u64, memory_bytes: u64) -> std::result::Resul
 pub(super) fn copied(string: &[u8]) -> Zeroizing<Vec<u8>> {
     with_wiped_stack(|| Zeroizing::new(string.to_vec()))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_of_strings_are_those_of_argon2() {
-        // From CosmJS's tests of libsodium: `argon2 ABCDEFGHIJKLMNOP -id -v 13 -k 1024 -t 5`, and with -k 8192 -t 2.
-        let vectors = [
-            (5, 1 << 20, "3c5d010180ba0cf5b6b858cba23b318e42d33088983c404598599c3b029ecac6"),
-            (2, 8 << 20, "3ee950488d26ce691657b1d753f562139857b61a58f234d6cb0ce84c4cc27328"),
-        ];
-        for (opslimit, memlimit, expected) in vectors {
-            let key = Derivation { opslimit, memlimit, salt: *b"ABCDEFGHIJKLMNOP" }.key(b"123").unwrap();
-            let hex: String = key.secret().iter().map(|byte| format!("{byte:02x}")).collect();
-            assert_eq!(hex, expected);
-            assert_eq!(format!("{key:?}"), "Key(hidden)");
-        }
-    }
-
-    #[test]
-    fn limits_are_bounded() {
-        let check = |opslimit, memlimit| Derivation { opslimit, memlimit, salt: [0; SALT_BYTES] }.check().is_ok();
-        assert!(check(4, 1 << 30) && check(1, 8192) && check(8, 512 << 20));
-        assert!(!check(0, 1 << 20) && !check(1, 8191) && !check(1, (1 << 30) + 1024));
-        assert!(!check(5, 1 << 30) && !check(u64::MAX, 1 << 20) && !check(u64::MAX, u64::MAX));
-    }
-}

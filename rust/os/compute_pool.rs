@@ -28,23 +28,3 @@ fn pool_of(threads: usize) -> Option<Arc<ThreadPool>> {
     let built = built.inspect_err(|error| tracing::debug!(%error, threads, "cannot start compute threads")).ok()?;
     Some(Arc::clone(pool.insert(Arc::new(built))))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::os::per_process::testing::passes_in_child;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    #[test]
-    fn child_starts_its_own_threads() {
-        let workers = |count: usize| {
-            let found = AtomicUsize::new(0);
-            for_each(2, &vec![(); count], |()| {
-                found.fetch_add(usize::from(rayon::current_thread_index().is_some()), Ordering::Relaxed);
-            });
-            found.into_inner()
-        };
-        assert_eq!(workers(100), 100);
-        assert!(passes_in_child(|| POOL.get().lock(), || workers(100) == 100));
-    }
-}

@@ -72,17 +72,3 @@ fn name_in(mounts: &str, number: &str) -> Option<String> {
         after.split(' ').next().map(str::to_owned)
     })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn name_in_finds_the_type_of_a_mount() {
-        let mounts = "22 1 8:1 / / rw,relatime shared:1 master:2 - ext4 /dev/sda1 rw\n\
-                      30 22 0:27 / /dev/shm rw - tmpfs shm rw\n";
-        assert_eq!(name_in(mounts, "8:1").as_deref(), Some("ext4"));
-        assert_eq!(name_in(mounts, "0:27").as_deref(), Some("tmpfs"));
-        assert_eq!(name_in(mounts, "0:2"), None);
-    }
-}

@@ -67,13 +67,13 @@ fn free_bytes() -> u64 {
 
 /// Returns whether the kernel reports free blocks of an order of pages to the host. Without a driver that takes the
 /// reports, the order is -1 as an unsigned number.
-fn is_order(text: &str) -> bool {
+pub fn is_order(text: &str) -> bool {
     text.trim().parse::<u32>().is_ok_and(|order| order < u32::BITS)
 }
 
 /// Adds up the free blocks in lines such as `Node 0, zone   Normal  30498  58458 ...`, which have the number of blocks of
 /// one page, two, four and so on. The kernel keeps the zones `DMA` and `DMA32` for devices while the others have pages.
-fn free_bytes_of(buddyinfo: &str, page_bytes: u64) -> u64 {
+pub fn free_bytes_of(buddyinfo: &str, page_bytes: u64) -> u64 {
     let mut nodes: BTreeMap<&str, u64> = BTreeMap::new();
     for line in buddyinfo.lines() {
         let Some((node, zone)) = line.split_once(", zone") else { continue };
@@ -90,34 +90,4 @@ fn free_bytes_of(buddyinfo: &str, page_bytes: u64) -> u64 {
         *sum = sum.saturating_add(bytes.fold(0, u64::saturating_add));
     }
     nodes.into_values().min().unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn free_blocks_are_those_of_the_fullest_node() {
-        let one = "Node 0, zone      DMA      0      0      0      0      0      0      0      0      1      1      3 \n\
-                   Node 0, zone   Normal  30498  58458  29816  15093  10757   5648   2005    899    353    309    248 \n";
-        let bytes = 309 * (2 << 20) + 248 * (4 << 20);
-        assert_eq!(free_bytes_of(one, 4096), bytes);
-        assert_eq!(free_bytes_of(&format!("{one}Node 1, zone   Normal 9 9 9 9 9 9 9 9 9 2 0 \n"), 4096), 4 << 20);
-        assert_eq!(free_bytes_of("", 4096), 0);
-        assert_eq!(free_bytes_of("no buddyinfo", 4096), 0);
-    }
-
-    #[test]
-    fn reports_of_free_memory_are_recognized() {
-        assert!(is_order("9\n"));
-        for none in ["4294967295\n", "-1\n", ""] {
-            assert!(!is_order(none), "{none:?}");
-        }
-    }
-
-    #[test]
-    fn no_more_is_taken_than_is_free() {
-        assert!(takes_huge_pages(0));
-        assert!(!takes_huge_pages(u64::MAX));
-    }
 }

@@ -138,32 +138,3 @@ extern "C" fn count_and_forward(signal: libc::c_int, info: *mut libc::siginfo_t,
         call(signal);
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::os::per_process::testing::passes_in_child;
-
-    extern "C" fn ignore(_: libc::c_int) {}
-
-    /// Forks during a load, while another thread holds the lock of the watches.
-    #[test]
-    fn child_watches_and_restores_the_handler_of_the_program() {
-        let handler: extern "C" fn(libc::c_int) = ignore;
-        // SAFETY: the handler does nothing.
-        let before = unsafe { libc::signal(libc::SIGINT, handler as libc::sighandler_t) };
-        let inherited = Watch::begin();
-        let check = || {
-            let watch = Watch::begin();
-            drop(inherited);
-            // SAFETY: the process has a handler, which returns.
-            unsafe { libc::raise(libc::SIGINT) };
-            let is_seen = watch.check().is_err();
-            drop(watch);
-            is_seen && current().is_some_and(|action| action.sa_sigaction == handler as libc::sighandler_t)
-        };
-        assert!(passes_in_child(|| lock(WATCHES.get()), check));
-        // SAFETY: the action of the test harness.
-        unsafe { libc::signal(libc::SIGINT, before) };
-    }
-}

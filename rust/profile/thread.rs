@@ -88,9 +88,3 @@ fn name() -> String {
 fn lock(rows: &Rows) -> MutexGuard<'_, Vec<Row>> {
     rows.lock().unwrap_or_else(PoisonError::into_inner)
 }
-
-/// Holds the lock of the rows, for a test.
-#[cfg(test)]
-pub fn hold() -> MutexGuard<'static, impl Sized> {
-    lock(ROWS.get())
-}

@@ -22,7 +22,7 @@ const HALVING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Number of requests that a host gets at once, and the measurement that decides whether it grows.
 #[derive(Debug)]
-pub(super) struct AdaptiveLimit {
+pub struct AdaptiveLimit {
     limit: usize,
     /// Rate from which the limit is raised, in bytes per second.
     rate_min: u64,
@@ -60,11 +60,13 @@ impl AdaptiveLimit {
         AdaptiveLimit { limit: UPLOADS_START, ..AdaptiveLimit::default() }
     }
 
-    pub(super) fn limit(&self) -> usize {
+    /// Returns how many requests the host gets at once.
+    pub fn limit(&self) -> usize {
         self.limit
     }
 
-    pub(super) fn sent(&mut self, now: Instant) {
+    /// Records that a request is sent.
+    pub fn sent(&mut self, now: Instant) {
         if matches!(self.phase, Phase::Idle) {
             self.phase = Phase::Starting { begin: now, answers: self.limit };
         }
@@ -77,7 +79,7 @@ impl AdaptiveLimit {
 
     /// Records bytes that have arrived, or were sent: the first ones of their request, if `is_first`. `active` requests
     /// are open.
-    pub(super) fn received(&mut self, bytes: u64, is_first: bool, active: usize, now: Instant) {
+    pub fn received(&mut self, bytes: u64, is_first: bool, active: usize, now: Instant) {
         match &mut self.phase {
             Phase::Idle => {}
             Phase::Starting { begin, answers } => {
@@ -121,103 +123,13 @@ impl AdaptiveLimit {
     }
 
     /// Halves the number of requests, because the host asked for fewer.
-    pub(super) fn halve(&mut self, now: Instant) {
+    pub fn halve(&mut self, now: Instant) {
         if self.halved.is_none_or(|halved| now.duration_since(halved) >= HALVING_INTERVAL) {
             self.limit = (self.limit / 2).max(1);
             self.rate_min = 0;
             self.halved = Some(now);
             self.phase = Phase::Starting { begin: now, answers: self.limit };
             tracing::info!(streams = self.limit, "the host asks for fewer requests");
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const TICK: Duration = Duration::from_millis(1);
-
-    /// Runs requests for `ticks` against a host whose connections have `stream_bytes` in a tick, and all together
-    /// `total_bytes`, and whose first bytes take `latency` ticks. Returns the limit.
-    fn run(
-        adaptive_limit: &mut AdaptiveLimit,
-        begin: Instant,
-        ticks: u32,
-        stream_bytes: u64,
-        total_bytes: u64,
-        latency: u32,
-    ) -> usize {
-        // Ticks since each request was sent.
-        let mut requests: Vec<u32> = Vec::new();
-        for tick in 0..ticks {
-            let now = begin + TICK * tick;
-            while requests.len() < adaptive_limit.limit() {
-                adaptive_limit.sent(now);
-                requests.push(0);
-            }
-            requests.truncate(adaptive_limit.limit());
-            let streaming = requests.iter().filter(|age| **age >= latency).count();
-            let bytes = stream_bytes.min(total_bytes / to_u64(streaming).max(1));
-            for age in &mut requests {
-                if *age >= latency {
-                    adaptive_limit.received(bytes, *age == latency, adaptive_limit.limit(), now);
-                }
-                *age += 1;
-            }
-        }
-        adaptive_limit.limit()
-    }
-
-    #[test]
-    fn limit_is_doubled_while_connections_are_the_bottleneck() {
-        let begin = Instant::now();
-        let limit_after = |ticks, latency| run(&mut AdaptiveLimit::default(), begin, ticks, 50_000, u64::MAX, latency);
-        assert_eq!(limit_after(80, 40), REQUESTS_START, "the connections have just begun");
-        assert_eq!(limit_after(100, 40), 2 * REQUESTS_START);
-        assert_eq!(limit_after(400, 40), REQUESTS_MAX);
-        assert_eq!(limit_after(2000, 200), REQUESTS_MAX);
-    }
-
-    #[test]
-    fn limit_stays_where_a_few_connections_fill_the_network() {
-        let limit = run(&mut AdaptiveLimit::default(), Instant::now(), 10_000, u64::MAX, 10_000_000, 1);
-        assert_eq!(limit, 2 * REQUESTS_START, "one step shows that more requests do not help");
-    }
-
-    #[test]
-    fn limit_stays_if_fewer_requests_are_sent() {
-        let (mut adaptive_limit, begin) = (AdaptiveLimit::default(), Instant::now());
-        adaptive_limit.sent(begin);
-        for tick in 0..1000 {
-            adaptive_limit.received(1000, true, REQUESTS_START - 1, begin + TICK * tick);
-        }
-        assert_eq!(adaptive_limit.limit(), REQUESTS_START);
-    }
-
-    #[test]
-    fn limit_is_halved_once_for_answers_together_and_grows_slowly_then() {
-        let (mut adaptive_limit, begin) = (AdaptiveLimit::default(), Instant::now());
-        run(&mut adaptive_limit, begin, 1000, 50_000, u64::MAX, 40);
-        let now = begin + TICK * 1000;
-        adaptive_limit.halve(now);
-        adaptive_limit.halve(now + HALVING_INTERVAL / 2);
-        assert_eq!(adaptive_limit.limit(), REQUESTS_MAX / 2);
-        assert_eq!(run(&mut adaptive_limit, now, 990, 50_000, u64::MAX, 40), REQUESTS_MAX / 2);
-        let limit = run(&mut adaptive_limit, now + TICK * 990, 1000, 50_000, u64::MAX, 40);
-        assert_eq!(limit, REQUESTS_MAX / 2 + STEP);
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(48))]
-        #[test]
-        fn limit_ends_where_the_network_is_full(needed in 1_u64..300, latency in 1_u32..100) {
-            let limit = run(&mut AdaptiveLimit::default(), Instant::now(), 3000, 1000, 1000 * needed, latency);
-            let needed = usize::try_from(needed).unwrap();
-            // The last step may bring less than a fifth of what it adds.
-            prop_assert!(limit >= REQUESTS_MAX.min(needed * 5 / 6), "{limit}");
-            prop_assert!(limit <= REQUESTS_MAX.min((2 * REQUESTS_START).max(4 * needed)), "{limit}");
         }
     }
 }

@@ -8,7 +8,7 @@ mod files;
 pub mod ini;
 mod instance_metadata;
 pub mod process;
-mod refresh;
+pub mod refresh;
 mod sso;
 mod sts;
 pub mod shell_words;

@@ -92,7 +92,7 @@ pub(super) fn answer_time(body: Duration) -> Duration {
 }
 
 /// Waits for the answer to a request whose body was begun at `begin`. Its time begins when the body is `taken`.
-async fn answer<T>(
+pub async fn answer<T>(
     begin: Instant,
     taken: &OnceLock<Instant>,
     answer: impl Future<Output = HttpResult<T>>,
@@ -118,33 +118,5 @@ fn failed(error: reqwest::Error) -> HttpError {
         (true, false) => Late::error("the server took no byte for too long (FST_STALL_SECONDS)".to_owned()),
         (true, true) => HttpError::new(HttpErrorKind::Timeout, error.without_url()),
         (false, _) => HttpError::new(HttpErrorKind::Unknown, error.without_url()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::future::pending;
-
-    /// Returns the seconds after which a request without an answer fails, whose body was taken after `seconds`.
-    fn waited(seconds: u64) -> u64 {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-        runtime.block_on(async {
-            let (begin, taken) = (Instant::now(), OnceLock::new());
-            let body = async {
-                tokio::time::sleep(Duration::from_secs(seconds)).await;
-                taken.get_or_init(Instant::now);
-                pending::<HttpResult<()>>().await
-            };
-            answer(begin, &taken, body).await.unwrap_err();
-            begin.elapsed().as_secs()
-        })
-    }
-
-    #[test]
-    fn answer_has_its_own_time_after_the_body() {
-        for (seconds, expected) in [(0, 120), (50, 170), (119, 239), (1000, 2000)] {
-            assert_eq!(waited(seconds), expected);
-        }
     }
 }

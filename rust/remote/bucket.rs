@@ -215,7 +215,7 @@ fn endpoint_of(builder: &AmazonS3Builder) -> Option<String> {
 ///   checksums.
 /// - Aliases of access points and directory buckets (S3 Express) are names of hosts, and are not found by path. An endpoint
 ///   that is set stays as it is.
-fn with_rules_of_aws(builder: AmazonS3Builder, bucket: &str) -> AmazonS3Builder {
+pub fn with_rules_of_aws(builder: AmazonS3Builder, bucket: &str) -> AmazonS3Builder {
     let endpoint = endpoint_of(&builder);
     if endpoint.as_ref().is_some_and(|endpoint| !endpoint.contains(".amazonaws.com")) {
         return builder;
@@ -426,55 +426,6 @@ fn outside(range: &Range<u64>, length: Option<u64>) -> Attempt<Answer> {
         _ => {
             let body = futures_util::stream::empty().boxed();
             Ok(Answer { length: 0, version: Version::default(), range: 0..0, body })
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use object_store::signer::Signer;
-
-    /// Returns the address of an object in a bucket of AWS, and the checksum that saves send.
-    fn address_and_checksum(bucket: &str, options: &[(AmazonS3ConfigKey, &str)]) -> (String, Option<String>) {
-        let builder = AmazonS3Builder::new().with_region("us-west-2").with_access_key_id("key");
-        let builder = builder.with_secret_access_key("secret").with_bucket_name(bucket);
-        let builder = options.iter().fold(builder, |builder, (key, value)| builder.with_config(*key, *value));
-        let builder = with_rules_of_aws(builder, bucket);
-        let checksum = builder.get_config_value(&AmazonS3ConfigKey::Checksum);
-        let store = builder.with_http_connector(Transport::default()).build().unwrap();
-        let (key, second) = (Key::from("x"), std::time::Duration::from_secs(1));
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let url = runtime.block_on(store.signed_url(http::Method::GET, &key, second)).unwrap();
-        (format!("{}{}", url.host_str().unwrap(), url.path()), checksum)
-    }
-
-    #[test]
-    fn rules_of_aws_depend_on_the_name_of_the_bucket() {
-        let sha256 = Some("sha256".to_owned());
-        for (bucket, address) in [
-            ("weights", "s3.us-west-2.amazonaws.com/weights/x"),
-            ("point-abc123-s3alias", "point-abc123-s3alias.s3.us-west-2.amazonaws.com/x"),
-            ("fast--usw2-az1--x-s3", "fast--usw2-az1--x-s3.s3express-usw2-az1.us-west-2.amazonaws.com/x"),
-        ] {
-            assert_eq!(address_and_checksum(bucket, &[]), (address.to_owned(), sha256.clone()));
-        }
-        for (endpoint, host, checksum) in [
-            ("http://host:9000", "host", None),
-            ("https://s3.us-west-2.vpce.amazonaws.com", "s3.us-west-2.vpce.amazonaws.com", sha256),
-        ] {
-            let found = address_and_checksum("a-s3alias", &[(AmazonS3ConfigKey::Endpoint, endpoint)]);
-            assert_eq!(found, (format!("{host}/a-s3alias/x"), checksum));
-        }
-    }
-
-    #[test]
-    fn checksum_needs_no_further_digest_and_may_be_chosen() {
-        for (option, checksum) in [
-            ((AmazonS3ConfigKey::UnsignedPayload, "true"), "crc64nvme"),
-            ((AmazonS3ConfigKey::Checksum, "crc64nvme"), "crc64nvme"),
-        ] {
-            assert_eq!(address_and_checksum("weights", &[option]).1.as_deref(), Some(checksum));
         }
     }
 }

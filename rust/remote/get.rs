@@ -31,12 +31,15 @@ pub(super) type Body = BoxStream<'static, Attempt<Bytes>>;
 
 /// Object to request ranges of.
 #[derive(Clone, Copy)]
-pub(super) struct Target<'a> {
-    pub(super) store: &'a dyn Store,
-    pub(super) key: &'a str,
+pub struct Target<'a> {
+    /// Service of the object.
+    pub store: &'a dyn Store,
+    /// Key of the object.
+    pub key: &'a str,
     /// URL for errors.
-    pub(super) url: &'a str,
-    pub(super) permit: &'a Permit<'a>,
+    pub url: &'a str,
+    /// Permit of the request.
+    pub permit: &'a Permit<'a>,
 }
 
 impl Target<'_> {
@@ -51,7 +54,7 @@ impl Target<'_> {
     }
 
     /// Fills pieces of an object of this length and version.
-    pub(super) async fn fill(&self, pieces: &mut Pieces<'_>, length: u64, version: &Version) -> Result<()> {
+    pub async fn fill(&self, pieces: &mut Pieces<'_>, length: u64, version: &Version) -> Result<()> {
         let Range { start, end } = pieces.range();
         let mut attempts = Attempts::new(self.url, self.permit.host());
         let progress = Progress { reached: AtomicU64::new(start), is_hedged: AtomicBool::new(false) };
@@ -223,124 +226,4 @@ pub(super) fn too_long() -> Failure {
 
 pub(super) fn too_short(found: u64, expected: u64) -> Failure {
     Failure::new(FailureClass::Transient, format!("the answer ended after {found} of {expected} bytes"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::concurrency::Host;
-    use super::*;
-    use async_trait::async_trait;
-    use futures_util::stream;
-    use std::sync::Mutex;
-
-    const LENGTH: u64 = 1000;
-    const USUAL: Duration = Duration::from_secs(1);
-
-    /// Part of an answer: bytes that arrive after a time, or the end of the connection.
-    #[derive(Clone, Copy, Debug)]
-    enum Step {
-        Bytes(u64, Duration),
-        Stall,
-        Fail(FailureClass),
-    }
-    use Step::{Bytes as Arrives, Fail, Stall};
-
-    /// Store with the numbers 0, 1, ... as bytes, whose answers follow a script. Records the ranges.
-    struct Script {
-        answers: Mutex<Vec<Vec<Step>>>,
-        requests: Mutex<Vec<Range<u64>>>,
-    }
-
-    #[async_trait]
-    impl Store for Script {
-        async fn get(&self, _: &str, range: Range<u64>, version: Option<&Version>) -> Attempt<Answer> {
-            self.requests.lock().unwrap().push(range.clone());
-            let steps = self.answers.lock().unwrap().remove(0);
-            let mut begin = range.start;
-            let frames = steps.into_iter().map(move |step| {
-                let end = if let Arrives(bytes, _) = step { begin + bytes } else { begin };
-                (step, std::mem::replace(&mut begin, end)..end)
-            });
-            let body = stream::iter(frames).then(|(step, range)| async move {
-                match step {
-                    Arrives(_, time) => {
-                        tokio::time::sleep(time).await;
-                        Ok(content(&range).into())
-                    }
-                    Stall => pending().await,
-                    Fail(class) => Err(Failure::new(class, "scripted")),
-                }
-            });
-            let version = version.cloned().unwrap_or_default();
-            Ok(Answer { length: LENGTH, version, range, body: body.boxed() })
-        }
-
-        async fn list(&self, _: &str) -> Attempt<Option<Vec<String>>> {
-            Ok(None)
-        }
-    }
-
-    fn content(range: &Range<u64>) -> Vec<u8> {
-        range.clone().map(|number| u8::try_from(number % 251).unwrap()).collect()
-    }
-
-    /// Fills a range from bytes 100 to 200 of a host whose ranges take a second. Returns the requests, or the error.
-    fn fill(answers: &[&[Step]]) -> Result<Vec<Range<u64>>> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-        let answers = Mutex::new(answers.iter().map(|steps| steps.to_vec()).collect());
-        let store = Script { answers, requests: Mutex::default() };
-        let host = Host::default();
-        host.arrived(100, USUAL);
-        let permit = host.wait(&|| Ok(())).unwrap();
-        let target = Target { store: &store, key: "key", url: "url", permit: &permit };
-        let mut into = vec![0; 100];
-        let mut pieces = Pieces::one(100, &mut into);
-        let filled = runtime.block_on(target.fill(&mut pieces, LENGTH, &Version::default()));
-        drop(permit);
-        let (all, expired) = (host.limit(), Duration::from_secs(3600));
-        let permits: Vec<_> = (0..all).map_while(|_| host.hedge(1, expired)).collect();
-        assert_eq!(permits.len(), 4, "all permits have ended");
-        filled?;
-        assert_eq!(into, content(&(100..200)));
-        Ok(store.requests.into_inner().unwrap())
-    }
-
-    #[test]
-    fn late_range_is_completed_by_a_second_request() {
-        let requests = fill(&[&[Arrives(30, USUAL), Stall], &[Arrives(70, USUAL)]]).unwrap();
-        assert_eq!(requests, [100..200, 130..200]);
-    }
-
-    #[test]
-    fn request_that_ends_in_time_is_sent_once() {
-        assert_eq!(fill(&[&[Arrives(100, USUAL * 7 / 2)]]).unwrap().len(), 1);
-    }
-
-    #[test]
-    fn first_request_may_still_win() {
-        let slow = [Arrives(30, USUAL), Arrives(70, USUAL * 5)];
-        assert_eq!(fill(&[&slow, &[Arrives(10, USUAL), Stall]]).unwrap(), [100..200, 130..200]);
-    }
-
-    #[test]
-    fn failure_of_the_second_request_does_not_matter() {
-        for failed in [Fail(FailureClass::Permanent), Fail(FailureClass::RateLimited(None)), Arrives(71, USUAL)] {
-            let slow = [Arrives(30, USUAL), Arrives(70, USUAL * 9)];
-            assert_eq!(fill(&[&slow, &[failed]]).unwrap(), [100..200, 130..200]);
-        }
-    }
-
-    #[test]
-    fn range_gets_one_second_request_also_if_the_first_is_repeated() {
-        let lost = [Arrives(30, USUAL), Arrives(10, USUAL * 5), Fail(FailureClass::Transient)];
-        let slow = [Arrives(60, USUAL * 9)];
-        let requests = fill(&[&lost, &[Stall], &slow]).unwrap();
-        assert_eq!(requests, [100..200, 130..200, 140..200]);
-    }
-
-    #[test]
-    fn error_of_the_first_request_ends_the_range() {
-        let changed = [Arrives(30, USUAL * 5), Fail(FailureClass::Changed)];
-        assert_eq!(fill(&[&changed, &[Stall]]).unwrap_err().kind(), crate::error::Kind::SourceChanged);
-    }
 }

@@ -30,8 +30,9 @@ const METADATA_V6: [Ipv6Addr; 3] = [
 /// Name of a service of instance metadata, which a proxy would resolve.
 const METADATA_NAME: &str = "metadata.google.internal";
 
+/// Hosts that a request may reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum HostPolicy {
+pub enum HostPolicy {
     /// All: the program or its environment names the host.
     #[default]
     Configured,
@@ -58,7 +59,7 @@ impl HostPolicy {
     ///
     /// # Errors
     /// The refusal of the address.
-    pub(super) fn check(self, host: &str) -> HttpResult<()> {
+    pub fn check(self, host: &str) -> HttpResult<()> {
         let bare = host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.');
         let is_allowed = match bare.parse() {
             Ok(address) => self.allows(address),
@@ -84,40 +85,5 @@ impl Resolve for HostPolicy {
             }
             Ok(Box::new(allowed.into_iter()) as Addrs)
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const METADATA: [&str; 12] = [
-        "169.254.169.254",
-        "169.254.170.2",
-        "169.254.170.23",
-        "168.63.129.16",
-        "100.100.100.200",
-        "192.0.0.192",
-        "[fd00:ec2::254]",
-        "[fd00:ec2::23]",
-        "[fd20:ce::254]",
-        "[::ffff:100.100.100.200]",
-        "[::ffff:169.254.169.254]",
-        "metadata.google.internal.",
-    ];
-    const LINK_LOCAL: [&str; 3] = ["169.254.1.2", "[fe80::1]", "[::ffff:169.254.0.1]"];
-    const OTHERS: [&str; 5] = ["127.0.0.1", "[::1]", "192.0.0.191", "[fd00:ec2::25]", "host"];
-
-    #[test]
-    fn addresses_of_instance_metadata_are_refused() {
-        let is_allowed = |policy: HostPolicy| move |host: &&str| policy.check(host).is_ok();
-        let all = [METADATA.as_slice(), &LINK_LOCAL, &OTHERS].concat();
-        assert!(all.iter().all(is_allowed(HostPolicy::Configured)));
-        for policy in [HostPolicy::Named, HostPolicy::Redirected] {
-            assert!(!METADATA.iter().any(is_allowed(policy)));
-            assert!(OTHERS.iter().all(is_allowed(policy)));
-        }
-        assert!(LINK_LOCAL.iter().all(is_allowed(HostPolicy::Named)));
-        assert!(!LINK_LOCAL.iter().any(is_allowed(HostPolicy::Redirected)));
     }
 }

@@ -164,26 +164,3 @@ pub(super) async fn collect(response: HttpResponse, bytes_max: u64) -> Attempt<V
     }
     Ok(bytes)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn content_range_has_the_bytes_and_the_length() {
-        assert_eq!(parse_content_range("bytes 0-9/100"), Some((0..10, 100)));
-        for wrong in ["bytes 9-0/100", "bytes 0-100/100", "bytes */100", "items 0-9/100", "bytes 0-9/*", "bytes 0-9"] {
-            assert_eq!(parse_content_range(wrong), None, "{wrong}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn content_range_is_inside_the_file(text in "(bytes )?[0-9*]{0,20}-?[0-9]{0,20}/?[0-9*]{0,20}") {
-            if let Some((range, length)) = parse_content_range(&text) {
-                prop_assert!(range.start < range.end && range.end <= length);
-            }
-        }
-    }
-}

@@ -53,7 +53,7 @@ pub(super) fn refused(message: String) -> HttpError {
 }
 
 /// Returns the failure that an error of a connection stands for, from its chain of causes.
-pub(super) fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
+pub fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
     let mut cause = Some(error);
     let mut last = error;
     let (mut is_timeout, mut tls) = (false, None);
@@ -137,20 +137,4 @@ fn tls_failure(error: &rustls::Error) -> Failure {
         _ => "",
     };
     Failure::new(FailureClass::Permanent, format!("the TLS handshake failed: {error}{hint}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn end_of_a_tls_connection_is_transient_and_a_refusal_is_not() {
-        let ended =
-            io::Error::new(io::ErrorKind::UnexpectedEof, "peer closed connection without sending TLS close_notify");
-        assert_eq!(failure_of(&ended).class, FailureClass::Transient);
-        let alert = |alert| failure_of(&io::Error::other(rustls::Error::AlertReceived(alert)));
-        assert_eq!(alert(AlertDescription::InternalError).class, FailureClass::Transient);
-        let failure = alert(AlertDescription::CertificateRequired);
-        assert!(failure.class == FailureClass::Permanent && !failure.message.contains("SSL_CERT_FILE"));
-    }
 }

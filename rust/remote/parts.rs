@@ -56,34 +56,3 @@ impl Parts {
 fn first_part_bytes(bytes_min: usize) -> usize {
     bytes_min.max(PART_BYTES_MIN).next_multiple_of(to_usize(PART_ALIGNMENT))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MIB: u64 = 1 << 20;
-
-    #[test]
-    fn parts_of_any_length_fit_an_upload() {
-        for length in [1, MIB, 100 * MIB, 80_000 * MIB, 80_001 * MIB, 5_000_000 * MIB] {
-            let parts = Parts::of_length(length, 8 << 20);
-            let (last, bytes) = parts.at(length - 1).unwrap();
-            assert!(last < PARTS_MAX && bytes >= 8 << 20, "{length}: {last}, {bytes}");
-            assert_eq!(bytes, parts.first_bytes());
-        }
-        assert_eq!(Parts::of_length(100 * MIB, 1).first_bytes(), PART_BYTES_MIN);
-    }
-
-    #[test]
-    fn growing_parts_are_contiguous_and_end() {
-        let parts = Parts::growing(8 << 20);
-        let mut offset = 0;
-        for index in 0..PARTS_MAX {
-            let (found, bytes) = parts.at(offset).unwrap();
-            assert_eq!(found, index);
-            assert_eq!(parts.at(offset + to_u64(bytes) - 1), Some((found, bytes)));
-            offset += to_u64(bytes);
-        }
-        assert_eq!((offset, parts.at(offset)), (2_000 * 31 * 8 * MIB, None));
-    }
-}

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 /// Buffers for ranges of an object, in ascending order. One request brings the bytes of all of them, and those of the gaps
 /// between them.
-pub(super) struct Pieces<'a> {
+pub struct Pieces<'a> {
     pieces: Vec<(u64, &'a mut [u8])>,
     range: Range<u64>,
     /// First byte of the object that has not arrived.
@@ -17,7 +17,8 @@ pub(super) struct Pieces<'a> {
 }
 
 impl<'a> Pieces<'a> {
-    pub(super) fn one(offset: u64, into: &'a mut [u8]) -> Pieces<'a> {
+    /// Returns the memory of one range, which begins at `offset`.
+    pub fn one(offset: u64, into: &'a mut [u8]) -> Pieces<'a> {
         let range = offset..offset.saturating_add(to_u64(into.len()));
         Pieces { pieces: vec![(offset, into)], reached: offset, range, next: 0, gaps: None }
     }
@@ -93,51 +94,5 @@ impl<'a> Pieces<'a> {
             self.pieces.iter().map(|(offset, into)| (*offset, &**into)).chain(gaps).collect();
         parts.sort_by_key(|(offset, _)| *offset);
         parts.into_iter().map(|(_, bytes)| bytes)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::limits::GAP_BYTES;
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn pieces_get_their_bytes_however_these_are_cut(
-            layout in prop::collection::vec((0_usize..20, 0_usize..30), 1..8),
-            cuts in prop::collection::vec(1_usize..40, 1..20),
-            is_far in prop::collection::vec(any::<bool>(), 8),
-        ) {
-            let byte = |offset: u64| u8::try_from(offset % 251).unwrap();
-            let mut memory: Vec<Vec<u8>> = layout.iter().map(|(_, length)| vec![0; *length]).collect();
-            let mut offsets = Vec::new();
-            let mut end = 0;
-            for ((gap, length), is_far) in layout.iter().zip(&is_far) {
-                end += to_u64(*gap) + if *is_far { GAP_BYTES + 1 } else { 0 };
-                offsets.push(end);
-                end += to_u64(*length);
-            }
-            let ranges = offsets.iter().copied().zip(memory.iter_mut().map(Vec::as_mut_slice));
-            let mut cuts = cuts.into_iter().cycle();
-            for pieces in Pieces::join(ranges, GAP_BYTES) {
-                let mut pieces = pieces.with_gaps();
-                let range = pieces.range();
-                while pieces.reached() < range.end {
-                    let begin = pieces.reached();
-                    let stop = range.end.min(begin + to_u64(cuts.next().unwrap()));
-                    let bytes: Vec<u8> = (begin..stop).map(byte).collect();
-                    prop_assert!(pieces.write(&bytes));
-                    prop_assert_eq!(pieces.reached(), stop);
-                }
-                prop_assert!(!pieces.write(&[0]));
-                let all: Vec<u8> = pieces.parts().flatten().copied().collect();
-                prop_assert_eq!(all, range.map(byte).collect::<Vec<u8>>());
-            }
-            for (offset, bytes) in offsets.iter().zip(&memory) {
-                let expected: Vec<u8> = (*offset..offset + to_u64(bytes.len())).map(byte).collect();
-                prop_assert_eq!(bytes, &expected);
-            }
-        }
     }
 }

@@ -63,12 +63,12 @@ impl HttpService for Codes {
 
 /// Codes of an answer that refuses a request.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub struct Refusal {
     /// `None` for an answer that begins with the status of a success.
     pub(super) status: Option<u16>,
     code: Option<String>,
     /// Region of the bucket, if the request was sent or signed for another one.
-    pub(super) region: Option<String>,
+    pub region: Option<String>,
     /// Length of the object, if the range is outside it.
     pub(super) length: Option<u64>,
 }
@@ -88,7 +88,8 @@ impl fmt::Display for Refusal {
 }
 
 impl Refusal {
-    fn of_answer(status: StatusCode, headers: &HeaderMap, text: &str) -> Refusal {
+    /// Returns the codes of an answer with this status and these headers, whose body is `text`.
+    pub fn of_answer(status: StatusCode, headers: &HeaderMap, text: &str) -> Refusal {
         let header = |name| headers.get(name)?.to_str().ok().map(str::to_owned);
         let mut refusal = Refusal::parse(text);
         // Services that issue tokens answer with JSON.
@@ -108,7 +109,7 @@ impl Refusal {
     }
 
     /// Returns the codes that an error stands for, or `None` if it is not about an answer.
-    pub(super) fn of(error: &object_store::Error) -> Option<Refusal> {
+    pub fn of(error: &object_store::Error) -> Option<Refusal> {
         use object_store::Error::{Generic, PermissionDenied, Unauthenticated};
         let (Generic { source, .. } | PermissionDenied { source, .. } | Unauthenticated { source, .. }) = error else {
             return None;
@@ -139,7 +140,7 @@ impl Refusal {
     }
 
     /// Returns the failure of the request, for which the caller has no text of its own.
-    pub(super) fn failure(&self) -> Failure {
+    pub fn failure(&self) -> Failure {
         let code = self.code.as_deref();
         let (class, message) = match code {
             Some("SlowDown" | "ServerBusy") => {
@@ -264,49 +265,4 @@ fn is_region(text: &str) -> bool {
 
 fn is_word(text: &str, other: char) -> bool {
     (1..=WORD_BYTES_MAX).contains(&text.len()) && text.chars().all(|c| c.is_ascii_alphanumeric() || c == other)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn error(text: &str) -> object_store::Error {
-        object_store::Error::Generic { store: "S3", source: text.into() }
-    }
-
-    fn answer(status: u16, code: &str, rest: &str) -> Refusal {
-        let status = StatusCode::from_u16(status).unwrap();
-        let headers = HeaderMap::from_iter([(header::HeaderName::from_static(REGION), "eu-west-1".parse().unwrap())]);
-        Refusal::of_answer(status, &headers, &format!("<Error><Code>{code}</Code>{rest}<Token>secret</Token></Error>"))
-    }
-
-    #[test]
-    fn refusals_show_the_code_and_nothing_else() {
-        let passed = answer(400, "InvalidPart", "<Message>secret</Message>");
-        assert_eq!(passed.to_string(), "<Code>InvalidPart</Code>");
-        let text = format!("Server returned non-2xx status code: 400 Bad Request: {passed}");
-        let failure = Refusal::of(&error(&text)).unwrap().failure();
-        assert_eq!(failure.message, "the service refuses the request (status 400, code InvalidPart)");
-        assert_eq!(failure.class, FailureClass::Permanent);
-        let busy = "Server returned error response: <Error><Code>SlowDown</Code></Error>";
-        assert_eq!(Refusal::of(&error(busy)).unwrap().failure().class, FailureClass::RateLimited(None));
-        let late = "status code: 400 Bad Request: <Code>RequestTimeout</Code>";
-        assert_eq!(Refusal::of(&error(late)).unwrap().failure().class, FailureClass::Transient);
-        assert_eq!(Refusal::of(&error("connection reset")), None);
-        let token = r#"{"error": "invalid_grant", "error_description": "secret"}"#;
-        let passed = Refusal::of_answer(StatusCode::BAD_REQUEST, &HeaderMap::new(), token);
-        assert_eq!(passed.to_string(), "<Code>invalid_grant</Code>");
-        for wrong in ["a b", "<Code>", "", &"a".repeat(65)] {
-            assert_eq!(answer(400, wrong, "").to_string(), "");
-        }
-    }
-
-    #[test]
-    fn region_is_that_of_refusals_which_concern_it() {
-        let region = |status, code, rest| answer(status, code, rest).region.unwrap_or_default();
-        assert_eq!(region(301, "PermanentRedirect", ""), "eu-west-1");
-        assert_eq!(region(400, "AuthorizationHeaderMalformed", "<Region>eu-1</Region>"), "eu-1");
-        assert_eq!(region(400, "AuthorizationHeaderMalformed", "<Region>evil.test/</Region>"), "eu-west-1");
-        assert_eq!(region(403, "AccessDenied", ""), "");
-    }
 }

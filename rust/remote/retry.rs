@@ -18,7 +18,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Runs a request, and runs it again from its beginning after failures that may pass. It transfers `bytes` bytes, from
 /// `offset` of the object if it concerns some.
-pub(super) async fn repeat<T, F>(
+pub async fn repeat<T, F>(
     url: &str,
     host: &Host,
     offset: Option<u64>,
@@ -84,36 +84,6 @@ impl<'a> Attempts<'a> {
         match reached {
             Some(reached) => error.offset(reached),
             None => error,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::Mutex;
-
-    #[test]
-    fn pauses_grow_also_if_the_server_asks_for_none() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-        let pauses = |stated: Option<u64>| {
-            runtime.block_on(async {
-                let (host, begin, sent) = (Host::default(), Instant::now(), Mutex::new(Vec::new()));
-                let request = || async {
-                    sent.lock().unwrap().push(begin.elapsed());
-                    Err::<(), _>(Failure::new(FailureClass::RateLimited(stated.map(Duration::from_secs)), "busy"))
-                };
-                let error = repeat("url", &host, None, 0, request).await.unwrap_err();
-                assert!(error.to_string().ends_with("busy (8 requests failed; the last one is described)"), "{error}");
-                let sent = sent.into_inner().unwrap();
-                let pauses: Vec<u128> = sent.windows(2).map(|pair| (pair[1] - pair[0]).as_millis()).collect();
-                pauses
-            })
-        };
-        let usual = [100, 200, 400, 800, 1600, 3200, 5000];
-        for (stated, expected) in [(None, usual), (Some(0), usual), (Some(30), [30_000; 7])] {
-            let found = pauses(stated);
-            assert!(found.iter().zip(expected).all(|(found, expected)| found.abs_diff(expected) <= 2), "{found:?}");
         }
     }
 }

@@ -184,26 +184,3 @@ pub fn release() {
     let runtimes = std::mem::take(&mut *lock());
     drop(runtimes);
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::future::pending;
-
-    fn never() -> Result<()> {
-        Err(Error::new(Kind::Interrupted, "ended"))
-    }
-
-    #[test]
-    fn request_runs_on_a_thread_of_another_runtime() {
-        let outer = Builder::new_current_thread().enable_all().build().unwrap();
-        let sleep = || async {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-            Ok(())
-        };
-        assert_eq!(outer.block_on(async { block_on(&|| Ok(()), sleep()) }), Ok(()));
-        let ended = outer.block_on(async { block_on(&never, pending::<Result<()>>()) });
-        assert_eq!(ended.unwrap_err().kind(), Kind::Interrupted);
-        assert_eq!(block_on(&never, pending::<Result<()>>()).unwrap_err().kind(), Kind::Interrupted);
-    }
-}

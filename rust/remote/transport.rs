@@ -38,7 +38,7 @@ const PUBLIC_HEADERS: [HeaderName; 5] =
 ///
 /// An answer that the same request may not get again, such as 503, is an error with a [`StatusFailure`].
 #[derive(Debug, Clone, Default)]
-pub(super) struct Transport {
+pub struct Transport {
     trust: Trust,
     /// Hosts that the first request may reach. A redirect may lead to fewer.
     policy: HostPolicy,
@@ -196,19 +196,4 @@ fn join(base: &Uri, location: &str) -> Option<Uri> {
 /// Returns whether a name is that of a service of instance metadata, which hands out credentials.
 fn is_metadata_name(host: &str) -> bool {
     matches!(host, "metadata.google.internal" | "metadata" | "169.254.169.254" | "169.254.170.2" | "[fd00:ec2::254]")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn user_and_password_become_a_header() {
-        let request = get_request("http://me:p%40ss@host/a file?b=1", HeaderMap::new()).unwrap();
-        assert_eq!(request.uri().to_string(), "http://host/a%20file?b=1");
-        assert_eq!(request.headers()[header::AUTHORIZATION], "Basic bWU6cEBzcw==");
-        let token = HeaderMap::from_iter([(header::AUTHORIZATION, HeaderValue::from_static("Bearer t"))]);
-        assert_eq!(get_request("http://me@host/", token).unwrap().headers()[header::AUTHORIZATION], "Bearer t");
-        assert!(get_request("http://", HeaderMap::new()).is_err());
-    }
 }

@@ -324,32 +324,3 @@ pub fn release() -> usize {
     drop(blocks);
     bytes
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::os::per_process::testing::passes_in_child;
-
-    #[test]
-    fn large_blocks_begin_at_huge_pages() {
-        for bytes in [PAGE_BYTES, HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES - PAGE_BYTES] {
-            let mut block = Block::allocate(bytes, None).unwrap();
-            let memory = block.bytes_mut();
-            assert_eq!(memory.len(), bytes);
-            assert_eq!(memory.as_ptr().addr() % bytes.min(HUGE_PAGE_BYTES), 0);
-            memory.fill(1);
-        }
-    }
-
-    #[test]
-    fn child_takes_a_slot_although_the_pool_of_its_parent_is_locked() {
-        let request = Request { bytes: PAGE_BYTES, node: None, staging_bytes: PAGE_BYTES };
-        let inherited = take(&request).unwrap();
-        // In the child, the slot of the parent neither counts towards the bound nor returns to the pool.
-        let check = || {
-            drop(inherited);
-            take(&request).unwrap().is_some_and(|mut slot| slot.bytes_mut().len() == PAGE_BYTES)
-        };
-        assert!(passes_in_child(|| POOL.get().lock(), check));
-    }
-}

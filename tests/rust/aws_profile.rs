@@ -1,8 +1,12 @@
 //! Profiles of AWS: the files as botocore reads them, and keys from all sources that a profile can name.
 
+use async_trait::async_trait;
+use chrono::{TimeDelta, Utc};
 use fst::error::{Error, Kind};
+use fst::remote::aws_profile::refresh::{KeySource, Keys, Refreshed, parse_date};
 use fst::remote::aws_profile::{Profile, ini, process, shell_words};
 use fst::remote::runtime;
+use object_store::CredentialProvider;
 use object_store::aws::{AwsCredential, AwsCredentialProvider};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -10,6 +14,7 @@ use std::future::Future;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -638,4 +643,60 @@ fn a_login_that_has_expired_is_an_error_with_the_command() {
     ] {
         Machine::new(config, "").refused(Kind::InvalidArgument, &[expected]);
     }
+}
+
+fn keys(number: usize, valid: TimeDelta) -> Keys {
+    let credential = AwsCredential { key_id: number.to_string(), secret_key: "SECRET".into(), token: None };
+    Keys { credential: Arc::new(credential), expires: Some(Utc::now() + valid) }
+}
+
+/// Source of numbered keys, the first of which are valid for two seconds. The second time it fails, and the third time its
+/// keys have expired.
+#[derive(Default)]
+struct Numbered(AtomicUsize);
+
+#[async_trait]
+impl KeySource for &Numbered {
+    async fn fetch(&self) -> fst::Result<Keys> {
+        match self.0.fetch_add(1, Ordering::Relaxed) {
+            1 => Err(Error::new(Kind::Io, "no answer")),
+            number => Ok(keys(number, TimeDelta::seconds(if number == 0 { 2 } else { -60 }))),
+        }
+    }
+}
+
+#[test]
+fn keys_are_used_until_they_expire_if_a_renewal_fails() {
+    let source = Numbered::default();
+    let provider = Refreshed::new(&source);
+    for (pause_ms, requests) in [(0, 1), (0, 1), (1050, 2), (0, 2)] {
+        std::thread::sleep(Duration::from_millis(pause_ms));
+        assert_eq!(block_on(provider.get_credential()).unwrap().key_id, "0");
+        assert_eq!(source.0.load(Ordering::Relaxed), requests);
+    }
+    std::thread::sleep(Duration::from_millis(1000));
+    let error = block_on(provider.get_credential()).unwrap_err();
+    assert!(error.to_string().contains("expired already"), "{error}");
+}
+
+#[test]
+fn keys_are_renewed_five_minutes_before_they_expire() {
+    let keys = keys(0, TimeDelta::minutes(60));
+    let expires = keys.expires.unwrap();
+    let before = |minutes| expires - TimeDelta::minutes(minutes);
+    for (now, renewal) in [(60, 5), (4, 2)] {
+        assert_eq!(keys.renewal(before(now)), Some(before(renewal)));
+    }
+    assert!(keys.are_valid(before(1)) && !keys.are_valid(expires));
+    assert_eq!(Keys { expires: None, ..keys }.renewal(expires), None);
+}
+
+#[test]
+fn dates_of_all_aws_programs_are_parsed() {
+    let date = parse_date("2019-11-14T04:05:45Z");
+    assert!(date.is_some());
+    for text in ["2019-11-14T04:05:45UTC", "2019-11-14T04:05:45.000Z", "2019-11-14T05:05:45+01:00"] {
+        assert_eq!(parse_date(text), date, "{text}");
+    }
+    assert_eq!(parse_date("soon"), None);
 }

@@ -3,7 +3,7 @@
 use crate::files::{self, assert_fails};
 use fst::error::Kind;
 use fst::options::{Options, ReaderChoice};
-use fst::os::file_system::FileSystem;
+use fst::os::file_system::{FileSystem, mount_type};
 use fst::os::retry::Check;
 use fst::plan::Read;
 use fst::reader::pread::{PreadReader, ReadAt};
@@ -256,7 +256,9 @@ fn file_systems_in_memory_are_detected() {
     let directory = TempDir::new_in("/dev/shm").unwrap();
     let path = files::raw(&directory, "x.safetensors", "{}", &[]);
     let source = files::source(&path);
-    assert_eq!(FileSystem::of(&source.file().unwrap().file, &path).unwrap(), FileSystem::Memory("tmpfs"));
+    let file = &source.file().unwrap().file;
+    assert_eq!(FileSystem::of(file, &path).unwrap(), FileSystem::Memory("tmpfs"));
+    assert_eq!(mount_type(file).as_deref(), Some("tmpfs"));
     let options = Options::default();
     assert_eq!(reader::choose(&options, &source, Access::Copy).unwrap().kind, ReaderKind::Pread);
     assert_eq!(reader::choose(&options, &source, Access::View).unwrap().kind, ReaderKind::Mmap);

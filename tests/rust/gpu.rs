@@ -5,6 +5,7 @@
 
 mod convert_on_gpu;
 mod driver_calls;
+mod forks;
 mod gds;
 mod gpu_load;
 mod host_load;

@@ -23,6 +23,10 @@ mod memory;
 mod page_cache;
 mod plan;
 mod read_ahead;
+#[cfg(feature = "remote")]
+mod remote;
+#[cfg(feature = "remote")]
+mod requests;
 mod save;
 mod scatter;
 mod scripted_kernel;

@@ -1,7 +1,9 @@
-//! New memory whose pages are made present, and memory that is gone.
+//! New memory whose pages are made present or huge, and memory that is gone.
 
 use crate::files::{self, PAGE_BYTES};
+use fst::os::huge_pages::{HUGE_PAGE_BYTES, free_bytes_of, is_order};
 use fst::os::memory::{populate, read};
+use fst::staging::pool::Block;
 use memmap2::{MmapMut, MmapOptions};
 use std::fs::{self, OpenOptions};
 
@@ -36,6 +38,30 @@ fn small_memory_is_left_alone() {
     populate(&mut memory[..PAGE_BYTES]);
     populate(&mut memory[..0]);
     assert!(present(&memory).into_iter().all(|page| !page));
+}
+
+#[test]
+fn free_blocks_are_those_of_the_fullest_node() {
+    let one = "Node 0, zone      DMA      0      0      0      0      0      0      0      0      1      1      3 \n\
+               Node 0, zone   Normal  30498  58458  29816  15093  10757   5648   2005    899    353    309    248 \n";
+    let bytes = 309 * (2 << 20) + 248 * (4 << 20);
+    assert_eq!(free_bytes_of(one, 4096), bytes);
+    assert_eq!(free_bytes_of(&format!("{one}Node 1, zone   Normal 9 9 9 9 9 9 9 9 9 2 0 \n"), 4096), 4 << 20);
+    assert_eq!(free_bytes_of("no buddyinfo", 4096), 0);
+    for (order, is_reported) in [("9\n", true), ("4294967295\n", false), ("-1\n", false), ("", false)] {
+        assert_eq!(is_order(order), is_reported, "{order:?}");
+    }
+}
+
+#[test]
+fn large_blocks_begin_at_huge_pages() {
+    for bytes in [PAGE_BYTES, HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES - PAGE_BYTES] {
+        let mut block = Block::allocate(bytes, None).unwrap();
+        let memory = block.bytes_mut();
+        assert_eq!(memory.len(), bytes);
+        assert_eq!(memory.as_ptr().addr() % bytes.min(HUGE_PAGE_BYTES), 0);
+        memory.fill(1);
+    }
 }
 
 #[test]

@@ -11,12 +11,12 @@ extern "C" fn count(_: libc::c_int) {
     CALLS.fetch_add(1, Ordering::SeqCst);
 }
 
-fn handle_with(handler: libc::sighandler_t) {
+pub fn handle_with(handler: libc::sighandler_t) {
     // SAFETY: the handlers of these tests only count.
     unsafe { libc::signal(libc::SIGINT, handler) };
 }
 
-fn handler() -> libc::sighandler_t {
+pub fn handler() -> libc::sighandler_t {
     // SAFETY: without a new action the call only writes the current one.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
@@ -25,12 +25,12 @@ fn handler() -> libc::sighandler_t {
     }
 }
 
-fn interrupt() {
+pub fn interrupt() {
     // SAFETY: the process has a handler for SIGINT.
     unsafe { libc::raise(libc::SIGINT) };
 }
 
-fn counting() -> libc::sighandler_t {
+pub fn counting() -> libc::sighandler_t {
     let function: extern "C" fn(libc::c_int) = count;
     function as libc::sighandler_t
 }

@@ -2,6 +2,8 @@
 
 use crate::sim::abi::{Fault, Memcpy2D, Status};
 use crate::sim::gpu::Gpu;
+use crate::sim::random::Random;
+use crate::sim::region::Region;
 use crate::sim::{Sim, assert_reported};
 use crate::sim_driver::{BLOCK, Program, Slot, strided};
 
@@ -77,4 +79,27 @@ fn copies_fail_when_queued_or_when_run_and_then_lose_the_context() {
         // A newly retained context works again.
         Gpu::new(sim, 0).synchronize();
     });
+}
+
+#[test]
+fn overlaps_of_regions_are_those_of_their_bytes() {
+    let bytes = |r: &Region| -> Vec<u64> { r.rows().flatten().map(|offset| r.start() + offset as u64).collect() };
+    let mut random = Random::new(7);
+    let mut region = || {
+        let width = 1 + random.below(5);
+        let pitch = width + random.below(6);
+        Region::new(100 + random.below(24), width, pitch, 1 + random.below(5)).unwrap()
+    };
+    let mut seen = [false; 2];
+    for _ in 0..5000 {
+        let (a, b) = (region(), region());
+        let of_b = bytes(&b);
+        let expected = bytes(&a).iter().any(|byte| of_b.contains(byte));
+        assert_eq!(a.overlaps(&b), expected, "{a} and {b}");
+        seen[usize::from(expected)] = true;
+    }
+    assert_eq!(seen, [true, true]);
+    for (start, width, pitch, rows) in [(8, 0, 0, 1), (0, 8, 4, 2), (u64::MAX, 2, 2, 1), (0, 1, u64::MAX, 3)] {
+        assert_eq!(Region::new(start, width, pitch, rows), None);
+    }
 }

@@ -6,12 +6,12 @@ use fst::digest::Algorithm;
 use fst::dtype::Dtype;
 use fst::encryption::chunks::Chunks;
 use fst::encryption::key::EncryptionKey;
-use fst::encryption::secret::{Derivation, Key};
+use fst::encryption::secret::{Derivation, Key, SALT_BYTES};
 use fst::error::{Kind, Result};
 use fst::format::header::Header;
 use fst::format::tensors::chunks::TensorsChunks;
 use fst::format::tensors::cipher::Cipher;
-use fst::format::tensors::encryption::{Encryption, Pieces};
+use fst::format::tensors::encryption::{Encryption, PIECE_BYTES_MIN, Pieces};
 use fst::format::tensors::layout::NewTensor;
 use fst::format::tensors::preamble::{PREAMBLE_BYTES, Preamble};
 use fst::format::tensors::{MAGIC, TensorKind, tensor_header};
@@ -393,4 +393,52 @@ fn metadata_outgrows_the_reserved_space() {
     let name = |index: usize| format!("{index}{}", "x".repeat(300));
     let tensors: Vec<_> = (0..2000).map(|index| new_tensor(&name(index), Dtype::U8, &[40], true)).collect();
     round_trip(&tensors, &options);
+}
+
+#[test]
+fn keys_of_strings_are_those_of_argon2() {
+    // From CosmJS's tests of libsodium: `argon2 ABCDEFGHIJKLMNOP -id -v 13 -k 1024 -t 5`, and with -k 8192 -t 2.
+    let vectors = [
+        (5, 1 << 20, "3c5d010180ba0cf5b6b858cba23b318e42d33088983c404598599c3b029ecac6"),
+        (2, 8 << 20, "3ee950488d26ce691657b1d753f562139857b61a58f234d6cb0ce84c4cc27328"),
+    ];
+    for (opslimit, memlimit, expected) in vectors {
+        let key = Derivation { opslimit, memlimit, salt: *b"ABCDEFGHIJKLMNOP" }.key(b"123").unwrap();
+        assert_eq!(key.secret().as_slice(), hex(expected));
+        assert_eq!(format!("{key:?}"), "Key(hidden)");
+    }
+    let check = |opslimit, memlimit| Derivation { opslimit, memlimit, salt: [0; SALT_BYTES] }.check().is_ok();
+    assert!(check(4, 1 << 30) && check(1, 8192) && check(8, 512 << 20));
+    assert!(!check(0, 1 << 20) && !check(1, 8191) && !check(1, (1 << 30) + 1024));
+    assert!(!check(5, 1 << 30) && !check(u64::MAX, 1 << 20) && !check(u64::MAX, u64::MAX));
+}
+
+fn hex(text: &str) -> Vec<u8> {
+    (0..text.len()).step_by(2).map(|index| u8::from_str_radix(&text[index..index + 2], 16).unwrap()).collect()
+}
+
+/// The vector of NaCl's and libsodium's tests of `crypto_secretbox`, as the piece 106 of a file. The nonces of pieces
+/// are little-endian numbers.
+#[test]
+fn secret_box_is_that_of_nacl() {
+    let key = hex("1b27556473e985d462cd51197a9a46c76009549eac6474f206c4ee0844f68389");
+    let mut nonce = hex("69696ee955b62b73cd62bda875fc73d68219e0036b7a0b37");
+    nonce[..2].copy_from_slice(&(0x6969_u16 - 106).to_le_bytes());
+    let mac = hex("f3ffc7703f9400e52a7dfb4b3d3305d9").try_into().unwrap();
+    let mut data = hex(
+        "8e993b9f48681273c29650ba32fc76ce48332ea7164d96a4476fb8c531a1186ac0dfc17c98dce87b4da7f011ec48c97271d2c20f9b928fe22\
+         70d6fb863d51738b48eeee314a7cc8ab932164548e526ae90224368517acfeabd6bb3732bc0e9da99832b61ca01b6de56244a9e88d5f9b379\
+         73f622a43d14a6599b1f654cb45a74e355a5",
+    );
+    let plain = hex(
+        "be075fc53c81f2d5cf141316ebeb0c7b5228c52a4c62cbd44b66849b64244ffce5ecbaaf33bd751a1ac728d45e6c61296cdc3c01233561f41\
+         db66cce314adb310e3be8250c46f06dceea3a7fa1348057e2f6556ad6b1318a024a838f21af1fde048977eb48f59ffd4924ca1c60902e52f0\
+         a089bc76897040e082f937763848645e0705",
+    );
+    let pieces = Pieces { piece_bytes: PIECE_BYTES_MIN, nonce: nonce.try_into().unwrap(), macs: vec![mac; 107] };
+    let cipher = Cipher::new(Key::new(&key).unwrap(), None);
+    assert!(cipher.decrypt(&pieces, 106, &mut data));
+    assert_eq!(data, plain);
+    assert!(!cipher.decrypt(&pieces, 105, &mut data));
+    assert!(data.iter().all(|&byte| byte == 0));
 }

@@ -163,14 +163,3 @@ impl<T: Kept> Drop for Lent<T> {
         T::list(&mut self.gpu.spare()).push(object);
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::os::per_process::testing::passes_in_child;
-
-    #[test]
-    fn child_forgets_the_gpus_of_its_parent_although_they_are_locked() {
-        assert!(passes_in_child(gpus, || gpus().is_empty()));
-    }
-}

@@ -7,7 +7,7 @@ pub(super) const RANGE_BYTES: usize = 16;
 
 /// Ranges in order, with a gap between each two.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Ranges(Vec<Range<u64>>);
+pub struct Ranges(Vec<Range<u64>>);
 
 impl Ranges {
     /// Merges ranges in any order. Returns `None` if one is empty or ends after `length`.
@@ -27,7 +27,7 @@ impl Ranges {
     }
 
     /// Decodes and merges ranges. Returns `None` if the bytes are none, as after a write that was cut.
-    pub(super) fn decode(bytes: &[u8], length: u64) -> Option<Ranges> {
+    pub fn decode(bytes: &[u8], length: u64) -> Option<Ranges> {
         let (records, rest) = bytes.as_chunks::<RANGE_BYTES>();
         let decode = |record: &[u8; RANGE_BYTES]| {
             let (numbers, _) = record.as_chunks::<8>();
@@ -37,7 +37,8 @@ impl Ranges {
         rest.is_empty().then(|| Ranges::merge(records.iter().map(decode).collect(), length)).flatten()
     }
 
-    pub(super) fn encode(range: &Range<u64>) -> [u8; RANGE_BYTES] {
+    /// Encodes one range.
+    pub fn encode(range: &Range<u64>) -> [u8; RANGE_BYTES] {
         let mut record = [0; RANGE_BYTES];
         let (begin, end) = record.split_at_mut(RANGE_BYTES / 2);
         begin.copy_from_slice(&range.start.to_le_bytes());
@@ -46,54 +47,23 @@ impl Ranges {
     }
 
     /// Returns whether all of the first `length` bytes are in the set.
-    pub(super) fn covers(&self, length: u64) -> bool {
+    pub fn covers(&self, length: u64) -> bool {
         self.run(0) == (true, length)
     }
 
-    pub(super) fn bytes(&self) -> u64 {
+    /// Returns the number of bytes in the set.
+    pub fn bytes(&self) -> u64 {
         self.0.iter().map(|range| range.end - range.start).sum()
     }
 
     /// Returns whether the byte at `offset` is in the set, and the offset up to which the following ones are or are not,
     /// too.
-    pub(super) fn run(&self, offset: u64) -> (bool, u64) {
+    pub fn run(&self, offset: u64) -> (bool, u64) {
         let next = self.0.partition_point(|range| range.end <= offset);
         match self.0.get(next) {
             Some(range) if range.start <= offset => (true, range.end),
             Some(range) => (false, range.start),
             None => (false, u64::MAX),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn set_has_the_bytes_of_its_ranges(
-            ranges in prop::collection::vec((0_u64..60, 1_u64..20).prop_map(|(begin, bytes)| begin..begin + bytes), 0..8)
-        ) {
-            let encoded: Vec<u8> = ranges.iter().flat_map(Ranges::encode).collect();
-            let set = Ranges::decode(&encoded, 80).unwrap();
-            let expected = |offset: u64| ranges.iter().any(|range| range.contains(&offset));
-            for offset in 0..80 {
-                let (is_known, end) = set.run(offset);
-                prop_assert_eq!(is_known, expected(offset));
-                prop_assert!((offset..end.min(80)).all(|other| expected(other) == is_known));
-                prop_assert!(end >= 80 || expected(end) != is_known);
-            }
-            prop_assert_eq!(set.bytes(), (0..80).filter(|offset| expected(*offset)).count() as u64);
-            prop_assert_eq!(set.covers(30), (0..30).all(expected) && !expected(30));
-        }
-
-        #[test]
-        fn any_bytes_are_ranges_of_the_object_or_none(bytes in prop::collection::vec(any::<u8>(), 0..64), length: u64) {
-            if let Some(set) = Ranges::decode(&bytes, length) {
-                prop_assert!(set.bytes() <= length);
-            }
         }
     }
 }

@@ -330,31 +330,3 @@ fn denied(code: &str) -> Failure {
 fn without_command(failure: Failure) -> Failure {
     if failure.is_transient() { failure } else { denied("AUTH") }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn replies_are_read_in_order() {
-        let connection = &mut answering(b"+OK\r\n:7\r\n$3\r\na\r\n\r\n*2\r\n-NOAUTH secret\r\n");
-        Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-            assert_eq!(connection.reply().await.unwrap(), Reply::Text("OK".into()));
-            assert_eq!(connection.integer().await.unwrap(), 7);
-            assert_eq!(connection.bulk().await.unwrap(), b"a\r\n");
-            assert_eq!(connection.array().await.unwrap(), 2);
-            let denied = connection.reply().await.unwrap_err();
-            assert_eq!(denied.class, FailureClass::Denied);
-            assert!(!denied.message.contains("secret"));
-            assert_eq!(connection.reply().await.unwrap_err().class, FailureClass::Transient);
-        });
-    }
-
-    proptest! {
-        #[test]
-        fn no_answer_makes_the_client_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
-            read_answers(&bytes);
-        }
-    }
-}

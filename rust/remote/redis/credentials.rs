@@ -66,31 +66,3 @@ fn split_port(text: &str) -> Option<(String, u16)> {
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     (!host.is_empty()).then(|| (host.to_owned(), port))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn of(url: &str, settings: &[(&str, &str)]) -> Credentials {
-        let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        Credentials::of(&Location::parse(url).unwrap(), &settings, Trust::default()).unwrap()
-    }
-
-    #[test]
-    fn url_goes_before_options() {
-        let found = of("rediss://me:p%40ss@host:1/key", &[("password", "other"), ("database", "2")]);
-        assert_eq!((found.user.as_str(), found.password.as_str(), found.database), ("me", "p@ss", 2));
-        assert_eq!((found.host.as_str(), found.port, found.is_tls), ("host", 1, true));
-        let found = of("redis://host/key", &[("username", "me"), ("password", "secret")]);
-        assert_eq!((found.user.as_str(), found.password.as_str(), found.port), ("me", "secret", PORT));
-    }
-
-    #[test]
-    fn host_may_be_an_address_in_brackets() {
-        assert_eq!(split_port("[::1]:7"), Some(("::1".into(), 7)));
-        assert_eq!(split_port("[::1]"), Some(("::1".into(), PORT)));
-        for wrong in ["host:", "host:x", "host:70000", ":1"] {
-            assert_eq!(split_port(wrong), None, "{wrong}");
-        }
-    }
-}

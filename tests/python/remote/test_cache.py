@@ -192,7 +192,7 @@ def test_killed_process_leaves_what_it_has_written(server, cache, start_python):
         assert requested_bytes(slow) == 1
 
 
-# The unit tests of the ranges have all other records.
+# The tests of the ranges in tests/rust/remote.rs have all other records.
 @pytest.mark.parametrize("damage", ["too far", "shorter data", "no ranges"])
 def test_damaged_copy_does_not_count(server, cache, damage):
     load_one(server.url(PATH), "half")

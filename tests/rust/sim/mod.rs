@@ -15,7 +15,7 @@ pub mod cufile;
 pub mod gpu;
 
 pub use cuda::Cuda;
-pub use fst_simcuda::{abi, random};
+pub use fst_simcuda::{abi, random, region};
 
 use abi::{Counters, Fault, Kind, Schedule, Status};
 use fst::device;

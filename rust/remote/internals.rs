@@ -1,4 +1,17 @@
-//! Parsers of answers, as functions of bytes. `fuzz/` feeds them.
+//! Private items of this module for `tests/rust` and `fuzz/`, and parsers of answers as functions of bytes.
+
+pub use super::adaptive_limit::AdaptiveLimit;
+pub use super::body::answer;
+pub use super::bucket::with_rules_of_aws;
+pub use super::cache::{ranges::Ranges, unsigned};
+pub use super::get::Target;
+pub use super::host_policy::HostPolicy;
+pub use super::http_error::failure_of;
+pub use super::pieces::Pieces;
+pub use super::progress::Progress;
+pub use super::refusal::Refusal;
+pub use super::retry::repeat;
+pub use super::transport::Transport;
 
 use super::{http, hub, redis};
 use ::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
