@@ -9,6 +9,7 @@ pub use super::host_policy::HostPolicy;
 pub use super::http_error::failure_of;
 pub use super::pieces::Pieces;
 pub use super::progress::Progress;
+pub use super::redis::split_port;
 pub use super::refusal::Refusal;
 pub use super::retry::repeat;
 pub use super::transport::Transport;

@@ -27,6 +27,7 @@ use bytes::Bytes;
 pub(super) use connection::read_answers;
 use connection::{Connection, Reply, unexpected};
 use credentials::Credentials;
+pub use credentials::split_port;
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream};
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -222,7 +222,7 @@ fn writers_encrypt_whatever_the_size_of_their_blocks() {
     let sample = sample();
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("x.safetensors");
-    for (chunk_bytes, threads) in [(4 << 10, 4), (60 << 10, 1), (CHUNK, 4), (CHUNK + (4 << 10), 1), (3 << 20, 4)] {
+    for (chunk_bytes, threads) in [(60 << 10, 4), (CHUNK, 4), (CHUNK + (4 << 10), 1)] {
         let output = OutputFile::create(&path, Box::new(Linux)).unwrap();
         let options = Options { chunk_bytes, threads, ..Options::default() };
         fill(Writer::begin(output, None, Some(&key()), &options).unwrap(), &sample).unwrap();
@@ -705,7 +705,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
     fn mutated_files_give_the_right_data_or_a_named_error(

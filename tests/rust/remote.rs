@@ -1,7 +1,7 @@
 //! Remote objects without a server: addresses, names of copies, answers and errors.
 
 use fst::remote::internals::{
-    HostPolicy, Ranges, Refusal, Transport, failure_of, http_answer, unsigned, with_rules_of_aws,
+    HostPolicy, Ranges, Refusal, Transport, failure_of, http_answer, split_port, unsigned, with_rules_of_aws,
 };
 use fst::remote::location::{Location, is_url};
 use fst::remote::parts::{PART_BYTES_MIN, PARTS_MAX, Parts};
@@ -191,6 +191,15 @@ fn content_range_has_the_bytes_and_the_length() {
     assert_eq!(parse("bytes 0-9/100"), Some((0..10, 100)));
     for wrong in ["bytes 9-0/100", "bytes 0-100/100", "bytes */100", "items 0-9/100", "bytes 0-9/*", "bytes 0-9"] {
         assert_eq!(parse(wrong), None, "{wrong}");
+    }
+}
+
+#[test]
+fn host_of_redis_may_be_an_address_in_brackets() {
+    assert_eq!(split_port("[::1]:7"), Some(("::1".into(), 7)));
+    assert_eq!(split_port("[::1]"), Some(("::1".into(), 6379)));
+    for wrong in ["host:", "host:x", "host:70000", ":1"] {
+        assert_eq!(split_port(wrong), None, "{wrong}");
     }
 }
 

@@ -92,7 +92,7 @@ fn limit_is_halved_once_for_answers_together_and_grows_slowly_then() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
     fn limit_ends_where_the_network_is_full(needed in 1_u64..300, latency in 1_u32..100) {
         let limit = run(&mut AdaptiveLimit::default(), WallInstant::now(), 3000, 1000, 1000 * needed, latency);

@@ -256,7 +256,7 @@ fn mutated_encrypted_files_have_the_right_data_or_none() {
     let bytes = std::fs::read(&path).unwrap();
     let mut accepted = 0;
     for position in 0..bytes.len() {
-        for mask in [1, 8, 128, 255] {
+        for mask in [1, 255] {
             let mut mutated = bytes.clone();
             mutated[position] ^= mask;
             std::fs::write(&path, &mutated).unwrap();
@@ -275,7 +275,7 @@ fn mutated_encrypted_files_have_the_right_data_or_none() {
         }
     }
     // Hashes, indices of modules, reserved space, sizes that are hints.
-    assert!(accepted < bytes.len() * 2, "{accepted} of {}", bytes.len() * 4);
+    assert!(accepted < bytes.len(), "{accepted} of {}", bytes.len() * 2);
     for length in 0..bytes.len() - 8 {
         std::fs::write(&path, &bytes[..length]).unwrap();
         assert_fails(decrypt_all(&path, &key), Kind::Malformed, &[]);

@@ -58,7 +58,7 @@ impl Credentials {
 }
 
 /// Splits `host:port`, where the host may be an IPv6 address in brackets.
-fn split_port(text: &str) -> Option<(String, u16)> {
+pub fn split_port(text: &str) -> Option<(String, u16)> {
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => (host, port.parse().ok()?),
         _ => (text, PORT),

@@ -127,6 +127,9 @@ def test_credentials(redis, url, configure, monkeypatch):
     for option in ({"password": redis.password}, {"username": "default", "password": redis.password, "database": 0}):
         configure(redis.endpoint, **option)
         assert_equal(fst.load_file(bare), TENSORS)
+    # The URL goes before the options.
+    configure(redis.endpoint, password="other")
+    assert_equal(fst.load_file(url.replace("-", "%2D")), TENSORS)
     configure(redis.endpoint, database=1)
     with pytest.raises(FileNotFoundError, match="database"):
         fst.load_file(url)
