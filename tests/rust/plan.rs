@@ -201,7 +201,7 @@ fn limits() -> impl Strategy<Value = Limits> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(ProptestConfig::with_cases(500))]
     #[test]
     fn every_byte_is_written_once_with_its_value(cases in prop::collection::vec(case(), 0..8), limits in limits(), repeat in prop::option::of(any::<[prop::sample::Index; 3]>())) {
         let mut cases = cases;

@@ -281,7 +281,7 @@ fn statements_are_checked() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
     fn mutated_statements_are_parsed_or_refused(position in any::<prop::sample::Index>(), bytes in "[ -~]{0,8}", cut in 0_usize..12) {
