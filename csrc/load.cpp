@@ -152,13 +152,16 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
     mapped->verify();
   }
   DeviceTransfer transfer(selection, specs, device);
+  size_t windows = 1;
   if (device.is_cuda() && std::ranges::any_of(specs, has_data)) {
     // Streams and readers are refused, and memory of theirs is taken, before the tensors take memory.
     transfer.open();
+    windows = transfer.windows();
   }
-  std::vector<at::Tensor> tensors;
-  tensors.reserve(specs.size());
-  for (size_t index = 0; index < specs.size(); ++index) {
+  std::vector<at::Tensor> tensors(specs.size());
+  const size_t window_tensors = (specs.size() + windows - 1) / windows;
+  size_t count = 0;
+  for (const size_t index : selection.in_file_order()) {
     const Spec& spec = specs[index];
     auto tensor = mapped ? mapped->view(index, spec) : at::Tensor();
     if (!tensor.defined()) {
@@ -167,7 +170,11 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
         transfer.add(index, 0, tensor);
       }
     }
-    tensors.push_back(std::move(tensor));
+    tensors[index] = std::move(tensor);
+    ++count;
+    if (windows > 1 && (count % window_tensors == 0 || count == specs.size())) {
+      transfer.start();
+    }
   }
   transfer.run();
   transfer.finish();

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "cast.h"
@@ -27,6 +28,33 @@ void DeviceTransfer::add(size_t index, uint64_t begin, const at::Tensor& tensor)
 
 void DeviceTransfer::add_bytes(size_t index, uint64_t begin, uint64_t end, uint64_t address) {
   byte_outputs_.push_back(Destination{index, begin, end, address, specs_[index].scalar_type});
+}
+
+size_t DeviceTransfer::windows() const { return (*transfer_)->windows(); }
+
+void DeviceTransfer::start() {
+  AnyTransfer& transfer = **transfer_;
+  std::vector<Destination> destinations;
+  std::vector<Output> rest;
+  for (auto& output : std::exchange(outputs_, {})) {
+    if (is_direct(transfer, output)) {
+      destinations.push_back(destination(output));
+      in_flight_.push_back(std::move(output.tensor));
+    } else {
+      rest.push_back(std::move(output));
+    }
+  }
+  outputs_ = std::move(rest);
+  if (destinations.empty()) {
+    return;
+  }
+  // A block that is too small remains in use. All of them together have less than twice the bytes of the last one.
+  const uint64_t bytes = std::bit_ceil(prepare(transfer, destinations));
+  if (!scratch_.defined() || scratch_.nbytes() < bytes) {
+    scratch_ = at::empty({static_cast<int64_t>(bytes)}, at::device(device_).dtype(at::kByte));
+    in_flight_.push_back(scratch_);
+  }
+  call_core([&] { transfer.submit(mutable_address_of(scratch_), scratch_.nbytes()); });
 }
 
 void DeviceTransfer::run() {
@@ -126,12 +154,18 @@ void DeviceTransfer::open() {
   transfer_.emplace(call_core([&] { return selection_.transfer(device_.index(), stream); }));
 }
 
+// Plans a batch. Returns the bytes of scratch memory that it needs.
+uint64_t DeviceTransfer::prepare(AnyTransfer& transfer, const std::vector<Destination>& destinations) const {
+  const uint64_t bytes = call_core([&] { return transfer.prepare(slice_of(destinations)); });
+  warn_of_missing_kernels(device_);
+  return bytes;
+}
+
 void DeviceTransfer::fill(AnyTransfer& transfer, const std::vector<Destination>& destinations) const {
   if (destinations.empty()) {
     return;
   }
-  const uint64_t bytes = call_core([&] { return transfer.prepare(slice_of(destinations)); });
-  warn_of_missing_kernels(device_);
+  const uint64_t bytes = prepare(transfer, destinations);
   // The core orders its use of the scratch memory before later work on the current stream, so PyTorch's allocator may
   // reuse the memory at once.
   const auto scratch = at::empty({static_cast<int64_t>(bytes)}, at::device(device_).dtype(at::kByte));

@@ -22,12 +22,19 @@ class DeviceTransfer {
   // Opens the device and the readers, unless they are open. `run` does it otherwise.
   void open();
 
+  // Returns the number of windows in which an open transfer to a GPU is fastest: the caller adds the outputs of a window,
+  // starts it, and allocates those of the next one meanwhile.
+  size_t windows() const;
+
   // Adds an output for the elements of the selection's tensor `index` that begin at byte `begin`. The output determines
   // their number. Its strides and dtype are arbitrary.
   void add(size_t index, uint64_t begin, const at::Tensor& tensor);
 
   // Adds an output address for the stored bytes `begin` to `end` of a tensor.
   void add_bytes(size_t index, uint64_t begin, uint64_t end, uint64_t address);
+
+  // Starts to load the outputs that were added, except those that PyTorch casts or copies, which remain for `run`.
+  void start();
 
   // Loads all outputs that were added since the last call.
   void run();
@@ -45,11 +52,16 @@ class DeviceTransfer {
   uint64_t stored_bytes(const Output& output) const;
   Destination destination(const Output& output) const;
   void fill_through_scratch(AnyTransfer& transfer, const std::vector<Output>& outputs) const;
+  uint64_t prepare(AnyTransfer& transfer, const std::vector<Destination>& destinations) const;
   void fill(AnyTransfer& transfer, const std::vector<Destination>& destinations) const;
 
   const Selection& selection_;
   const rust::Vec<Spec>& specs_;
   const c10::Device device_;
+  // Tensors of windows and the scratch memory that windows share. The transfer, which is destroyed before, waits for the
+  // copies.
+  std::vector<at::Tensor> in_flight_;
+  at::Tensor scratch_;
   std::optional<rust::Box<AnyTransfer>> transfer_;
   std::vector<Output> outputs_;
   std::vector<Destination> byte_outputs_;

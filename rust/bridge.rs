@@ -272,6 +272,8 @@ mod ffi {
         fn can_cast(self: &AnyTransfer, from: i8, to: i8) -> bool;
         fn prepare(self: &mut AnyTransfer, destinations: &[Destination]) -> Result<u64>;
         unsafe fn fill(self: &mut AnyTransfer, scratch_address: u64, scratch_bytes: u64) -> Result<()>;
+        fn windows(self: &AnyTransfer) -> usize;
+        unsafe fn submit(self: &mut AnyTransfer, scratch_address: u64, scratch_bytes: u64) -> Result<()>;
         fn finish(transfer: Box<AnyTransfer>) -> Result<()>;
 
         fn is_castable(scalar_type: i8) -> bool;

@@ -1,5 +1,6 @@
 //! Loads of tensors from files into memory.
 
+pub mod background;
 pub mod check;
 pub mod model;
 pub mod shared_cache;

@@ -5,8 +5,8 @@
 //! cargo bench --bench gpu_model -- [slots=20] [prepared] [windows=8] [malloc_us=22] ...
 //! ```
 //!
-//! The second line has changes: fewer slots, slots that are pinned before the load, tensors that are allocated in windows
-//! while others are filled, other parameters.
+//! The second line has changes: fewer slots, slots that are pinned before the load, another number of windows in which
+//! tensors are allocated, other parameters.
 //!
 //! The driver and the reads are those of tests/nullcuda/src/model.rs, with the parameters of benches/h100.toml. Time is
 //! stretched, so that the CPU's part of fst, which is not, is small beside it. docs/decisions/gpu-model.md has the results.
@@ -21,7 +21,7 @@ use fst::device::cuda::Cuda;
 use fst::device::{self, Scratch};
 use fst::dtype::Dtype;
 use fst::format::layout::{Layout, Tensor};
-use fst::load::stream::{self, Stream};
+use fst::load::background::BackgroundTransfer;
 use fst::load::transfer::Transfer;
 use fst::options::{Options, ReaderChoice};
 use fst::plan::Destination;
@@ -134,19 +134,9 @@ struct Arguments {
     rounds: usize,
     scale: f64,
     has_timeline: bool,
-    order: Order,
+    is_prepared: bool,
+    windows: Option<usize>,
     costs: Vec<(String, f64)>,
-}
-
-/// Order of a load's phases.
-#[derive(Clone, Copy)]
-enum Order {
-    /// That of csrc/load.cpp.
-    Now,
-    /// As now, but the slots are pinned before the load.
-    Prepared,
-    /// The tensors are allocated in so many windows, while those before are filled.
-    Windows(usize),
 }
 
 impl Arguments {
@@ -158,7 +148,8 @@ impl Arguments {
             rounds: 5,
             scale: 11.0,
             has_timeline: false,
-            order: Order::Now,
+            is_prepared: false,
+            windows: None,
             costs: Vec::new(),
         };
         for argument in std::env::args().skip(1).filter(|argument| argument != "--bench") {
@@ -167,10 +158,10 @@ impl Arguments {
                 Some(("slots", value)) => parsed.slots = Some(value.parse().unwrap()),
                 Some(("rounds", value)) => parsed.rounds = value.parse().unwrap(),
                 Some(("scale", value)) => parsed.scale = value.parse().unwrap(),
-                Some(("windows", value)) => parsed.order = Order::Windows(value.parse().unwrap()),
+                Some(("windows", value)) => parsed.windows = Some(value.parse().unwrap()),
                 Some((name, value)) => parsed.costs.push((name.into(), value.parse().unwrap())),
                 None if argument == "timeline" => parsed.has_timeline = true,
-                None if argument == "prepared" => parsed.order = Order::Prepared,
+                None if argument == "prepared" => parsed.is_prepared = true,
                 None => parsed.loads.push(argument),
             }
         }
@@ -298,8 +289,9 @@ struct Run {
     costs: Costs,
 }
 
-/// Loads a file as csrc/load.cpp does, with its calls of PyTorch. `is_first`: the allocator has no blocks.
-fn load(path: &Path, options: &Options, costs: Costs, order: Order, is_first: bool) -> Run {
+/// Loads a file as csrc/load.cpp does, with its calls of PyTorch. `windows` is a number that differs from that of the core.
+/// `is_first`: the allocator has no blocks.
+fn load(path: &Path, options: &Options, costs: Costs, windows: Option<usize>, is_first: bool) -> Run {
     // SAFETY: the pointer is valid.
     unsafe { (driver().start)(&raw const costs) };
     let (begin, cpu_begin) = (now(), cpu_seconds(ClockId::ProcessCPUTime));
@@ -307,14 +299,7 @@ fn load(path: &Path, options: &Options, costs: Costs, order: Order, is_first: bo
     spend(costs.load_us);
     let selection = serial.run(|| Selection::all(&Arc::new(Checkpoint::open(&[path]).unwrap())).unwrap());
     let mut allocator = is_first.then(Allocator::default);
-    let open = || Arc::new(Cuda::open(0, 0).unwrap());
-    let chunks = match order {
-        Order::Windows(count) => load_windows(&selection, options, &mut serial, &mut allocator, open(), count),
-        Order::Now | Order::Prepared => {
-            allocate(selection.regions(), &costs, &mut allocator);
-            fill(&selection, options, &mut serial, &mut allocator, open())
-        }
-    };
+    let chunks = transfer(&selection, options, &mut serial, &mut allocator, windows);
     IS_MODELLED.store(false, Ordering::Relaxed);
     spend(costs.result_us * selection.regions().len() as f64);
     let end = now();
@@ -329,7 +314,7 @@ fn load(path: &Path, options: &Options, costs: Costs, order: Order, is_first: bo
 }
 
 /// Allocates tensors, as `at::empty` does.
-fn allocate(regions: &[TensorRegion], costs: &Costs, allocator: &mut Option<Allocator>) {
+fn allocate<'a>(regions: impl Iterator<Item = &'a TensorRegion>, costs: &Costs, allocator: &mut Option<Allocator>) {
     let mut empty_us = 0.0;
     for region in regions {
         empty_us += costs.empty_us;
@@ -354,76 +339,52 @@ fn destination(tensor: usize, region: &TensorRegion) -> Destination {
     Destination { tensor, begin: 0, end: region.bytes(), address, cast: None }
 }
 
-/// Fills all tensors. Returns the number of chunks.
-fn fill(
+/// Allocates and fills all tensors, in one or more windows. Returns the number of chunks.
+fn transfer(
     selection: &Selection,
     options: &Options,
     serial: &mut Serial,
     allocator: &mut Option<Allocator>,
-    cuda: Arc<Cuda>,
+    windows: Option<usize>,
 ) -> usize {
-    let regions = selection.regions();
-    let (mut transfer, batch) = serial.run(|| {
-        let transfer = Transfer::open(selection.checkpoint(), Arc::clone(regions), cuda, options.clone()).unwrap();
-        let destinations: Vec<Destination> =
-            regions.iter().enumerate().map(|(index, region)| destination(index, region)).collect();
-        let batch = transfer.planner().prepare(&destinations).unwrap();
-        (transfer, batch)
+    let (checkpoint, regions) = (selection.checkpoint(), selection.regions());
+    let mut transfer = serial.run(|| {
+        let cuda = Arc::new(Cuda::open(0, 0).unwrap());
+        let transfer = Transfer::open(checkpoint, Arc::clone(regions), cuda, options.clone()).unwrap();
+        BackgroundTransfer::new(transfer, checkpoint)
     });
-    let scratch = scratch(batch.scratch_bytes(), allocator);
-    IS_MODELLED.store(true, Ordering::Relaxed);
-    // SAFETY: the driver accesses no memory.
-    unsafe { transfer.fill(&batch, scratch) }.unwrap();
-    transfer.finish().unwrap();
-    batch.chunks().len()
-}
-
-/// Allocates the tensors in windows, and fills each while the next one is allocated. Returns the number of chunks.
-fn load_windows(
-    selection: &Selection,
-    options: &Options,
-    serial: &mut Serial,
-    allocator: &mut Option<Allocator>,
-    cuda: Arc<Cuda>,
-    count: usize,
-) -> usize {
-    let regions = selection.regions();
-    let open =
-        || Stream::open(selection.checkpoint(), Arc::clone(regions), cuda, options.clone(), stream::Order::Submitted);
-    let stream = serial.run(|| open().unwrap());
-    IS_MODELLED.store(true, Ordering::Relaxed);
-    // As large as any window needs.
-    let block = scratch(2 * options.chunk_bytes, allocator);
-    // SAFETY: the driver accesses no memory.
-    unsafe { stream.set_scratch(block) };
+    let windows = windows.unwrap_or(transfer.windows());
+    let order = serial.run(|| selection.in_file_order());
+    let mut block = Scratch::default();
     let mut chunks = 0;
-    let tensors: Vec<usize> = (0..regions.len()).collect();
-    for window in tensors.chunks(regions.len().div_ceil(count)) {
-        allocate(&regions[window[0]..=window[window.len() - 1]], &serial.costs, allocator);
+    for window in order.chunks(order.len().div_ceil(windows)) {
+        allocate(window.iter().map(|&index| &regions[index]), &serial.costs, allocator);
         let batch = serial.run(|| {
             let destinations: Vec<Destination> =
                 window.iter().map(|&index| destination(index, &regions[index])).collect();
-            stream.planner().prepare(&destinations).unwrap()
+            transfer.planner().prepare(&destinations).unwrap()
         });
         chunks += batch.chunks().len();
+        if block.bytes < batch.scratch_bytes() as u64 {
+            block = scratch(batch.scratch_bytes().next_power_of_two(), allocator);
+        }
+        IS_MODELLED.store(true, Ordering::Relaxed);
         // SAFETY: the driver accesses no memory.
-        unsafe { stream.submit(window, batch) }.unwrap();
+        let done = unsafe { if windows == 1 { transfer.fill(&batch, block) } else { transfer.submit(batch, block) } };
+        done.unwrap();
     }
-    for _ in &tensors {
-        stream.take().unwrap();
-    }
-    stream.finish().unwrap();
+    transfer.finish().unwrap();
     chunks
 }
 
 /// Runs a load twice, as the first and the second one of a process.
-fn load_twice(path: &Path, options: &Options, costs: Costs, order: Order) -> [Run; 2] {
+fn load_twice(path: &Path, options: &Options, costs: Costs, arguments: &Arguments) -> [Run; 2] {
     device::release();
     pool::release();
-    if matches!(order, Order::Prepared) {
-        load(path, options, costs, order, true);
+    if arguments.is_prepared {
+        load(path, options, costs, arguments.windows, true);
     }
-    [true, false].map(|is_first| load(path, options, costs, order, is_first))
+    [true, false].map(|is_first| load(path, options, costs, arguments.windows, is_first))
 }
 
 /// States of the copy engine. It is idle while a ready chunk waits for the driver's lock (`l:`), held by a registration, a
@@ -586,7 +547,7 @@ fn main() {
                     let options = Options { chunk_bytes, ..options.clone() };
                     let costs = costs(&arguments, &[set, "tmpfs"]);
                     let second = (0..arguments.rounds.min(3))
-                        .map(|_| load_twice(&path, &options, costs, arguments.order))
+                        .map(|_| load_twice(&path, &options, costs, &arguments))
                         .map(|[_, second]| second);
                     let name = format!("chunks of {} KiB", chunk_bytes >> 10);
                     print_row(&name, second.collect(), bytes as f64 / rate / 1e6, bytes);
@@ -602,7 +563,7 @@ fn main() {
             let options = Options { staging_bytes: slots, ..options.clone() };
             let costs = costs(&arguments, &[set]);
             let runs: Vec<[Run; 2]> =
-                (0..arguments.rounds).map(|_| load_twice(&path, &options, costs, arguments.order)).collect();
+                (0..arguments.rounds).map(|_| load_twice(&path, &options, costs, &arguments)).collect();
             if arguments.has_timeline {
                 for (name, run) in ["first", "second"].iter().zip(runs.last().unwrap()) {
                     println!("{load}, {name} load:");

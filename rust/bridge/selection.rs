@@ -13,6 +13,7 @@ use crate::device::host::Host;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::group::Group;
+use crate::load::background::BackgroundTransfer;
 use crate::load::check;
 use crate::load::stream::{Order, Stream};
 use crate::load::transfer::Transfer;
@@ -136,11 +137,11 @@ impl Selection {
                 ..0 => OnDevice::Host(self.transfer_to(Host)?),
                 _ => OnDevice::Cuda(self.transfer_to(Cuda::open(ordinal, stream)?)?),
             };
-            Ok(Box::new(AnyTransfer::new(transfer, Arc::clone(self.selection.regions()))))
+            Ok(Box::new(AnyTransfer::new(transfer)))
         })
     }
 
-    fn transfer_to<D: Device>(&self, device: D) -> Result<Transfer<D>> {
+    fn transfer_to<D: Device>(&self, device: D) -> Result<BackgroundTransfer<D>> {
         let (checkpoint, regions) = (self.selection.checkpoint(), Arc::clone(self.selection.regions()));
         let (leaves_gaps, shards) = match &self.reads {
             Reads::Alone => (false, Shards::Own),
@@ -151,7 +152,7 @@ impl Selection {
             options.reader = ReaderChoice::Pread;
         }
         let open = if shards == Shards::Exchanged { Transfer::open_divided } else { Transfer::open };
-        open(checkpoint, regions, Arc::new(device), options)
+        Ok(BackgroundTransfer::new(open(checkpoint, regions, Arc::new(device), options)?, checkpoint))
     }
 
     /// Opens a stream to the GPU with this ordinal, or to the host if it is negative.

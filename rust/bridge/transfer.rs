@@ -3,18 +3,17 @@
 use super::destinations::{cast, decode_destinations};
 use super::ffi;
 use super::guard::guard;
-use crate::checkpoint::region::TensorRegion;
 use crate::device::cuda::Cuda;
 use crate::device::host::Host;
 use crate::device::{self, Scratch};
 use crate::error::{Error, Kind, Result};
+use crate::load::background::BackgroundTransfer;
 use crate::load::staged;
-use crate::load::transfer::{Batch, Transfer};
+use crate::load::transfer::Batch;
 use crate::num::to_u64;
 use crate::options::Options;
 use crate::remote;
 use crate::staging::pool;
-use std::sync::Arc;
 
 /// Transfer or stream to the host or to a GPU.
 pub(super) enum OnDevice<H, C> {
@@ -36,14 +35,13 @@ pub(super) use on_device;
 
 /// Transfer to the host or to a GPU, and its prepared batch.
 pub(super) struct AnyTransfer {
-    transfer: OnDevice<Transfer<Host>, Transfer<Cuda>>,
-    regions: Arc<[TensorRegion]>,
+    transfer: OnDevice<BackgroundTransfer<Host>, BackgroundTransfer<Cuda>>,
     batch: Option<Batch>,
 }
 
 impl AnyTransfer {
-    pub(super) fn new(transfer: OnDevice<Transfer<Host>, Transfer<Cuda>>, regions: Arc<[TensorRegion]>) -> AnyTransfer {
-        AnyTransfer { transfer, regions, batch: None }
+    pub(super) fn new(transfer: OnDevice<BackgroundTransfer<Host>, BackgroundTransfer<Cuda>>) -> AnyTransfer {
+        AnyTransfer { transfer, batch: None }
     }
 
     pub(super) fn can_cast(&self, from: i8, to: i8) -> bool {
@@ -53,8 +51,10 @@ impl AnyTransfer {
     /// Plans a batch, and returns how much scratch memory it needs, in bytes.
     pub(super) fn prepare(&mut self, destinations: &[ffi::Destination]) -> Result<u64> {
         guard(|| {
-            let destinations = decode_destinations(&self.regions, destinations)?;
-            let batch = on_device!(&self.transfer, transfer => transfer.planner().prepare(&destinations))?;
+            let batch = on_device!(&self.transfer, transfer => {
+                let planner = transfer.planner();
+                planner.prepare(&decode_destinations(planner.regions(), destinations)?)
+            })?;
             Ok(to_u64(self.batch.insert(batch).scratch_bytes()))
         })
     }
@@ -62,13 +62,34 @@ impl AnyTransfer {
     /// Runs the planned batch.
     ///
     /// # Safety
-    /// The caller meets the conditions of [`Transfer::fill`].
+    /// The caller meets the conditions of [`BackgroundTransfer::fill`].
     pub(super) unsafe fn fill(&mut self, address: u64, bytes: u64) -> Result<()> {
         guard(|| {
-            let batch = self.batch.take().ok_or_else(|| Error::new(Kind::Internal, "no batch was prepared"))?;
+            let batch = self.take_batch()?;
             // SAFETY: the caller's promise.
             unsafe { on_device!(&mut self.transfer, transfer => transfer.fill(&batch, Scratch { address, bytes })) }
         })
+    }
+
+    /// Returns the number of windows in which the caller should allocate the tensors and submit them.
+    pub(super) fn windows(&self) -> usize {
+        on_device!(&self.transfer, transfer => transfer.windows())
+    }
+
+    /// Runs the planned batch on a thread.
+    ///
+    /// # Safety
+    /// The caller meets the conditions of [`BackgroundTransfer::submit`].
+    pub(super) unsafe fn submit(&mut self, address: u64, bytes: u64) -> Result<()> {
+        guard(|| {
+            let batch = self.take_batch()?;
+            // SAFETY: the caller's promise.
+            unsafe { on_device!(&mut self.transfer, transfer => transfer.submit(batch, Scratch { address, bytes })) }
+        })
+    }
+
+    fn take_batch(&mut self) -> Result<Batch> {
+        self.batch.take().ok_or_else(|| Error::new(Kind::Internal, "no batch was prepared"))
     }
 }
 

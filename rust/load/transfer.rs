@@ -138,6 +138,11 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
         Ok(Transfer { planner: Planner { regions, device, engine }, observer, verifier })
     }
 
+    /// Replaces the observer.
+    pub fn map_observer<P: TransferObserver>(self, observer: impl FnOnce(O) -> P) -> Transfer<D, P> {
+        Transfer { planner: self.planner, observer: observer(self.observer), verifier: self.verifier }
+    }
+
     /// Returns the digests that the transfer compares, if the checkpoint is to be verified.
     pub fn verifier(&self) -> Option<&Verifier> {
         self.verifier.as_ref()
@@ -168,12 +173,10 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
             // SAFETY: the caller's promise.
             return unsafe { self.run(None, batch, scratch) };
         }
-        let after = self.planner.device.record_caller()?;
+        let after = self.planner.record_caller()?;
         // SAFETY: the caller's promise.
         unsafe { self.fill_after(&after, batch, scratch) }?;
-        let device = &self.planner.device;
-        let ordered = device.record_copies().and_then(|copies| device.make_caller_wait(&copies));
-        ordered.inspect_err(|_| self.drain_after_error())
+        self.make_caller_wait()
     }
 
     /// Does what [`Transfer::fill`] does, after the work before an event. The caller's stream does not wait for it.
@@ -187,6 +190,16 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
     pub unsafe fn fill_after(&mut self, after: &D::StreamEvent, batch: &Batch, scratch: Scratch) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.run(Some(after), batch, scratch) }
+    }
+
+    /// Makes the caller's stream wait for all copies that were started.
+    ///
+    /// # Errors
+    /// `invalid-argument` if the stream cannot be used, `device` from the driver. No copy is in flight then.
+    pub fn make_caller_wait(&self) -> Result<()> {
+        let device = &self.planner.device;
+        let ordered = device.record_copies().and_then(|copies| device.make_caller_wait(&copies));
+        ordered.inspect_err(|_| self.drain_after_error())
     }
 
     /// Runs a batch as [`Engine::begin`] says.
@@ -273,6 +286,19 @@ impl<D: Device> Clone for Planner<D> {
 }
 
 impl<D: Device> Planner<D> {
+    /// Returns the tensor regions of the transfer.
+    pub fn regions(&self) -> &Arc<[TensorRegion]> {
+        &self.regions
+    }
+
+    /// Records an event after the work that the caller has queued.
+    ///
+    /// # Errors
+    /// Those of [`Device::record_caller`].
+    pub fn record_caller(&self) -> Result<D::StreamEvent> {
+        self.device.record_caller()
+    }
+
     /// Returns whether elements can be cast while they are copied.
     pub fn can_cast(&self, cast: Cast) -> bool {
         self.device.can_cast(cast)

@@ -3,6 +3,7 @@
 #![allow(clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, clippy::expect_used)]
 #![allow(clippy::cast_possible_truncation)]
 
+mod background;
 mod convert_on_gpu;
 mod driver_calls;
 mod forks;

@@ -4,7 +4,13 @@ use crate::files;
 use crate::host_load::load;
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
+use fst::checkpoint::verify::Verify;
+use fst::device::host::Host;
+use fst::digest::manifest::Manifest;
 use fst::error::Kind;
+use fst::format::layout::{Layout, Tensor};
+use fst::load::background::BackgroundTransfer;
+use fst::load::transfer::Transfer;
 use fst::options::{Options, ReaderChoice};
 use safetensors::tensor::Dtype;
 use std::fs::OpenOptions;
@@ -77,4 +83,27 @@ fn a_file_replaced_during_the_load_is_read_as_opened() {
     let (name, bytes) = &tensors[300];
     let loaded = load(&checkpoint, &whole(&checkpoint, &[name, name, "t0003"]), options(ReaderChoice::Auto)).unwrap();
     assert_eq!((&loaded[0], &loaded[1]), (bytes, bytes));
+}
+
+#[test]
+fn only_large_loads_of_many_tensors_have_windows() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("x.safetensors");
+    let manifest = Manifest::parse(format!("{}  x.safetensors\n", "0".repeat(64)).as_bytes()).unwrap();
+    for (count, bytes, verify, windows) in [
+        (2000, 256 << 10, Verify::Nothing, 8),
+        (2000, 256 << 10, Verify::Manifest(manifest), 1),
+        (1999, 256 << 10, Verify::Nothing, 1),
+        (2000, 1 << 10, Verify::Nothing, 1),
+    ] {
+        let tensor = |index| Tensor::new(format!("t{index}"), fst::dtype::Dtype::U8, vec![bytes]).unwrap();
+        let tensors: Vec<Tensor> = (0..count).map(tensor).collect();
+        let layout = Layout::new(&tensors, &None).unwrap();
+        std::fs::write(&path, layout.header()).unwrap();
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(layout.file_bytes()).unwrap();
+        let checkpoint = Checkpoint::open_with(&[&path], &verify.into()).unwrap();
+        let names: Vec<_> = tensors.iter().map(|tensor| tensor.name()).collect();
+        let open = Transfer::open(&checkpoint, whole(&checkpoint, &names), Arc::new(Host), Options::default());
+        assert_eq!(BackgroundTransfer::new(open.unwrap(), &checkpoint).windows(), windows, "{count} of {bytes}");
+    }
 }

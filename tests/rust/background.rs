@@ -1,0 +1,195 @@
+//! Loads to the simulated GPU in windows: tensors are allocated while others are in flight. Every test also fails if the
+//! driver reports a violation.
+
+use crate::gpu_load::{Load, bytes_of, mixed_model};
+use crate::model::Model;
+use crate::sim::abi::Fault;
+use crate::sim::gpu::Gpu;
+use crate::sim::{Sim, TIGHT, schedules, with_fault_at_every_call};
+use fst::device::Scratch;
+use fst::device::cuda::Cuda;
+use fst::error::{Kind, Result};
+use fst::load::background::BackgroundTransfer;
+use fst::options::Options;
+use fst::staging::{Request, pool};
+use std::cell::Cell;
+use std::fs::File;
+use std::ops::Range;
+
+const WINDOWS: [Range<usize>; 4] = [0..2, 2..5, 5..7, 7..8];
+
+/// Options with one slot.
+const ONE_SLOT: Options = Options { staging_bytes: TIGHT.chunk_bytes, ..TIGHT };
+
+/// Caller of transfers in windows, as C++ is.
+struct Caller<'a> {
+    load: Load<'a>,
+    /// Scratch memory, which windows share until one needs more.
+    scratch: Cell<Scratch>,
+}
+
+impl<'a> Caller<'a> {
+    fn new(gpu: &'a Gpu<'a>, model: &Model) -> Caller<'a> {
+        Caller { load: Load::all(gpu, model), scratch: Cell::default() }
+    }
+
+    fn open(&self, options: Options) -> Result<BackgroundTransfer<Cuda>> {
+        Ok(BackgroundTransfer::new(self.load.open(options)?, &self.load.checkpoint))
+    }
+
+    /// Allocates the tensors of a window and submits them.
+    fn submit(&self, transfer: &mut BackgroundTransfer<Cuda>, window: Range<usize>) -> Result<()> {
+        let gpu = self.load.gpu;
+        for tensor in window.clone().filter(|&tensor| self.load.regions[tensor].bytes() > 0) {
+            // The last use of a block may still be queued.
+            gpu.queue_fill(self.load.blocks[tensor], bytes_of(&self.load.regions[tensor]));
+        }
+        let batch = transfer.planner().prepare(&self.load.destinations()[window])?;
+        let bytes = u64::try_from(batch.scratch_bytes()).unwrap();
+        if self.scratch.get().bytes < bytes {
+            let address = gpu.allocate(batch.scratch_bytes());
+            gpu.queue_fill(address, batch.scratch_bytes());
+            self.scratch.set(Scratch { address, bytes });
+        }
+        // SAFETY: the blocks are used again only after the transfer has finished or was dropped.
+        unsafe { transfer.submit(batch, self.scratch.get()) }
+    }
+
+    /// Runs a load. The next user gets the memory when it has ended.
+    fn run(&self, options: Options) -> Result<()> {
+        let mut transfer = self.open(options)?;
+        let submitted = WINDOWS.into_iter().try_for_each(|window| self.submit(&mut transfer, window));
+        let result = submitted.and_then(|()| transfer.finish());
+        let Scratch { address, bytes } = self.scratch.get();
+        if bytes > 0 {
+            self.load.gpu.queue_fill(address, usize::try_from(bytes).unwrap());
+        }
+        result.inspect_err(|_| self.load.use_blocks())
+    }
+}
+
+#[test]
+fn windows_are_exact() {
+    let model = mixed_model();
+    for sim in schedules() {
+        let gpu = Gpu::new(&sim, 0);
+        for options in [TIGHT, ONE_SLOT] {
+            let caller = Caller::new(&gpu, &model);
+            caller.run(options).unwrap();
+            caller.load.assert_holds(&model);
+        }
+    }
+}
+
+#[test]
+fn a_batch_of_the_caller_runs_after_those_of_the_thread() {
+    let model = mixed_model();
+    for sim in schedules() {
+        let gpu = Gpu::new(&sim, 0);
+        let mut caller = Caller::new(&gpu, &model);
+        // Tensors 0 and 4 share a block, as scratch memory for casts of PyTorch does.
+        caller.load.blocks[0] = caller.load.blocks[4];
+        let mut transfer = caller.open(TIGHT).unwrap();
+        for window in [0..1, 1..4] {
+            caller.submit(&mut transfer, window).unwrap();
+        }
+        let batch = transfer.planner().prepare(&caller.load.destinations()[4..8]).unwrap();
+        let scratch = Scratch {
+            address: gpu.allocate(batch.scratch_bytes().max(1)),
+            bytes: u64::try_from(batch.scratch_bytes()).unwrap(),
+        };
+        // SAFETY: the blocks are used again only after the transfer has finished.
+        unsafe { transfer.fill(&batch, scratch) }.unwrap();
+        assert!(gpu.read(caller.load.blocks[4], model.tensors[4].bytes.len()) == model.tensors[4].bytes);
+        // The thread starts again.
+        caller.submit(&mut transfer, 0..1).unwrap();
+        transfer.finish().unwrap();
+        assert!(gpu.read(caller.load.blocks[0], model.tensors[0].bytes.len()) == model.tensors[0].bytes);
+    }
+}
+
+#[test]
+fn a_fault_at_any_call_is_a_clean_error() {
+    let model = mixed_model();
+    // At least a context, two streams, and events that order the copies with the caller.
+    for (fault, least) in [(Fault::OutOfMemory, 4), (Fault::CopyEnqueue, 10), (Fault::CopyAsync, 10)] {
+        with_fault_at_every_call(fault, least, |sim, begin| {
+            let gpu = Gpu::new(sim, 0);
+            let caller = Caller::new(&gpu, &model);
+            begin();
+            caller.run(TIGHT)?;
+            caller.load.assert_holds(&model);
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn an_error_of_the_thread_is_that_of_the_load() {
+    for sim in schedules() {
+        let model = mixed_model();
+        let gpu = Gpu::new(&sim, 0);
+        let caller = Caller::new(&gpu, &model);
+        let first = File::options().write(true).open(&model.paths[0]).unwrap();
+        first.set_len(first.metadata().unwrap().len() - 100).unwrap();
+        let error = caller.run(TIGHT).unwrap_err();
+        assert_eq!(error.kind(), Kind::Io);
+        assert!(error.to_string().contains(r#"shard-0.safetensors: tensor "tensor."#), "{error}");
+    }
+}
+
+#[test]
+fn destinations_may_be_freed_after_the_transfer_is_dropped() {
+    let model = mixed_model();
+    for count in 0..WINDOWS.len() {
+        for sim in schedules() {
+            let gpu = Gpu::new(&sim, 0);
+            let caller = Caller::new(&gpu, &model);
+            let mut transfer = caller.open(TIGHT).unwrap();
+            for window in WINDOWS.into_iter().take(count) {
+                caller.submit(&mut transfer, window).unwrap();
+            }
+            drop(transfer);
+            caller.load.use_blocks();
+        }
+    }
+}
+
+/// Submits all windows of a load whose thread waits for a slot, and ends it.
+fn end_while_the_thread_waits(end: impl Fn(BackgroundTransfer<Cuda>)) {
+    extern "C" fn ignore(_: libc::c_int) {}
+    let handler: extern "C" fn(libc::c_int) = ignore;
+    let model = mixed_model();
+    let sim = Sim::start(0);
+    // SAFETY: the handler does nothing.
+    let before = unsafe { libc::signal(libc::SIGINT, handler as libc::sighandler_t) };
+    let gpu = Gpu::new(&sim, 0);
+    let caller = Caller::new(&gpu, &model);
+    let request = Request { bytes: ONE_SLOT.chunk_bytes, node: None, staging_bytes: ONE_SLOT.staging_bytes };
+    let slot = pool::take(&request).unwrap();
+    assert!(slot.is_some());
+    let mut transfer = caller.open(ONE_SLOT).unwrap();
+    for window in WINDOWS {
+        caller.submit(&mut transfer, window).unwrap();
+    }
+    end(transfer);
+    caller.load.use_blocks();
+    drop(slot);
+    assert_eq!(sim.counters().copies, 0);
+    // SAFETY: the action before.
+    unsafe { libc::signal(libc::SIGINT, before) };
+}
+
+#[test]
+fn dropping_a_transfer_ends_the_thread() {
+    end_while_the_thread_waits(drop);
+}
+
+#[test]
+fn an_interrupt_ends_the_thread() {
+    end_while_the_thread_waits(|transfer| {
+        // SAFETY: the process has a handler for SIGINT.
+        unsafe { libc::raise(libc::SIGINT) };
+        assert_eq!(transfer.finish().unwrap_err().kind(), Kind::Interrupted);
+    });
+}
