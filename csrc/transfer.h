@@ -22,8 +22,8 @@ class DeviceTransfer {
   // Opens the device and the readers, unless they are open. `run` does it otherwise.
   void open();
 
-  // Returns the number of windows in which an open transfer to a GPU is fastest: the caller adds the outputs of a window,
-  // starts it, and allocates those of the next one meanwhile.
+  // Returns the number of windows in which an open transfer to a GPU is fastest: the caller adds the outputs of a
+  // window, starts it, and allocates those of the next one meanwhile.
   size_t windows() const;
 
   // Adds an output for the elements of the selection's tensor `index` that begin at byte `begin`. The output determines
@@ -58,8 +58,8 @@ class DeviceTransfer {
   const Selection& selection_;
   const rust::Vec<Spec>& specs_;
   const c10::Device device_;
-  // Tensors of windows and the scratch memory that windows share. The transfer, which is destroyed before, waits for the
-  // copies.
+  // Tensors of windows and the scratch memory that windows share. The transfer, which is destroyed before, waits for
+  // the copies.
   std::vector<at::Tensor> in_flight_;
   at::Tensor scratch_;
   std::optional<rust::Box<AnyTransfer>> transfer_;
