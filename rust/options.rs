@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
+use rustix::thread::{Pid, sched_getaffinity};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -59,7 +60,7 @@ pub struct Options {
     pub request_bytes: usize,
     /// Upper bound for the staging memory of the process, for all loads together, in bytes. `FST_STAGING_BYTES`.
     pub staging_bytes: usize,
-    /// Number of threads that read. `FST_THREADS`.
+    /// Number of threads that read. `FST_THREADS`, or by default the cores of this rank, but 4 to 16.
     pub threads: usize,
     /// Number of requests of a load that may be in flight, for all threads together. Only `uring` uses several per
     /// thread. `FST_QUEUE_DEPTH`.
@@ -74,21 +75,13 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        // The call reads the files of control groups, which takes longer than a small load.
-        static CORES: AtomicUsize = AtomicUsize::new(0);
-        let mut cores = CORES.load(Ordering::Relaxed);
-        if cores == 0 {
-            cores = std::thread::available_parallelism().map_or(1, usize::from);
-            CORES.store(cores, Ordering::Relaxed);
-        }
         Options {
             reader: ReaderChoice::Auto,
             chunk_bytes: 4 << 20,
             // Long enough that the latency of a request is short beside it, and short enough for many at once.
             request_bytes: 8 << 20,
             staging_bytes: STAGING_BYTES_MAX,
-            // Threads that read from a disk mostly wait, so several keep it busy even on few cores.
-            threads: cores.clamp(4, 16),
+            threads: threads_on(cores()),
             queue_depth: 32,
             drop_cache: false,
             leaves_gaps: false,
@@ -122,11 +115,48 @@ impl Options {
                 .unwrap_or(defaults.request_bytes)
                 .min(staging_bytes),
             staging_bytes,
-            threads: number("FST_THREADS", 1..=THREADS_MAX)?.unwrap_or(defaults.threads),
+            threads: number("FST_THREADS", 1..=THREADS_MAX)?
+                .unwrap_or_else(|| threads_on(cores_of_rank(cores(), variable("LOCAL_WORLD_SIZE").as_deref()))),
             queue_depth: number("FST_QUEUE_DEPTH", 1..=QUEUE_DEPTH_MAX)?.unwrap_or(defaults.queue_depth),
             drop_cache: number("FST_DROP_CACHE", 0..=1)?.map_or(defaults.drop_cache, |number| number == 1),
             ..defaults
         })
+    }
+}
+
+/// Returns the default number of threads. Threads that read from a disk mostly wait, so several keep it busy even on few
+/// cores.
+fn threads_on(cores: usize) -> usize {
+    cores.clamp(4, 16)
+}
+
+/// Returns the number of cores that this process may use.
+fn cores() -> usize {
+    // The call reads the files of control groups, which takes longer than a small load.
+    static CORES: AtomicUsize = AtomicUsize::new(0);
+    let mut cores = CORES.load(Ordering::Relaxed);
+    if cores == 0 {
+        cores = std::thread::available_parallelism().map_or(1, usize::from);
+        CORES.store(cores, Ordering::Relaxed);
+    }
+    cores
+}
+
+/// Returns the cores of this process over the ranks that share them. Launchers such as torchrun set `LOCAL_WORLD_SIZE` to
+/// the number of ranks on this machine.
+fn cores_of_rank(cores: usize, local_world_size: Option<&str>) -> usize {
+    // The variable is not one of fst, so other values are no error.
+    let ranks = local_world_size.and_then(|text| text.parse().ok()).unwrap_or(1);
+    if ranks < 2 || has_own_cores() { cores } else { cores / ranks }
+}
+
+/// Returns whether this process may use fewer cores than its parent, because a launcher has divided them already.
+fn has_own_cores() -> bool {
+    // SAFETY: the call has no preconditions.
+    let parent = Pid::from_raw(unsafe { libc::getppid() });
+    match (sched_getaffinity(None), sched_getaffinity(parent)) {
+        (Ok(own), Ok(parent)) => own.count() < parent.count(),
+        _ => false,
     }
 }
 
@@ -202,5 +232,36 @@ fn number(name: &str, allowed: std::ops::RangeInclusive<usize>) -> Result<Option
             Kind::InvalidArgument,
             format!("{name} is {text:?}; it must be a whole number from {} to {}", allowed.start(), allowed.end()),
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::thread::{CpuSet, sched_setaffinity};
+    use std::thread;
+
+    #[test]
+    fn ranks_share_the_cores() {
+        let threads = |cores, ranks| threads_on(cores_of_rank(cores, ranks));
+        assert_eq!([1, 7, 192].map(|cores| threads(cores, None)), [4, 7, 16]);
+        assert_eq!([16, 64, 192].map(|cores| threads(cores, Some("8"))), [4, 8, 16]);
+        for text in ["0", "1", "-8", "eight"] {
+            assert_eq!(threads(14, Some(text)), 14, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_rank_may_have_cores_of_its_own() {
+        let all = sched_getaffinity(None).unwrap();
+        let first = (0..CpuSet::MAX_CPU).find(|core| all.is_set(*core)).unwrap();
+        let on_one_core = thread::spawn(move || {
+            let mut one = CpuSet::new();
+            one.set(first);
+            // Changes the cores of this thread only.
+            sched_setaffinity(None, &one).unwrap();
+            cores_of_rank(14, Some("2"))
+        });
+        assert_eq!(on_one_core.join().unwrap(), if all.count() > 1 { 14 } else { 7 });
     }
 }
