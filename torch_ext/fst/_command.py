@@ -1,8 +1,8 @@
 """Starts the command `fst` without PyTorch where it can do without.
 
 A Python process that runs `python -m fst`, or the installed command, imports this package before the command itself.
-The package imports PyTorch, which takes seconds, and fails where PyTorch is missing or does not fit. Help, the version
-and `fst doctor` need neither, so they end the process before that import.
+The package imports PyTorch, which takes seconds, and fails where PyTorch is missing or does not fit. Help, the version,
+`fst doctor` and `fst tmpfs` need neither, so they end the process before that import.
 """
 
 import importlib
@@ -51,7 +51,7 @@ def _is_script(program: Path) -> bool:
 
 
 def _is_early(arguments: Sequence[str]) -> bool:
-    if not arguments or arguments[0] in (*_HELP, "--version", "doctor"):
+    if not arguments or arguments[0] in (*_HELP, "--version", "doctor", "tmpfs"):
         return True
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     # `fst bench` passes its options on to another program.
