@@ -29,9 +29,9 @@ def loaders(monkeypatch):
     started = []
 
     class Recording(fst._patch.placement.PrefetchLoader):
-        def __init__(self, checkpoint, regions, device, window_bytes):
-            started.append((list(regions), str(device)))
-            super().__init__(checkpoint, regions, device, window_bytes)
+        def __init__(self, checkpoint, names, regions, device, window_bytes):
+            started.append((names, str(device)))
+            super().__init__(checkpoint, names, regions, device, window_bytes)
 
     monkeypatch.setattr(fst._patch.placement, "PrefetchLoader", Recording)
     return started

@@ -1,6 +1,8 @@
 """Frameworks whose tensors `safe_open` returns."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -27,13 +29,14 @@ class Framework(NamedTuple):
     plan_index: Callable[[Any, Sequence[int]], IndexedRead | None]
 
 
-class Output(NamedTuple):
+@dataclass(frozen=True)
+class Output:
     """Framework and device of loaded tensors."""
 
     framework: Framework
     device: torch.device
 
-    @property
+    @cached_property
     def load_device(self) -> torch.device:
         """The device to load to: `device`, or the CPU if the operators do not support that one.
 
@@ -48,7 +51,7 @@ class Output(NamedTuple):
         """Moves tensors from `load_device` to `device`, and converts them for the framework."""
         if self.load_device != self.device:
             tensors = [tensor.to(self.device) for tensor in tensors]
-        return [self.framework.convert(tensor) for tensor in tensors]
+        return tensors if self.framework is PYTORCH else [self.framework.convert(tensor) for tensor in tensors]
 
 
 def find_framework(name: str) -> Framework:

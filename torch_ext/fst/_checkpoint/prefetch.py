@@ -28,16 +28,18 @@ class PrefetchLoader:
     def __init__(
         self,
         checkpoint: OpenCheckpoint,
-        regions: Mapping[str, Region],
+        names: Sequence[str],
+        regions: Sequence[Region] | None,
         device: torch.device,
         window_bytes: int = UNBOUNDED,
     ) -> None:
-        self._names = dict.fromkeys(regions)
+        self._names = dict.fromkeys(names)
         self._device = device
-        flat = flatten(regions.values())
-        self._loader = checkpoint.stream(list(regions), flat, device, window_bytes=window_bytes)
+        self._has_streams = device.type == "cuda"
+        flat = None if regions is None else flatten(regions)
+        self._loader = checkpoint.stream(names, flat, device, window_bytes=window_bytes)
         self._lock = threading.Lock()
-        self._not_returned = set(regions)
+        self._not_returned = set(names)
         # Tensors that came before they were requested, each with the stream on which it is ready.
         self._waiting: dict[str, tuple[Tensor, Any]] = {}
         self._is_closed = False
@@ -65,9 +67,8 @@ class PrefetchLoader:
                     raise SafetensorError(
                         f"tensor {name} already delivered (prefetch hands each tensor out once, via take or iteration)"
                     )
-                if name in self._waiting:
+                if name in self._waiting or self._advance() == name:
                     return self._return(name)
-                self._advance()
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """Yields names and tensors as they become ready, without those that were taken before."""
@@ -76,9 +77,7 @@ class PrefetchLoader:
                 self._check_open()
                 if not self._not_returned:
                     return
-                if not self._waiting:
-                    self._advance()
-                name = next(iter(self._waiting))
+                name = next(iter(self._waiting)) if self._waiting else self._advance()
                 tensor = self._return(name)
             yield name, tensor
 
@@ -99,8 +98,8 @@ class PrefetchLoader:
         if self._is_closed:
             raise SafetensorError("prefetch loader closed")
 
-    def _advance(self) -> None:
-        """Waits for the next tensor."""
+    def _advance(self) -> str:
+        """Waits for the next tensor, and returns its name."""
         item = self._loader.next()
         # Another thread may have closed the loader in the meantime.
         self._check_open()
@@ -108,6 +107,7 @@ class PrefetchLoader:
             raise SafetensorError("prefetch loader closed")
         _, name, tensor = item
         self._waiting[name] = tensor, self._stream()
+        return name
 
     def _return(self, name: str) -> Tensor:
         tensor, stream = self._waiting.pop(name)
@@ -119,34 +119,40 @@ class PrefetchLoader:
         return tensor
 
     def _stream(self) -> Any:
-        return torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+        return torch.cuda.current_stream(self._device) if self._has_streams else None
 
 
-def plan_regions(checkpoint: OpenCheckpoint, plan: Plan | None) -> dict[str, Region]:
-    """Returns the region to load of each tensor of a plan, in the order of the files and of the bytes in each file."""
+def plan_regions(checkpoint: OpenCheckpoint, plan: Plan | None) -> tuple[list[str], list[Region] | None]:
+    """Returns the tensors of a plan in the order of the files and of the bytes in each file, and the region of each.
+
+    The regions are None if all tensors are whole.
+    """
     names = checkpoint.names()
-    if plan is not None:
-        if not isinstance(plan, Mapping):
-            raise TypeError(f"plan must be a dict of names to slices or None, not {type(plan).__name__}")
-        _check_names(plan, names)
-        names = [name for name in names if name in plan]
-        if not names:
-            raise SafetensorError("prefetch plan selects no tensors")
-    rows = {name: None if plan is None else plan[name] for name in names}
+    if plan is None:
+        return names, None
+    if not isinstance(plan, Mapping):
+        raise TypeError(f"plan must be a dict of names to slices or None, not {type(plan).__name__}")
+    _check_names(plan, names)
+    names = [name for name in names if name in plan]
+    if not names:
+        raise SafetensorError("prefetch plan selects no tensors")
+    if all(plan[name] is None for name in names):
+        return names, None
     infos = {name: checkpoint.tensor_info(name) for name in names}
-    ranges = {name: _row_range(name, item, infos[name].shape) for name, item in rows.items() if item is not None}
+    ranges = {name: _row_range(name, rows, infos[name].shape) for name in names if (rows := plan[name]) is not None}
     # Raises the error for dtypes that PyTorch does not have.
     checkpoint.load_tensors(names, torch.device("meta"))
-    regions = {}
+    regions = []
     for name, info in infos.items():
         shape = shape_in_torch(info.dtype, info.shape)
-        regions[name] = Region.whole(shape)
+        region = Region.whole(shape)
         if name in ranges:
             # PyTorch stores two F4 numbers in one element.
             if shape[0] != info.shape[0]:
                 raise SafetensorError(f"cannot slice rows of {name}: a row is not a whole number of bytes")
-            regions[name] = regions[name].replace(0, (*ranges[name], 1))
-    return regions
+            region = region.replace(0, (*ranges[name], 1))
+        regions.append(region)
+    return names, regions
 
 
 def _check_names(plan: Plan, names: Sequence[str]) -> None:

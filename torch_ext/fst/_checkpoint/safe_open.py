@@ -1,10 +1,8 @@
 """`safe_open`: an open checkpoint with the methods of safetensors' class of the same name."""
 
 import errno
-import functools
 import os
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,8 +14,6 @@ from fst._core.arguments import DIGESTS_KEY, Device, Paths, VerifyRequest, devic
 from fst._core.encryption_key import EncryptionKey
 from fst._core.errors import SafetensorError, TensorNotFoundError
 from fst._core.urls import is_url
-
-_Result = TypeVar("_Result")
 
 
 class TensorMeta(NamedTuple):
@@ -34,21 +30,6 @@ class TensorMeta(NamedTuple):
     shape: list[int]
     nbytes: int
     data_offsets: tuple[int, int]
-
-
-def _names_missing_tensor(
-    method: "Callable[[safe_open, str], _Result]",
-) -> "Callable[[safe_open, str], _Result]":
-    """Decorates a method, so that its error for a tensor that does not exist begins with safetensors' text."""
-
-    @functools.wraps(method)
-    def naming(self: "safe_open", name: str) -> _Result:
-        try:
-            return method(self, name)
-        except TensorNotFoundError as error:
-            raise TensorNotFoundError(f"File does not contain tensor {name}: {error}") from None
-
-    return naming
 
 
 class safe_open:  # noqa: N801  (the name of safetensors' class)
@@ -135,31 +116,37 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
                 found_in.setdefault(key, path)
         return merged
 
-    @_names_missing_tensor
     def get_tensor(self, name: str) -> Any:
         """Loads a whole tensor.
 
         Raises:
             SafetensorError: No file holds the name. The exception is also a KeyError.
         """
-        return self._load([_checked(name)])[0]
+        try:
+            return self._load([_checked(name)])[0]
+        except TensorNotFoundError as error:
+            raise _not_found(name, error) from None
 
     def get_tensors(self) -> dict[str, Any]:
         """Loads all tensors in one load, and returns them by name in the order of `offset_keys`."""
         names = self._opened().names()
         return dict(zip(names, self._load(names), strict=True))
 
-    @_names_missing_tensor
     def get_tensor_meta(self, name: str) -> TensorMeta:
         """Returns the header entry of a tensor. Reads nothing."""
         checkpoint = self._opened()
-        info = checkpoint.tensor_info(_checked(name))
+        try:
+            info = checkpoint.tensor_info(_checked(name))
+        except TensorNotFoundError as error:
+            raise _not_found(name, error) from None
         return TensorMeta(info.dtype, info.shape, info.nbytes, checkpoint.data_offsets[name])
 
-    @_names_missing_tensor
     def get_slice(self, name: str) -> Slice:
         """Returns an object that loads parts of a tensor by indexing. It stays usable after the files are closed."""
-        return Slice(self._opened(), self._output, _checked(name))
+        try:
+            return Slice(self._opened(), self._output, _checked(name))
+        except TensorNotFoundError as error:
+            raise _not_found(name, error) from None
 
     def prefetch(self, plan: Plan | None = None, *, device: Device = None, threads: int = 8) -> PrefetchLoader:
         """Starts to load tensors in the background, through the staging buffers of fst if the device is a GPU.
@@ -187,8 +174,8 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
         output = self._output if device is None else Output(PYTORCH, _device_of(device))
         if output.device.type not in ("cpu", "cuda"):
             raise SafetensorError(f"prefetch loads to the CPU and to cuda devices, not {output.device}")
-        regions = plan_regions(self._opened(), plan)
-        return PrefetchLoader(self._opened(), regions, output.load_device)
+        names, regions = plan_regions(self._opened(), plan)
+        return PrefetchLoader(self._opened(), names, regions, output.load_device)
 
     def close(self) -> None:
         """Closes the files as soon as no slice uses them. Closing again has no effect."""
@@ -213,6 +200,11 @@ def _checked(name: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"the name of a tensor must be a str, not {type(name).__name__}")
     return name
+
+
+def _not_found(name: str, error: TensorNotFoundError) -> TensorNotFoundError:
+    """Returns the error for a tensor that does not exist, with safetensors' text in front."""
+    return TensorNotFoundError(f"File does not contain tensor {name}: {error}")
 
 
 def _device_of(device: Device) -> torch.device:

@@ -142,6 +142,8 @@ class Checkpoint(Loads):
     ) -> None:
         self._verify = verify
         self._object = torch.classes.fst.Checkpoint(paths, headers, verify, None if key is None else key._object)
+        # Methods of the object by name. PyTorch takes 1 us to look one up.
+        self._methods: dict[str, Any] = {}
 
     def verify(self, part: int = 0, parts: int = 1, skips_groups: bool = False) -> None:
         """Reads one of several equal parts of the data and compares the digests. Later loads compare none.
@@ -252,7 +254,10 @@ class Checkpoint(Loads):
         return Loader(self._run("stream", names, regions, device, **options))
 
     def _run(self, name: str, *arguments: Any, **options: Any) -> Any:
-        loaded = getattr(self._object, name)(*arguments, **options)
+        method = self._methods.get(name)
+        if method is None:
+            method = self._methods[name] = getattr(self._object, name)
+        loaded = method(*arguments, **options)
         warn_of_unverified(self._verify)
         return loaded
 
@@ -267,13 +272,15 @@ class Loader:
 
     def __init__(self, loader: Any) -> None:
         self._object = loader
+        # PyTorch takes 1 us to look a method up.
+        self._next = loader.next
 
     def next(self) -> tuple[int, str, Tensor] | None:
         """Returns the position, the name and the tensor that comes next, or None after the last.
 
         The position counts `names`, or all tensors of the files.
         """
-        return self._object.next()
+        return self._next()
 
     def close(self) -> None:
         """Ends the load and frees the tensors that were not returned."""

@@ -106,8 +106,8 @@ class PlacedLoads:
                 return None
             if device not in self._loaders:
                 plan = dict.fromkeys(self._expected[device])
-                regions = plan_regions(self._checkpoint, plan)
-                self._loaders[device] = PrefetchLoader(self._checkpoint, regions, device, DEFAULT_WINDOW_BYTES)
+                names, regions = plan_regions(self._checkpoint, plan)
+                self._loaders[device] = PrefetchLoader(self._checkpoint, names, regions, device, DEFAULT_WINDOW_BYTES)
             return self._loaders[device]
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fst._checkpoint.framework import PYTORCH, has_framework
+from fst._checkpoint.framework import PYTORCH, Output, has_framework
 from fst._checkpoint.prefetch import Plan, PrefetchLoader
 from fst._checkpoint.safe_open import safe_open
 from fst._checkpoint.slice import Slice
@@ -143,7 +143,7 @@ class _SafeOpen(safe_open):
 
     def _place(self, placement: Placement | None) -> None:
         """Loads tensors for the CPU to the devices of a placement instead."""
-        if placement is not None and self._output == (PYTORCH, torch.device("cpu")):
+        if placement is not None and self._output == Output(PYTORCH, torch.device("cpu")):
             self._loads = PlacedLoads(self._opened(), placement)
 
     def _known(self, name: str) -> str:
