@@ -81,7 +81,7 @@ impl Default for Options {
             // Long enough that the latency of a request is short beside it, and short enough for many at once.
             request_bytes: 8 << 20,
             staging_bytes: STAGING_BYTES_MAX,
-            threads: threads_on(cores()),
+            threads: default_threads(cores(), None),
             queue_depth: 32,
             drop_cache: false,
             leaves_gaps: false,
@@ -116,18 +116,12 @@ impl Options {
                 .min(staging_bytes),
             staging_bytes,
             threads: number("FST_THREADS", 1..=THREADS_MAX)?
-                .unwrap_or_else(|| threads_on(cores_of_rank(cores(), variable("LOCAL_WORLD_SIZE").as_deref()))),
+                .unwrap_or_else(|| default_threads(cores(), variable("LOCAL_WORLD_SIZE").as_deref())),
             queue_depth: number("FST_QUEUE_DEPTH", 1..=QUEUE_DEPTH_MAX)?.unwrap_or(defaults.queue_depth),
             drop_cache: number("FST_DROP_CACHE", 0..=1)?.map_or(defaults.drop_cache, |number| number == 1),
             ..defaults
         })
     }
-}
-
-/// Returns the default number of threads. Threads that read from a disk mostly wait, so several keep it busy even on few
-/// cores.
-fn threads_on(cores: usize) -> usize {
-    cores.clamp(4, 16)
 }
 
 /// Returns the number of cores that this process may use.
@@ -142,12 +136,15 @@ fn cores() -> usize {
     cores
 }
 
-/// Returns the cores of this process over the ranks that share them. Launchers such as torchrun set `LOCAL_WORLD_SIZE` to
-/// the number of ranks on this machine.
-fn cores_of_rank(cores: usize, local_world_size: Option<&str>) -> usize {
+/// Returns the default of `FST_THREADS`: the cores of this process over the ranks that share them, but 4 to 16. Launchers such
+/// as torchrun set `LOCAL_WORLD_SIZE` to the number of ranks on this machine.
+#[doc(hidden)]
+pub fn default_threads(cores: usize, local_world_size: Option<&str>) -> usize {
     // The variable is not one of fst, so other values are no error.
     let ranks = local_world_size.and_then(|text| text.parse().ok()).unwrap_or(1);
-    if ranks < 2 || has_own_cores() { cores } else { cores / ranks }
+    let cores = if ranks < 2 || has_own_cores() { cores } else { cores / ranks };
+    // Threads that read from a disk mostly wait, so several keep it busy even on few cores.
+    cores.clamp(4, 16)
 }
 
 /// Returns whether this process may use fewer cores than its parent, because a launcher has divided them already.
@@ -232,36 +229,5 @@ fn number(name: &str, allowed: std::ops::RangeInclusive<usize>) -> Result<Option
             Kind::InvalidArgument,
             format!("{name} is {text:?}; it must be a whole number from {} to {}", allowed.start(), allowed.end()),
         )),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use rustix::thread::{CpuSet, sched_setaffinity};
-    use std::thread;
-
-    #[test]
-    fn ranks_share_the_cores() {
-        let threads = |cores, ranks| threads_on(cores_of_rank(cores, ranks));
-        assert_eq!([1, 7, 192].map(|cores| threads(cores, None)), [4, 7, 16]);
-        assert_eq!([16, 64, 192].map(|cores| threads(cores, Some("8"))), [4, 8, 16]);
-        for text in ["0", "1", "-8", "eight"] {
-            assert_eq!(threads(14, Some(text)), 14, "{text}");
-        }
-    }
-
-    #[test]
-    fn a_rank_may_have_cores_of_its_own() {
-        let all = sched_getaffinity(None).unwrap();
-        let first = (0..CpuSet::MAX_CPU).find(|core| all.is_set(*core)).unwrap();
-        let on_one_core = thread::spawn(move || {
-            let mut one = CpuSet::new();
-            one.set(first);
-            // Changes the cores of this thread only.
-            sched_setaffinity(None, &one).unwrap();
-            cores_of_rank(14, Some("2"))
-        });
-        assert_eq!(on_one_core.join().unwrap(), if all.count() > 1 { 14 } else { 7 });
     }
 }

@@ -20,6 +20,7 @@ mod header;
 mod host_load;
 mod layout;
 mod memory;
+mod options;
 mod page_cache;
 mod plan;
 mod read_ahead;

@@ -202,12 +202,14 @@ def test_connections_are_kept_and_given_back(redis, url):
 
     fst.load_file(url)
     first = count()
-    fst.load_file(url)
-    # The count opened a connection of its own.
-    assert count() - first == 1
+    for _ in range(10):
+        fst.load_file(url)
+    # The count opened a connection of its own. Slow answers may lead to another one, but not in each load.
+    kept = count()
+    assert kept - first < 8
     fst.release_memory()
     fst.load_file(url)
-    assert count() - first > 2
+    assert count() - kept > 1
 
 
 PART = 5 << 20
