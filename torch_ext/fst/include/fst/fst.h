@@ -243,8 +243,8 @@ inline void verify(const Strings& paths, const std::string& verify = "digests") 
   operation.call(detail::list_of(paths), verify);
 }
 
-// Creates what the first load to a GPU would create, and the process keeps for later loads: pinned host memory, streams and
-// device kernels. Does nothing for other devices.
+// Creates what the first load to a GPU would create, and the process keeps for later loads: pinned host memory, streams
+// and device kernels. Does nothing for other devices.
 inline void prepare(c10::Device device = at::kCUDA) {
   const auto operation = detail::find<void(c10::Device)>("fst::prepare");
   operation.call(device);
