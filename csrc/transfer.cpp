@@ -30,10 +30,10 @@ void DeviceTransfer::add_bytes(size_t index, uint64_t begin, uint64_t end, uint6
   byte_outputs_.push_back(Destination{index, begin, end, address, specs_[index].scalar_type});
 }
 
-size_t DeviceTransfer::windows() const { return (*transfer_)->windows(); }
+size_t DeviceTransfer::windows() { return open().windows(); }
 
 void DeviceTransfer::start() {
-  AnyTransfer& transfer = **transfer_;
+  AnyTransfer& transfer = open();
   std::vector<Destination> destinations;
   std::vector<Output> rest;
   for (auto& output : std::exchange(outputs_, {})) {
@@ -61,8 +61,7 @@ void DeviceTransfer::run() {
   if (outputs_.empty() && byte_outputs_.empty()) {
     return;
   }
-  open();
-  AnyTransfer& transfer = **transfer_;
+  AnyTransfer& transfer = open();
   std::vector<Destination> destinations = std::exchange(byte_outputs_, {});
   std::vector<Output> indirect;
   for (const auto& output : outputs_) {
@@ -146,12 +145,12 @@ void DeviceTransfer::fill_through_scratch(AnyTransfer& transfer, const std::vect
   flush();
 }
 
-void DeviceTransfer::open() {
-  if (transfer_) {
-    return;
+AnyTransfer& DeviceTransfer::open() {
+  if (!transfer_) {
+    const auto stream = current_stream_handle(device_);
+    transfer_.emplace(call_core([&] { return selection_.transfer(device_.index(), stream); }));
   }
-  const auto stream = current_stream_handle(device_);
-  transfer_.emplace(call_core([&] { return selection_.transfer(device_.index(), stream); }));
+  return **transfer_;
 }
 
 // Plans a batch. Returns the bytes of scratch memory that it needs.

@@ -19,12 +19,13 @@ class DeviceTransfer {
   DeviceTransfer(const Selection& selection, const rust::Vec<Spec>& specs, c10::Device device)
       : selection_(selection), specs_(specs), device_(device) {}
 
-  // Opens the device and the readers, unless they are open. `run` does it otherwise.
-  void open();
+  // Opens the device and the readers, unless they are open, and returns the transfer. The other functions do it
+  // otherwise.
+  AnyTransfer& open();
 
-  // Returns the number of windows in which an open transfer to a GPU is fastest: the caller adds the outputs of a
-  // window, starts it, and allocates those of the next one meanwhile.
-  size_t windows() const;
+  // Returns the number of windows in which a transfer to a GPU is fastest: the caller adds the outputs of a window,
+  // starts it, and allocates those of the next one meanwhile.
+  size_t windows();
 
   // Adds an output for the elements of the selection's tensor `index` that begin at byte `begin`. The output determines
   // their number. Its strides and dtype are arbitrary.
