@@ -160,8 +160,10 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
   }
   std::vector<at::Tensor> tensors(specs.size());
   const size_t window_tensors = (specs.size() + windows - 1) / windows;
-  size_t count = 0;
-  for (const size_t index : selection.in_file_order()) {
+  // Only windows need an order, in which the tensors of each are neighbours in the file.
+  const auto order = windows > 1 ? selection.in_file_order() : rust::Vec<size_t>();
+  for (size_t turn = 0; turn < specs.size(); ++turn) {
+    const size_t index = windows > 1 ? order[turn] : turn;
     const Spec& spec = specs[index];
     auto tensor = mapped ? mapped->view(index, spec) : at::Tensor();
     if (!tensor.defined()) {
@@ -171,8 +173,7 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
       }
     }
     tensors[index] = std::move(tensor);
-    ++count;
-    if (windows > 1 && (count % window_tensors == 0 || count == specs.size())) {
+    if (windows > 1 && ((turn + 1) % window_tensors == 0 || turn + 1 == specs.size())) {
       transfer.start();
     }
   }
