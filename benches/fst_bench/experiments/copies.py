@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from itertools import cycle
 
 from .driver import BLOCKING, UNTIMED, Copy, Driver, host_memory, touch
-from .experiment import Row, Rows, Settings, needed, seconds
+from .experiment import Row, Rows, Settings, needed, on_threads, seconds
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (256 * KIB, MIB, 15 * MIB // 4, 15 * MIB)
@@ -80,11 +80,7 @@ class Queue:
                 if submitters == 1:
                     submit()
                 else:
-                    threads = [threading.Thread(target=submit) for _ in range(submitters)]
-                    for thread in threads:
-                        thread.start()
-                    for thread in threads:
-                        thread.join()
+                    on_threads(submitters, submit)
                 for stream in handles:
                     driver.synchronize(stream)
 

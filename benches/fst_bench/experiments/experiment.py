@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 
@@ -52,6 +53,13 @@ def needed(driver: Driver | None) -> Driver:
     if driver is None:
         raise DriverError("needs the CUDA driver")
     return driver
+
+
+def on_threads(count: int, work: Callable[[], None]) -> None:
+    """Runs `work` on this number of threads, waits for all of them, and raises the first error."""
+    with ThreadPoolExecutor(count) as pool:
+        for running in [pool.submit(work) for _ in range(count)]:
+            running.result()
 
 
 def seconds(work: Callable[[], object]) -> float:

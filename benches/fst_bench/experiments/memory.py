@@ -8,7 +8,7 @@ from functools import partial
 
 from .copies import KIB, MIB
 from .driver import BLOCKING, UNTIMED, Copy, Driver, DriverError, host_memory, touch
-from .experiment import Row, Rows, Settings, needed, seconds
+from .experiment import Row, Rows, Settings, needed, on_threads, seconds
 
 PAGES_PER_MIB = 256
 # A tensor of a mixture of experts of 2 GiB.
@@ -70,14 +70,7 @@ def _register_all(driver: Driver, threads: int, slots: int) -> float:
                 with lock:
                     stack.push(pinned)
 
-        def run() -> None:
-            workers = [threading.Thread(target=work) for _ in range(threads)]
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.join()
-
-        return seconds(run)
+        return seconds(lambda: on_threads(threads, work))
 
 
 def _stalls(driver: Driver, settings: Settings) -> list[float]:
