@@ -123,14 +123,6 @@ bench-ranks: build ## the benchmark of several ranks on the CPU, about four minu
 bench-remote: build ## loads over HTTP and from S3 beside other libraries, on one machine (BENCH_ARGS="--help")
 	$(IN_VENV) python -m fst_bench remote $(BENCH_ARGS)
 
-.PHONY: bench-feed
-bench-feed: ## the host's part of loads to a GPU, without a GPU; results go to bench-results/feed.txt
-	cargo bench --bench gpu_feed --no-run
-	@mkdir -p bench-results
-	for run in "tensors /tmp" "bytes /tmp" "bytes /dev/shm"; do \
-		echo "cargo bench --bench gpu_feed -- $$run" && cargo bench --quiet --bench gpu_feed -- $$run || exit 1; \
-	done | tee bench-results/feed.txt
-
 .PHONY: bench-gpu-model
 bench-gpu-model: ## where the time of a load to an H100 goes, on a driver that takes its time (MODEL_ARGS="timeline dense"), four minutes
 	@mkdir -p bench-results

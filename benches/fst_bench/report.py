@@ -48,30 +48,18 @@ PARTS = {
     "cpu": "On the CPU",
     "verified": "Loads that verify or decrypt",
     "cuda": "On a GPU",
-    "feed": "How fast the host can feed a GPU",
     "ranks": "Several ranks",
     "remote": "Remote checkpoints",
     "simulation": "Simulation",
 }
 MARK = "<!-- part: {} -->\n"
 
-FEED = "feed.txt"
-FEED_INTRODUCTION = """\
-`make bench-feed` loads to a CUDA driver that does no work, so that only the host's part is measured: CPU time and
-driver calls per small tensor, and GB per second of CPU by chunk size and number of slots, beside `memcpy`. The rates of
-"direct" have no copy by the CPU. Same machine as above, without a GPU.
-"""
 
-
-def markdown(
-    runs: Mapping[str, Run], simulation: Mapping[str, Any] | None = None, feed: str = "", before: str = ""
-) -> str:
+def markdown(runs: Mapping[str, Run], simulation: Mapping[str, Any] | None = None, before: str = "") -> str:
     """Returns the page with the parts that were measured, and the other parts of the page `before`."""
     _, *marked = re.split(MARK.format(r"(\w+)"), before)
     parts = dict(zip(marked[::2], marked[1::2], strict=True))
     made = dict(_measured(runs))
-    if feed:
-        made["feed"] = [FEED_INTRODUCTION, "```text", feed.strip(), "```\n"]
     if simulation:
         made["simulation"] = list(simulation_section(simulation))
     parts |= {name: "\n".join([f"## {PARTS[name]}\n", *lines]) for name, lines in made.items()}
@@ -108,10 +96,9 @@ def _machine(run: Run) -> Iterator[str]:
 def write_report(results: Path, out: Path) -> None:
     """Writes BENCHMARKS.md and docs/images/ into `out` from the raw results."""
     runs = {path.stem: Run(path) for path in sorted(results.glob("*.json")) if path.name != SIMULATION}
-    simulated, fed, page = results / SIMULATION, results / FEED, out / "BENCHMARKS.md"
+    simulated, page = results / SIMULATION, out / "BENCHMARKS.md"
     simulation = json.loads(simulated.read_text()) if simulated.exists() else None
-    feed = fed.read_text() if fed.exists() else ""
-    text = markdown(runs, simulation, feed, page.read_text() if page.exists() else "")
+    text = markdown(runs, simulation, page.read_text() if page.exists() else "")
     images = out / "docs" / "images"
     images.mkdir(parents=True, exist_ok=True)
     page.write_text(text)
