@@ -23,5 +23,4 @@ mod save_from_gpu;
 mod sigint;
 mod sim;
 mod sim_driver;
-mod sim_errors;
 mod stream;

@@ -1,10 +1,10 @@
 //! Tests of the device kernels, executed thread by thread on the simulated GPU. The core creates the tables, and the
 //! tests launch them like the core. One test per kind of invalid launch checks that the simulator reports it.
 
-use crate::sim::abi::{Fault, Kind, POISON, REGISTER_PORTABLE, Status};
+use crate::sim::abi::{Kind, POISON, REGISTER_PORTABLE, Status};
 use crate::sim::gpu::Gpu;
 use crate::sim::random::Random;
-use crate::sim::{self, FATBIN, Sim, scatter_on_host};
+use crate::sim::{self, FATBIN, Sim, run_on_host};
 use fst::cast::scatter::{Batch, StridedCopy, TILE_BYTES, Table, has_cast};
 use fst::device::cuda::kernels::{BLOCK_THREADS, IMAGE, SCATTER, SCATTER_INLINE};
 use fst::dtype::Dtype;
@@ -102,7 +102,7 @@ fn expected(copies: &[StridedCopy], source: &[u8], target_bytes: usize) -> Vec<u
         }
     }
     // SAFETY: each task reads one element of `source` and writes one element to `words`.
-    unsafe { scatter_on_host(&bytes_of(&elements), elements.tasks().len() as u32, elements.tile_count(), [1, 1]) };
+    unsafe { run_on_host(bytes_of(&elements).as_ptr(), elements.tasks().len() as u32, elements.tile_count(), 1, 1) };
     words.iter().flat_map(|word| word.to_ne_bytes()).take(target_bytes).collect()
 }
 
@@ -252,17 +252,6 @@ fn inline_tasks_are_copied_by_the_launch() {
     });
 }
 
-/// Overwrites the scratch memory behind a pending launch, which still uses its own table.
-#[test]
-fn scratch_can_be_reused_behind_its_launch() {
-    assert_reported(&[], |sim, upload| {
-        upload.copy_and_launch();
-        sim.launch_write(upload.gpu.stream, upload.scratch, upload.slot.len(), 0).unwrap();
-        let (copies, source) = two_copies();
-        assert_eq!(upload.read(), expected(&copies, &source, 120));
-    });
-}
-
 /// Program with a name, and the violations that the simulator reports.
 type Case = (&'static str, &'static [Kind], fn(&Sim, Upload<'_>));
 
@@ -391,29 +380,5 @@ fn modules_end_with_their_context() {
         assert_eq!(sim.cuda.launch(function, GRID, upload.gpu.stream, &[]), Err(Status::InvalidHandle));
         drop(other);
         assert_eq!(sim.counters().live_modules, 0);
-    });
-}
-
-#[test]
-fn modules_and_launches_fail_on_request() {
-    assert_reported(&[], |sim, upload| {
-        sim.inject(Fault::ModulesPass, 1);
-        let load = || sim.cuda.load_module(&FATBIN).map(|_| ());
-        assert_eq!([load(), load()], [Err(Status::Unknown), Ok(())]);
-        sim.inject(Fault::OutOfMemory, 1);
-        assert_eq!(load(), Err(Status::OutOfMemory));
-
-        upload.copy(upload.gpu.stream).unwrap();
-        sim.inject(Fault::LaunchEnqueue, 2);
-        let launch = || upload.launch(upload.gpu.stream);
-        assert_eq!([launch(), launch(), launch()], [Ok(()), Err(Status::LaunchOutOfResources), Ok(())]);
-        upload.gpu.synchronize();
-        assert_eq!(sim.counters().launches, 2);
-
-        sim.inject(Fault::LaunchAsync, 1);
-        assert_eq!(launch(), Ok(()));
-        assert_eq!(sim.cuda.synchronize_stream(upload.gpu.stream), Err(Status::IllegalAddress));
-        assert_eq!(launch(), Err(Status::IllegalAddress));
-        assert_eq!(sim.counters().faults, 4);
     });
 }

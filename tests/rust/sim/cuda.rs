@@ -3,7 +3,7 @@
 
 use super::abi::{CaptureMode, Memcpy2D, Status};
 use super::library::Library;
-use std::ffi::{CStr, c_char};
+use std::ffi::CStr;
 
 /// Calls of the driver.
 #[derive(Clone, Copy)]
@@ -36,7 +36,6 @@ impl Cuda {
         wait_event(stream: usize, event: usize) cuStreamWaitEvent(stream, event, 0);
         synchronize_stream(stream: usize) cuStreamSynchronize(stream);
         record_event(event: usize, stream: usize) cuEventRecord(event, stream);
-        synchronize_event(event: usize) cuEventSynchronize(event);
         query_event(event: usize) cuEventQuery(event);
         destroy_event(event: usize) cuEventDestroy_v2(event);
         register(memory: &[u8], flags: u32)
@@ -52,15 +51,11 @@ impl Cuda {
     }
 
     calls! {
-        device_count() -> i32, cuDeviceGetCount();
-        device(ordinal: i32) -> i32, cuDeviceGet(ordinal);
         retain_context(device: i32) -> usize, cuDevicePrimaryCtxRetain(device);
         current() -> usize, cuCtxGetCurrent();
         create_stream() -> usize, cuStreamCreate(1);
         create_event() -> usize, cuEventCreate(2);
         allocate(bytes: usize) -> u64, cuMemAlloc_v2(bytes);
-        create_timing_event() -> usize, cuEventCreate(0);
-        elapsed_time(start: usize, end: usize) -> f32, cuEventElapsedTime(start, end);
         load_module(image: &[u8]) -> usize, cuModuleLoadData(image.as_ptr().expose_provenance());
         function(module: usize, name: &CStr) -> usize, cuModuleGetFunction(module, name.as_ptr());
     }
@@ -85,27 +80,11 @@ impl Cuda {
         mode
     }
 
-    pub fn bus_id(&self, device: i32) -> Result<String, Status> {
-        let mut text = [0_u8; 16];
-        unsafe { (self.0.cuDeviceGetPCIBusId)(text.as_mut_ptr().cast(), 16, device) }.check()?;
-        Ok(CStr::from_bytes_until_nul(&text).expect("a terminating NUL").to_string_lossy().into_owned())
-    }
-
     /// Launches `[blocks, threads]`. The parameters may be dropped when the call returns.
     pub fn launch(&self, function: usize, grid: [u32; 2], stream: usize, parameters: &[&[u8]]) -> Result<(), Status> {
         let addresses: Vec<usize> = parameters.iter().map(|bytes| bytes.as_ptr().expose_provenance()).collect();
         let (address, [blocks, threads]) = (addresses.as_ptr().expose_provenance(), grid);
         unsafe { (self.0.cuLaunchKernel)(function, blocks, 1, 1, threads, 1, 1, 0, stream, address, 0) }.check()
-    }
-
-    /// Returns the name and the description of an error.
-    pub fn describe(&self, error: u32) -> Result<(String, String), Status> {
-        let text = |of: unsafe extern "C" fn(u32, *mut *const c_char) -> Status| {
-            let mut text = std::ptr::null();
-            unsafe { of(error, &raw mut text) }.check()?;
-            Ok(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
-        };
-        Ok((text(self.0.cuGetErrorName)?, text(self.0.cuGetErrorString)?))
     }
 }
 

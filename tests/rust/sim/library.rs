@@ -31,8 +31,6 @@ macro_rules! library {
 library! {
     "libfst_simcuda.so":
     fn cuInit(u32) -> Status;
-    fn cuDeviceGetCount(*mut i32) -> Status;
-    fn cuDeviceGet(*mut i32, i32) -> Status;
     fn cuDevicePrimaryCtxRetain(*mut usize, i32) -> Status;
     fn cuDevicePrimaryCtxRelease_v2(i32) -> Status;
     fn cuCtxSetCurrent(usize) -> Status;
@@ -43,15 +41,12 @@ library! {
     fn cuStreamSynchronize(usize) -> Status;
     fn cuEventCreate(*mut usize, u32) -> Status;
     fn cuEventRecord(usize, usize) -> Status;
-    fn cuEventSynchronize(usize) -> Status;
     fn cuEventQuery(usize) -> Status;
     fn cuEventDestroy_v2(usize) -> Status;
-    fn cuEventElapsedTime(*mut f32, usize, usize) -> Status;
     fn cuStreamIsCapturing(usize, *mut u32) -> Status;
     fn cuStreamBeginCapture_v2(usize, CaptureMode) -> Status;
     fn cuStreamEndCapture(usize, *mut usize) -> Status;
     fn cuThreadExchangeStreamCaptureMode(*mut CaptureMode) -> Status;
-    fn cuDeviceGetPCIBusId(*mut c_char, i32, i32) -> Status;
     fn cuModuleLoadData(*mut usize, usize) -> Status;
     fn cuModuleUnload(usize) -> Status;
     fn cuModuleGetFunction(*mut usize, usize, *const c_char) -> Status;
@@ -63,8 +58,6 @@ library! {
     fn cuMemcpy2DAsync_v2(*const Memcpy2D, usize) -> Status;
     fn cuMemAlloc_v2(*mut u64, usize) -> Status;
     fn cuMemFree_v2(u64) -> Status;
-    fn cuGetErrorName(u32, *mut *const c_char) -> Status;
-    fn cuGetErrorString(u32, *mut *const c_char) -> Status;
     fn sim_reset(u64);
     fn sim_schedule(Schedule);
     fn sim_inject(Fault, u64);
@@ -73,7 +66,6 @@ library! {
     fn sim_launch_read(usize, u64, usize) -> Status;
     fn sim_capture();
     fn sim_other_context(i32) -> usize;
-    fn sim_scatter(*const u8, u32, u32, u32, u32);
     fn sim_read(u64, *mut u8, usize) -> Status;
     fn sim_write(u64, *const u8, usize) -> Status;
     fn sim_finish() -> usize;

@@ -15,6 +15,7 @@ pub mod cufile;
 pub mod gpu;
 
 pub use cuda::Cuda;
+pub use fst_simcuda::launch::run_on_host;
 pub use fst_simcuda::{abi, random, region};
 
 use abi::{Counters, Fault, Kind, Schedule, Status};
@@ -209,15 +210,6 @@ pub fn schedules() -> impl Iterator<Item = Sim> {
 pub fn release() {
     pool::release();
     device::release();
-}
-
-/// Runs the code of the scatter kernel on host memory.
-///
-/// # Safety
-/// `tasks` is a table whose host addresses are valid for the lengths that the tasks declare.
-pub unsafe fn scatter_on_host(tasks: &[u8], task_count: u32, tile_count: u32, grid: [u32; 2]) {
-    // SAFETY: guaranteed by the caller.
-    unsafe { (LIBRARY.sim_scatter)(tasks.as_ptr(), task_count, tile_count, grid[0], grid[1]) };
 }
 
 /// Violations that the simulator has reported.

@@ -62,16 +62,6 @@ pub extern "C" fn sim_capture() {
     DRIVER.lock().add_capture(None, CaptureMode::Global);
 }
 
-/// Runs the code of the scatter kernel on host memory, immediately and unchecked.
-///
-/// # Safety
-/// `tasks` points to `task_count` tasks, whose addresses are valid for the lengths that the tasks declare.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sim_scatter(tasks: *const u8, task_count: u32, tile_count: u32, blocks: u32, threads: u32) {
-    // SAFETY: guaranteed by the caller.
-    unsafe { crate::launch::run_on_host(tasks, task_count, tile_count, blocks, threads) };
-}
-
 /// Copies device memory to `target` immediately. A host that has not waited for
 /// the last write of the memory violates [`MissingWait`](crate::abi::Kind).
 ///
