@@ -197,8 +197,6 @@ pub struct Counters {
     pub live_contexts: u64,
     /// Live registrations.
     pub live_registrations: u64,
-    /// Live device allocations.
-    pub live_allocations: u64,
     /// Loaded modules of live contexts.
     pub live_modules: u64,
 }

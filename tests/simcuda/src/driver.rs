@@ -115,7 +115,6 @@ impl Driver {
             live_events: self.events.len() as u64,
             live_contexts: self.devices.iter().map(|device| device.retained).sum(),
             live_registrations: self.pinned.live() as u64,
-            live_allocations: self.memory.live() as u64,
             live_modules: self.modules.len() as u64,
             ..self.counters
         }

@@ -65,11 +65,6 @@ impl DeviceMemory {
         address
     }
 
-    /// Returns the number of live allocations.
-    pub fn live(&self) -> usize {
-        self.live.len()
-    }
-
     /// Returns the bytes of `region`, or `None` unless one live allocation contains the region.
     pub fn read(&self, region: &Region) -> Option<Vec<u8>> {
         let (base, block) = self.block(region)?;

@@ -166,12 +166,6 @@ impl Driver {
         Ok(handle)
     }
 
-    /// Returns the stream of a handle.
-    pub fn stream_mut(&mut self, handle: usize) -> Result<&mut Stream, Status> {
-        let handle = self.resolve_stream("used", handle)?;
-        self.streams.get_mut(&handle).ok_or(Status::InvalidHandle)
-    }
-
     /// Returns the handle of a live stream. The handles 0 and `CU_STREAM_LEGACY`
     /// refer to the default stream of the current context.
     pub fn resolve_stream(&mut self, operation: &str, handle: usize) -> Result<usize, Status> {
