@@ -122,16 +122,6 @@ def describe(directory):
     assert_same(kept, raw(name).tensor())
 
 
-def open_files(directory):
-    with compat.fastsafe_open(own_files(directory, 2), pg=dist.group.WORLD) as file:
-        assert len(file.keys()) == 2 * len(SHAPES)
-        assert list(file.metadata()) == [f"{directory}/{rank}.safetensors" for rank in range(2)]
-        for name in list(file.keys()):
-            assert_same(file.get_tensor(name), raw(name).tensor())
-    with compat.fastsafe_open(f"{directory}/0.safetensors", pg=dist.group.WORLD) as file:
-        assert_same(file.get_tensor("F32/cube/0"), raw("F32/cube/0").tensor())
-
-
 def load_in_two_groups(directory):
     members = [[0, 2], [3, 1]]
     groups = [dist.new_group(ranks) for ranks in members]
@@ -238,7 +228,6 @@ def load_name_twice(directory):
         (3, push, ["F32"], SHAPES),
         (3, join, ["BF16", "F4"], ["uneven"]),
         (2, describe, ["F32"], SHAPES),
-        (2, open_files, ["F32"], SHAPES),
         (4, load_in_two_groups, ["F32"], SHAPES),
         (2, run_out_of_memory, ["F32"], SHAPES),
         (2, disagree, ["F32"], SHAPES),

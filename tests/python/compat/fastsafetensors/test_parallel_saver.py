@@ -51,20 +51,6 @@ def test_saved_dtypes():
         assert header.tensors[dtype].shape == [3, 4]
 
 
-@pytest.mark.gpu
-def test_saved_tensors_of_gpu():
-    paths = compat.ParallelSaver(num_shards=2).save({"a": torch.arange(6).cuda(), "b": torch.ones(3)}, "model")
-    assert torch.equal(fst.load_files(paths)["a"], torch.arange(6))
-
-
-def test_balance_of_files():
-    sizes = [1, 10, 9, 1, 8, 1]
-    paths = compat.ParallelSaver(num_shards=3).save(
-        {f"t{number}": torch.zeros(size, dtype=torch.uint8) for number, size in enumerate(sizes)}, "model"
-    )
-    assert [[tensor.numel() for tensor in fst.load_file(path).values()] for path in paths] == [[10], [9, 1], [8, 1, 1]]
-
-
 def test_fill_functions():
     sources = {"a": 7, "b": 13, "none": 0}
     entries = [WriteEntry(name, DType.I16, [value], 2 * value, value) for name, value in sources.items()]
