@@ -1,14 +1,9 @@
-"""Files of ranks, and example programs, for the tests of the packages of `fst.compat`."""
+"""Files of ranks for the tests of the packages of `fst.compat`."""
 
 import contextlib
-import functools
-import io
 import os
 from pathlib import Path
 from unittest import mock
-
-import torch
-import torch.distributed as dist
 
 import fst
 from rawfile import random_raw, write
@@ -43,27 +38,3 @@ def count_reads():
     """Counts bytes read. Files are read instead of mapped."""
     with mock.patch.dict(os.environ, FST_READER="pread"), fst.profile() as profile:
         yield lambda: profile.summary().read_bytes
-
-
-def over_fst(program):
-    """Returns the program with its imports changed to fst."""
-    for package in ("fastsafetensors", "instanttensor"):
-        program = program.replace(f"import {package}", f"from fst.compat import {package}")
-        program = program.replace(f"from {package}", f"from fst.compat.{package}")
-    return program
-
-
-def run_on_rank(program, directory):
-    """Runs a program on a rank whose group exists, without GPU. Returns its output and its variable `tensors`."""
-    os.chdir(directory)
-    # Each rank creates only its own group, which PyTorch requires as an argument.
-    new_group = functools.partial(dist.new_group, use_local_synchronization=True)
-    printed, variables = io.StringIO(), {}
-    with (
-        contextlib.redirect_stdout(printed),
-        mock.patch.object(dist, "init_process_group"),
-        mock.patch.object(dist, "new_group", new_group),
-        mock.patch.object(torch.cuda, "is_available", return_value=False),
-    ):
-        exec(compile(over_fst(program), "example", "exec"), variables)
-    return printed.getvalue(), variables.get("tensors")

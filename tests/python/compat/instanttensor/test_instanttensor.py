@@ -13,10 +13,38 @@ import fst
 from fst.compat import instanttensor as compat
 from fst.compat.instanttensor._impl import file_in_memory, read_safetensors_metadata
 from groups import FakeGroup
-from instanttensor_helpers import WEIGHTS, assert_weights
 from rawfile import UNSUPPORTED_DTYPES, assert_same, random_raw, write
 
 pytestmark = pytest.mark.usefixtures("files")
+
+WEIGHTS = {
+    "model.embed_tokens.weight": torch.arange(12, dtype=torch.bfloat16).reshape(4, 3),
+    "model.norm.bias": torch.ones(4),
+    "position": torch.arange(5),
+}
+
+
+@pytest.fixture
+def files():
+    """Saves the weights in one file and in two, in the working directory. Returns the names of the two."""
+    files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    save_file(WEIGHTS, "model.safetensors", metadata={"format": "pt"})
+    first, *rest = WEIGHTS
+    save_file({first: WEIGHTS[first]}, files[0], metadata={"shard": "1"})
+    save_file({name: WEIGHTS[name] for name in rest}, files[1])
+    return files
+
+
+def assert_weights(tensors, device="cpu"):
+    assert tensors.keys() == WEIGHTS.keys()
+    for name, tensor in tensors.items():
+        assert tensor.device == torch.device(device)
+        assert_same(tensor.cpu(), WEIGHTS[name])
+
+
+@pytest.fixture
+def real():
+    return pytest.importorskip("instanttensor._impl")
 
 
 def open_model(**options):

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 import fst
-from compat_helpers import SHAPES, all_files, count_reads, raw, run_on_rank, write_files
+from compat_helpers import SHAPES, all_files, count_reads, raw, write_files
 from fst import RankError
 from fst.compat.instanttensor import safe_open
 from rawfile import DTYPES, assert_same
@@ -95,64 +95,18 @@ def fail(files):
         assert len(dict(file.tensors())) == len(file.keys())
 
 
-@pytest.mark.parametrize(("size", "work"), [(2, get_tensors), (3, filter_tensors), (2, fail)])
+def load_in_sub_groups(files):
+    """Loads in groups of two ranks, independently."""
+    groups = [dist.new_group([first, first + 1]) for first in (0, 2)]
+    with safe_open(files[dist.get_rank() // 2], "pt", "cpu", process_group=groups[dist.get_rank() // 2]) as file:
+        assert (file.rank, file.world_size) == (dist.get_rank() % 2, 2)
+        for name, tensor in file.tensors():
+            assert_same(tensor, raw(name).tensor())
+
+
+@pytest.mark.parametrize(("size", "work"), [(2, get_tensors), (3, filter_tensors), (2, fail), (4, load_in_sub_groups)])
 def test_ranks(ranks, tmp_path, size, work):
     ranks(size).run(work, all_files(write_files(tmp_path, 2, ["F32", "F4"]), 2))
-
-
-# Example of InstantTensor's documentation.
-SUB_GROUPS = """
-import os
-import torch
-import torch.distributed as dist
-from instanttensor import safe_open
-
-local_rank = int(os.environ.get("LOCAL_RANK", 0))
-torch.cuda.set_device(local_rank)
-dist.init_process_group(backend="nccl")
-world_size = dist.get_world_size()
-global_rank = dist.get_rank()
-
-tp = 4  # Tensor Parallel degree
-pp = 2  # Pipeline Parallel degree
-
-# Create TP sub-groups — each group of `tp` ranks loads independently
-tp_group_id = global_rank // tp
-tp_group = dist.new_group(ranks=[tp_group_id * tp + i for i in range(tp)])
-
-files = [f"model-{i:05d}-of-00008.safetensors" for i in range(1, 9)]
-tensors = {}
-with safe_open(
-    files,
-    framework="pt",
-    device=torch.cuda.current_device(),
-    process_group=tp_group,   # load within each TP group independently
-) as f:
-    for name, tensor in f.tensors():
-        # Each rank loads only its TP shard
-        tp_rank = global_rank % tp
-        shard_size = tensor.shape[0] // tp
-        shard = tensor[tp_rank * shard_size : (tp_rank + 1) * shard_size].clone()
-        tensors[name] = shard
-
-print(f"[Rank {global_rank}] Loaded {len(tensors)} tensor shards")
-"""
-
-
-def run_sub_groups(directory):
-    program = SUB_GROUPS.replace("tp = 4", "tp = 2").replace('backend="nccl"', 'backend="gloo"')
-    for there, here in {"torch.cuda.set_device(local_rank)": "", "torch.cuda.current_device()": '"cpu"'}.items():
-        program = program.replace(there, here)
-    printed, shards = run_on_rank(program, directory)
-    assert printed == f"[Rank {dist.get_rank()}] Loaded 8 tensor shards\n"
-    return [shards[f"weight.{index}"].tolist() for index in range(1, 9)]
-
-
-def test_sub_groups(ranks, tmp_path):
-    for index in range(1, 9):
-        save_file({f"weight.{index}": torch.arange(4.0) + index}, f"model-{index:05d}-of-00008.safetensors")
-    shards = [[(torch.arange(4.0) + index).chunk(2)[rank].tolist() for index in range(1, 9)] for rank in range(2)]
-    assert ranks(4).run(run_sub_groups, str(tmp_path)) == shards * 2
 
 
 @pytest.mark.gpu
