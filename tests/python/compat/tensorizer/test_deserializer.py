@@ -1,6 +1,5 @@
 """`TensorDeserializer`: dtypes, filters, lazy loads, files and features that are not supported."""
 
-import gc
 import gzip
 import io
 import os
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import fst
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer, TensorType, stream_io
@@ -90,17 +88,6 @@ def test_read_numpy_arrays():
         next(TensorDeserializer("arrays.tensors", device="meta").read_numpy_arrays())
 
 
-@pytest.mark.parametrize("lazy_load", [False, True])
-def test_tensors_outlive_deserializer(saved_model, lazy_load):
-    with TensorDeserializer("model.safetensors", device="cpu", lazy_load=lazy_load) as tensors:
-        scale = tensors["scale"]
-    save_file({"other": torch.ones(100)}, "model.safetensors")
-    gc.collect()
-    assert_same(scale.detach(), saved_model.scale.detach())
-    assert tensors["scale"] is scale
-    tensors.close()
-
-
 def test_closed_lazy_deserializer(saved_model):
     tensors = TensorDeserializer("model.safetensors", device="cpu", lazy_load=True)
     tensors.close()
@@ -147,17 +134,6 @@ def test_kinds_of_files(saved_model, lazy_load):
         with TensorDeserializer(file, device="cpu", lazy_load=lazy_load) as tensors:
             assert_all_same(tensors, expected)
     assert unlinked.closed
-
-
-def test_directory(saved_model, tmp_path):
-    Path("sharded").mkdir()
-    tensors = tensors_of(saved_model)
-    for index, names in enumerate((list(tensors)[:3], list(tensors)[3:])):
-        save_file({name: tensors[name].detach().clone() for name in names}, f"sharded/{index}.safetensors")
-    assert_all_same(TensorDeserializer("sharded", device="cpu"), tensors)
-    Path("sharded/0.safetensors").write_bytes(b"broken")
-    with pytest.raises(fst.SafetensorError, match=r"0\.safetensors"):
-        TensorDeserializer("sharded", device="cpu")
 
 
 def test_invalid_files():
