@@ -1,6 +1,5 @@
 """`UnifiedSafetensorsLoader` and `IncrementalSafetensorsWriter`."""
 
-import gc
 import logging
 import math
 import pickle
@@ -78,12 +77,6 @@ def test_batches_follow_requested_order(tmp_path_factory, order, batch_size, pre
         assert_all_same(dict(batch), {key: expected[key] for key, _ in batch})
 
 
-def test_header_as_json(tensors):
-    with uel.UnifiedSafetensorsLoader("model.safetensors", low_memory=True) as loader:
-        keys = [key for key, info in loader._header.items() if isinstance(info, dict) and info.get("dtype") == "U8"]
-        assert {key: uel.tensor_to_dict(loader.get_tensor(key)) for key in keys} == {"config": {"heads": 4}}
-
-
 def test_pinned_batches(tensors):
     found = {}
     with uel.UnifiedSafetensorsLoader("model.safetensors", low_memory=True) as loader:
@@ -138,20 +131,6 @@ def test_loaders_in_worker_processes(tensors, method, low_memory):
         assert_all_same(pickle.loads(pickle.dumps(loader)).load_all(), tensors)
     expected = torch.stack([tensors[f"layer.{index}.weight"].sum() for index in range(20)])
     torch.testing.assert_close(sums, expected)
-
-
-@pytest.mark.parametrize("low_memory", [False, True])
-def test_tensors_outlive_loader(tensors, low_memory):
-    with uel.UnifiedSafetensorsLoader("model.safetensors", low_memory) as loader:
-        streamed = dict(pair for batch in loader.async_stream(loader.keys(), batch_size=4) for pair in batch)
-        kept = loader.load_all()
-        for key in loader.keys():  # noqa: SIM118
-            loader.mark_processed(key)
-    del loader
-    gc.collect()
-    save_file({"other": torch.ones(1000)}, "model.safetensors")
-    assert_all_same(streamed, tensors)
-    assert_all_same(kept, tensors)
 
 
 @pytest.mark.gpu
