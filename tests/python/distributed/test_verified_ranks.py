@@ -116,25 +116,6 @@ def refused(load, path, place, reader, options):
     return "loaded", ""
 
 
-@pytest.mark.parametrize(
-    ("load", "reader"), [("load_sharded", "uring"), ("stream_sharded", "mmap"), ("load_distributed", "pread")]
-)
-def test_damage_in_the_shard_of_one_rank_fails_on_all(ranks, tmp_path, load, reader):
-    # Shards of rows have so many groups that the ranks read them without an exchange.
-    path = tmp_path / "rows.safetensors"
-    rows_of = torch.arange(9000 * 1024, dtype=torch.float32).reshape(9000, 1024)
-    fst.save_file({"rows": rows_of}, path, digests="blake3")
-    for rank, offset in [(0, 5), (1, rows_of.nbytes // 2), (2, rows_of.nbytes - 1)]:
-        damage(path, "rows", offset)
-        names, messages = zip(*ranks(SIZE).run(refused, load, path, Shard(0), reader, {}), strict=True)
-        if reader == "mmap":
-            # The ranks divide the files, with whole tensors.
-            rank = names.index("IntegrityError")
-        assert names == tuple("IntegrityError" if other == rank else "RankError" for other in range(SIZE))
-        assert all('rows.safetensors: tensor "rows"' in message for message in messages), messages
-        damage(path, "rows", offset)
-
-
 DAMAGES = [("tall", 0), ("tall", 7_000_000), ("wide", 100), ("wide", 8_000_000), ("small", 7199)]
 
 
