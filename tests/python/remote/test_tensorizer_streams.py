@@ -8,8 +8,6 @@ from safetensors.torch import save
 
 import fst
 from fst.compat.tensorizer import (
-    DecryptionParams,
-    EncryptionParams,
     TensorDeserializer,
     TensorSerializer,
     stream_io,
@@ -344,26 +342,3 @@ def test_values_in_redis_stay_unless_forced(redis, client, tmp_path):
     deserializer.close()
     with pytest.raises(ValueError, match="closed"):
         deserializer.to_redis(client, "p")
-
-
-# Tensors that are encrypted in one and in two pieces.
-SECRETS = {"large": torch.arange((1 << 18) + 1), "weight": torch.randn(4, 3)}
-
-
-def test_copy_of_an_encrypted_remote_file_to_redis(http_server, redis, client, tmp_path):
-    """compat/tensorizer/test_encryption.py has the errors of encrypted files."""
-    params = EncryptionParams.random()
-    with TensorSerializer(tmp_path / "m.tensors", encryption=params) as serializer:
-        serializer.write_state_dict(SECRETS)
-    data, decryption = (tmp_path / "m.tensors").read_bytes(), DecryptionParams.from_key(params.key)
-    http_server.put("m", data)
-    with TensorDeserializer(http_server.url("m"), "cpu", encryption=decryption, lazy_load=True) as tensors:
-        tensors.to_redis(client, "p")
-    # The header of each tensor begins with its size, and has a value of its own.
-    begins = {
-        name: sorted(int(key.rpartition(":")[2]) for key in client.keys if f":{name}:" in key) for name in SECRETS
-    }
-    for begin, data_begin in begins.values():
-        assert int.from_bytes(data[begin : begin + 8], "little") == data_begin - begin
-    with TensorDeserializer(redis.url("p"), "cpu", encryption=decryption) as tensors:
-        check_same(tensors, SECRETS)
