@@ -2,85 +2,42 @@
 
 A file is a message `Module` that has an attribute for each module of a model, by name. Each of them has the parameters
 and buffers of the module as attributes. `shape`, `dtype` and `data` of a `Tensor` are those of a contiguous tensor.
+
+    message Tensor { Dtype dtype = 1; repeated int64 shape = 2; bytes data = 3; optional AttributeType attr_type = 4; }
+    message Attribute {
+      string name = 1;
+      oneof value {
+        Module module = 3; Tensor tensor = 4; string string = 5; int64 int64 = 6; float float = 7; bool bool = 8;
+      }
+    }
+    message Module { string name = 1; repeated string names = 2; repeated Attribute attributes = 3; }
 """
 
+from base64 import b64decode
+
 try:
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    from google.protobuf import descriptor_pool, message_factory
     from google.protobuf.internal import enum_type_wrapper
 except ImportError as missing:
     raise ImportError(f"{__name__} needs the package protobuf: pip install protobuf") from missing
 
-_PACKAGE = "tensors"
-_FIELD = descriptor_pb2.FieldDescriptorProto
-
-_DTYPES = (
-    "INVALID FLOAT32 FLOAT64 FLOAT16 BFLOAT16 COMPLEX32 COMPLEX64 COMPLEX128 UINT8 INT8 INT16 INT32 INT64 BOOL QUINT8 "
-    "QINT8 QINT32 QUINT4_2"
+# The messages and the enums `Dtype` and `AttributeType`, as protoc describes them.
+_FILE = b64decode(
+    "Cg10ZW5zb3JzLnByb3RvEgd0ZW5zb3JzIn4KBlRlbnNvchIbCgVkdHlwZRgBIAEyDi50ZW5zb3JzLkR0eXBlEg0KBXNoYXBlGAIgAygDEgwKBGRhdG"
+    "EYAyABKAwSLAoJYXR0cl90eXBlGAQgATIWLnRlbnNvcnMuQXR0cmlidXRlVHlwZUgAiAEBQgwKCl9hdHRyX3R5cGUiqAEKCUF0dHJpYnV0ZRIMCgRu"
+    "YW1lGAEgASgJEh8KBm1vZHVsZRgDIAEyDy50ZW5zb3JzLk1vZHVsZUgAEh8KBnRlbnNvchgEIAEyDy50ZW5zb3JzLlRlbnNvckgAEhAKBnN0cmluZx"
+    "gFIAEoCUgAEg8KBWludDY0GAYgASgDSAASDwoFZmxvYXQYByABKAJIABIOCgRib29sGAggASgISABCBwoFdmFsdWUiSwoGTW9kdWxlEgwKBG5hbWUY"
+    "ASABKAkSDQoFbmFtZXMYAiADKAkSJAoKYXR0cmlidXRlcxgDIAMyEi50ZW5zb3JzLkF0dHJpYnV0ZSqeAgoFRHR5cGUSDgoKRFRfSU5WQUxJRBAAEg"
+    "4KCkRUX0ZMT0FUMzIQARIOCgpEVF9GTE9BVDY0EAISDgoKRFRfRkxPQVQxNhADEg8KC0RUX0JGTE9BVDE2EAQSEAoMRFRfQ09NUExFWDMyEAUSEAoM"
+    "RFRfQ09NUExFWDY0EAYSEQoNRFRfQ09NUExFWDEyOBAHEgwKCERUX1VJTlQ4EAgSCwoHRFRfSU5UOBAJEgwKCERUX0lOVDE2EAoSDAoIRFRfSU5UMz"
+    "IQCxIMCghEVF9JTlQ2NBAMEgsKB0RUX0JPT0wQDRINCglEVF9RVUlOVDgQDhIMCghEVF9RSU5UOBAPEg0KCURUX1FJTlQzMhAQEg8KC0RUX1FVSU5U"
+    "NF8yEBEqMAoNQXR0cmlidXRlVHlwZRIQCgxBVF9QQVJBTUVURVIQABINCglBVF9CVUZGRVIQAWIGcHJvdG8z"
 )
-_ENUMS = {
-    "Dtype": [f"DT_{dtype}" for dtype in _DTYPES.split()],
-    "AttributeType": ["AT_PARAMETER", "AT_BUFFER"],
-}
-
-# Name, number and type of each field. A type that begins with a capital letter is a message or an enum.
-_ONE, _MANY, _MAYBE, _ANY = "one value", "a list", "one value or none", "one of several fields"
-_MESSAGES = {
-    "Tensor": [
-        ("dtype", 1, "Dtype", _ONE),
-        ("shape", 2, "int64", _MANY),
-        ("data", 3, "bytes", _ONE),
-        ("attr_type", 4, "AttributeType", _MAYBE),
-    ],
-    "Attribute": [
-        ("name", 1, "string", _ONE),
-        ("module", 3, "Module", _ANY),
-        ("tensor", 4, "Tensor", _ANY),
-        ("string", 5, "string", _ANY),
-        ("int64", 6, "int64", _ANY),
-        ("float", 7, "float", _ANY),
-        ("bool", 8, "bool", _ANY),
-    ],
-    "Module": [
-        ("name", 1, "string", _ONE),
-        ("names", 2, "string", _MANY),
-        ("attributes", 3, "Attribute", _MANY),
-    ],
-}
-
-
-def _file() -> descriptor_pb2.FileDescriptorProto:
-    file = descriptor_pb2.FileDescriptorProto(name="tensors.proto", package=_PACKAGE, syntax="proto3")
-    for name, values in _ENUMS.items():
-        enum = file.enum_type.add(name=name)
-        for number, value in enumerate(values):
-            enum.value.add(name=value, number=number)
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        if any(count == _ANY for *_, count in fields):
-            message.oneof_decl.add(name="value")
-        for field_name, number, kind, count in fields:
-            label = _FIELD.LABEL_REPEATED if count == _MANY else _FIELD.LABEL_OPTIONAL
-            field = message.field.add(name=field_name, number=number, label=label)
-            if kind.islower():
-                field.type = getattr(_FIELD, f"TYPE_{kind.upper()}")
-            else:
-                field.type_name = f".{_PACKAGE}.{kind}"
-            if count == _ANY:
-                field.oneof_index = 0
-            elif count == _MAYBE:
-                # As proto3 declares an optional field.
-                field.proto3_optional = True
-                field.oneof_index = len(message.oneof_decl)
-                message.oneof_decl.add(name=f"_{field_name}")
-    return file
-
 
 # A pool of its own: the default one refuses a second file of this name, which tensorizer registers there.
 _pool = descriptor_pool.DescriptorPool()
-_pool.Add(_file())
-DESCRIPTOR = _pool.FindFileByName("tensors.proto")
-Tensor, Attribute, Module = (
-    message_factory.GetMessageClass(DESCRIPTOR.message_types_by_name[name]) for name in _MESSAGES
-)
-Dtype, AttributeType = (enum_type_wrapper.EnumTypeWrapper(DESCRIPTOR.enum_types_by_name[name]) for name in _ENUMS)
-globals().update({value: number for values in _ENUMS.values() for number, value in enumerate(values)})
+DESCRIPTOR = _pool.AddSerializedFile(_FILE)
+_messages, _enums = DESCRIPTOR.message_types_by_name, DESCRIPTOR.enum_types_by_name
+Tensor, Attribute, Module = map(message_factory.GetMessageClass, map(_messages.get, ("Tensor", "Attribute", "Module")))
+Dtype, AttributeType = (enum_type_wrapper.EnumTypeWrapper(_enums[name]) for name in ("Dtype", "AttributeType"))
+globals().update(Dtype.items() + AttributeType.items())
