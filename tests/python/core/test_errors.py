@@ -4,8 +4,6 @@ import inspect
 import re
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from fst._core import classes, loads, ops
 from fst._core.errors import EXCEPTIONS, OS_EXCEPTIONS
@@ -48,16 +46,3 @@ def test_every_code_has_its_exception():
 def test_cpp_documents_every_code_once(path):
     listed = re.findall(r"^(?://|\|) .*\bc10::.*\[.*|^// {20,}\[.*", (CHECKOUT / path).read_text(), re.MULTILINE)
     assert sorted(re.findall(r"\[([a-z-]+)\]", "\n".join(listed))) == sorted(codes_of_core())
-
-
-def test_errors_of_operators_and_methods_are_pythons(tmp_path):
-    for binding in (
-        lambda path: loads.OperatorLoads([path]).load_files("cpu"),
-        lambda path: classes.Checkpoint([path]),
-    ):
-        with pytest.raises(FileNotFoundError, match="absent"):
-            binding(str(tmp_path / "absent.safetensors"))
-    save_file({"weight": torch.ones(1)}, tmp_path / "a.safetensors")
-    checkpoint = classes.Checkpoint([str(tmp_path / "a.safetensors")])
-    with pytest.raises(KeyError, match="weigth"):
-        checkpoint.tensor_info("weigth")
