@@ -2,12 +2,11 @@
 //! arguments: the simulator reports an invalid handle or address and does not use it.
 
 use super::abi::{CaptureMode, Memcpy2D, Status};
-use super::library::Library;
 use std::ffi::CStr;
 
 /// Calls of the driver.
 #[derive(Clone, Copy)]
-pub struct Cuda(pub(super) &'static Library);
+pub struct Cuda;
 
 // SAFETY of every call below: pointers refer to locals of the right type, and the
 // simulator checks all other arguments.
@@ -16,12 +15,12 @@ pub struct Cuda(pub(super) &'static Library);
 macro_rules! calls {
     ($($name:ident($($parameter:ident: $type:ty),*) $symbol:ident($($argument:expr),*);)*) => {$(
         pub fn $name(&self, $($parameter: $type),*) -> Result<(), Status> {
-            unsafe { (self.0.$symbol)($($argument),*) }.check()
+            unsafe { call!(unsafe fst_simcuda::api::$symbol($($argument),*)) }.check()
         }
     )*};
     ($($name:ident($($parameter:ident: $type:ty),*) -> $result:ty, $symbol:ident($($argument:expr),*);)*) => {$(
         pub fn $name(&self, $($parameter: $type),*) -> Result<$result, Status> {
-            returned(|out| unsafe { (self.0.$symbol)(out, $($argument),*) })
+            returned(|out| unsafe { call!(unsafe fst_simcuda::api::$symbol(out, $($argument),*)) })
         }
     )*};
 }
@@ -62,20 +61,20 @@ impl Cuda {
 
     pub fn copy(&self, target: u64, source: &[u8], stream: usize) -> Result<(), Status> {
         let start = source.as_ptr().expose_provenance();
-        unsafe { (self.0.cuMemcpyHtoDAsync_v2)(target, start, source.len(), stream) }.check()
+        unsafe { call!(unsafe fst_simcuda::api::cuMemcpyHtoDAsync_v2(target, start, source.len(), stream)) }.check()
     }
 
     pub fn is_capturing(&self, stream: usize) -> Result<u32, Status> {
-        returned(|out| unsafe { (self.0.cuStreamIsCapturing)(stream, out) })
+        returned(|out| unsafe { call!(unsafe fst_simcuda::api::cuStreamIsCapturing(stream, out)) })
     }
 
     pub fn end_capture(&self, stream: usize) -> Result<(), Status> {
-        returned(|graph| unsafe { (self.0.cuStreamEndCapture)(stream, graph) }).map(drop)
+        returned(|graph| unsafe { call!(unsafe fst_simcuda::api::cuStreamEndCapture(stream, graph)) }).map(drop)
     }
 
     /// Sets the mode of the calling thread, and returns the one before.
     pub fn exchange_capture_mode(&self, mut mode: CaptureMode) -> CaptureMode {
-        let status = unsafe { (self.0.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
+        let status = unsafe { call!(unsafe fst_simcuda::api::cuThreadExchangeStreamCaptureMode(&raw mut mode)) };
         assert_eq!(status, Status::Success);
         mode
     }
@@ -84,7 +83,10 @@ impl Cuda {
     pub fn launch(&self, function: usize, grid: [u32; 2], stream: usize, parameters: &[&[u8]]) -> Result<(), Status> {
         let addresses: Vec<usize> = parameters.iter().map(|bytes| bytes.as_ptr().expose_provenance()).collect();
         let (address, [blocks, threads]) = (addresses.as_ptr().expose_provenance(), grid);
-        unsafe { (self.0.cuLaunchKernel)(function, blocks, 1, 1, threads, 1, 1, 0, stream, address, 0) }.check()
+        unsafe {
+            call!(unsafe fst_simcuda::api::cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, address, 0))
+        }
+        .check()
     }
 }
 

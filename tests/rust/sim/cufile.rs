@@ -3,26 +3,12 @@
 pub use fst_simcufile::abi::{Counters, Fault};
 
 use super::Sim;
+use fst_simcufile::Status;
 use std::marker::PhantomData;
-
-/// `CUfileError_t`.
-#[repr(C)]
-pub struct Status {
-    code: u32,
-    cuda_code: u32,
-}
-
-library! {
-    "libfst_simcufile.so":
-    fn cuFileDriverOpen() -> Status;
-    fn simcufile_reset();
-    fn simcufile_inject(Fault, u64);
-    fn simcufile_counters() -> Counters;
-}
 
 /// Simulated libcufile of a test that holds the simulated driver. Dropping it fails the test after a misuse, or if a file
 /// or a buffer is still registered.
-pub struct Cufile<'a>(&'static Library, PhantomData<&'a Sim>);
+pub struct Cufile<'a>(PhantomData<&'a Sim>);
 
 impl Drop for Cufile<'_> {
     fn drop(&mut self) {
@@ -40,27 +26,23 @@ impl Drop for Cufile<'_> {
 impl<'a> Cufile<'a> {
     /// Resets the library.
     pub fn start(_sim: &'a Sim) -> Cufile<'a> {
-        // SAFETY: the function has no preconditions.
-        unsafe { (LIBRARY.simcufile_reset)() };
-        Cufile(&LIBRARY, PhantomData)
+        call!(fst_simcufile::simcufile_reset());
+        Cufile(PhantomData)
     }
 
     /// Opens the driver, like another user of the library in this process.
     pub fn open(&self) {
-        // SAFETY: the function has no preconditions.
-        let Status { code, cuda_code } = unsafe { (self.0.cuFileDriverOpen)() };
+        let Status { code, cuda_code } = call!(fst_simcufile::cuFileDriverOpen());
         assert_eq!((code, cuda_code), (0, 0), "the driver is not open");
     }
 
     /// Makes the `at`-th later call of a kind fail, counted from 1.
     pub fn inject(&self, fault: Fault, at: u64) {
-        // SAFETY: the function accepts all arguments.
-        unsafe { (self.0.simcufile_inject)(fault, at) };
+        call!(fst_simcufile::simcufile_inject(fault, at));
     }
 
     /// Returns the counts since the start.
     pub fn counters(&self) -> Counters {
-        // SAFETY: the function has no preconditions.
-        unsafe { (self.0.simcufile_counters)() }
+        call!(fst_simcufile::simcufile_counters())
     }
 }

@@ -23,7 +23,6 @@ use fst::device;
 use fst::error::{self, Result};
 use fst::options::{Options, ReaderChoice};
 use fst::staging::pool;
-use library::LIBRARY;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// First bytes of a fatbin, which the simulator accepts as the image of the kernels.
@@ -118,31 +117,26 @@ impl Sim {
         let lock = exclusive();
         // A test that has failed may have left handles that the reset makes invalid.
         release();
-        // SAFETY: the function accepts all arguments.
-        unsafe { (LIBRARY.sim_reset)(seed) };
-        let cuda = Cuda(&LIBRARY);
-        cuda.init().expect("cuInit");
-        Sim { cuda, is_finished: false, _lock: lock }
+        call!(fst_simcuda::control::sim_reset(seed));
+        Cuda.init().expect("cuInit");
+        Sim { cuda: Cuda, is_finished: false, _lock: lock }
     }
 
     /// Like [`Sim::start`], with [`Schedule::Lazy`].
     pub fn start_lazy(seed: u64) -> Sim {
         let sim = Sim::start(seed);
-        // SAFETY: the function accepts all arguments.
-        unsafe { (LIBRARY.sim_schedule)(Schedule::Lazy) };
+        call!(fst_simcuda::control::sim_schedule(Schedule::Lazy));
         sim
     }
 
     /// Makes the `at`-th later call of a kind fail, counted from 1.
     pub fn inject(&self, fault: Fault, at: u64) {
-        // SAFETY: the function accepts all arguments.
-        unsafe { (LIBRARY.sim_inject)(fault, at) };
+        call!(fst_simcuda::control::sim_inject(fault, at));
     }
 
     /// Returns the counts since the start.
     pub fn counters(&self) -> Counters {
-        // SAFETY: the function has no preconditions.
-        unsafe { (LIBRARY.sim_counters)() }
+        call!(fst_simcuda::control::sim_counters())
     }
 
     /// Queues a kernel that fills `bytes` bytes with `value`.
@@ -153,40 +147,36 @@ impl Sim {
         bytes: usize,
         value: u8,
     ) -> std::result::Result<(), Status> {
-        // SAFETY: the simulator checks all arguments.
-        unsafe { (LIBRARY.sim_launch_write)(stream, address, bytes, value) }.check()
+        call!(fst_simcuda::control::sim_launch_write(stream, address, bytes, value)).check()
     }
 
     /// Queues a kernel that reads `bytes` bytes.
     pub fn launch_read(&self, stream: usize, address: u64, bytes: usize) -> std::result::Result<(), Status> {
-        // SAFETY: the simulator checks all arguments.
-        unsafe { (LIBRARY.sim_launch_read)(stream, address, bytes) }.check()
+        call!(fst_simcuda::control::sim_launch_read(stream, address, bytes)).check()
     }
 
     /// Returns a context of a device beside the primary one, such as that of a green context.
     pub fn other_context(&self, ordinal: i32) -> usize {
-        // SAFETY: the function accepts all arguments.
-        unsafe { (LIBRARY.sim_other_context)(ordinal) }
+        call!(fst_simcuda::control::sim_other_context(ordinal))
     }
 
     /// Captures a graph on this thread until the end of the test, as a program may do beside a load.
     pub fn capture(&self) {
-        // SAFETY: the function has no preconditions.
-        unsafe { (LIBRARY.sim_capture)() };
+        call!(fst_simcuda::control::sim_capture());
     }
 
     /// Copies device memory to the host immediately.
     pub fn read(&self, address: u64, bytes: usize) -> std::result::Result<Vec<u8>, Status> {
         let mut found = vec![0; bytes];
         // SAFETY: `found` has `bytes` bytes.
-        unsafe { (LIBRARY.sim_read)(address, found.as_mut_ptr(), bytes) }.check()?;
+        unsafe { call!(unsafe fst_simcuda::control::sim_read(address, found.as_mut_ptr(), bytes)) }.check()?;
         Ok(found)
     }
 
     /// Copies host memory to the device immediately.
     pub fn write(&self, address: u64, bytes: &[u8]) -> std::result::Result<(), Status> {
         // SAFETY: the pointer and the length belong to one slice.
-        unsafe { (LIBRARY.sim_write)(address, bytes.as_ptr(), bytes.len()) }.check()
+        unsafe { call!(unsafe fst_simcuda::control::sim_write(address, bytes.as_ptr(), bytes.len())) }.check()
     }
 
     /// Runs all work and returns the violations, without a release of what the process keeps between loads.
@@ -221,13 +211,12 @@ pub struct Report {
 impl Report {
     /// Runs all work and returns the violations.
     fn read() -> Report {
-        // SAFETY: the function has no preconditions.
-        unsafe { (LIBRARY.sim_finish)() };
+        call!(fst_simcuda::control::sim_finish());
         // SAFETY: with a capacity of 0, the function writes nothing.
-        let bytes = unsafe { (LIBRARY.sim_violations)(std::ptr::null_mut(), 0) };
+        let bytes = unsafe { call!(unsafe fst_simcuda::control::sim_violations(std::ptr::null_mut(), 0)) };
         let mut text = vec![0; bytes];
         // SAFETY: `text` has `bytes` bytes.
-        unsafe { (LIBRARY.sim_violations)(text.as_mut_ptr(), bytes) };
+        unsafe { call!(unsafe fst_simcuda::control::sim_violations(text.as_mut_ptr(), bytes)) };
         let text = String::from_utf8(text).expect("violations are text");
         Report { violations: text.lines().map(str::to_owned).collect() }
     }

@@ -23,8 +23,10 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Status {
-    code: u32,
-    cuda_code: u32,
+    /// `CUfileOpError`.
+    pub code: u32,
+    /// `CUresult`.
+    pub cuda_code: u32,
 }
 
 /// `CUfileDescr_t` with a file descriptor.
