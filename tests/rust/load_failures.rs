@@ -4,12 +4,11 @@ use crate::gpu_load::{Load, mixed_model};
 use crate::model::Model;
 use crate::sim::abi::Fault;
 use crate::sim::gpu::Gpu;
-use crate::sim::{Sim, TIGHT, schedules, with_fault_at_every_call};
+use crate::sim::{Sim, TIGHT, with_fault_at_every_call};
 use fst::device::cuda::kernels::IMAGE;
-use fst::error::{Kind, Result};
+use fst::error::Result;
 use fst::options::Options;
 use fst::profile;
-use std::fs::File;
 
 /// Loads a model. A load that succeeds must be exact.
 pub fn attempt(sim: &Sim, begin: &dyn Fn(), model: &Model, options: Options) -> Result<()> {
@@ -37,20 +36,6 @@ fn a_fault_at_any_call_is_a_clean_error() {
         let results = with_fault_at_every_call(fault, least, |sim, begin| attempt(sim, begin, &model, TIGHT));
         // Staging memory that cannot be pinned is not an error.
         assert_eq!(results.iter().any(Result::is_ok), fault == Fault::OutOfMemory, "{results:?}");
-    }
-}
-
-#[test]
-fn a_truncated_file_is_a_clean_error() {
-    let whole = mixed_model();
-    let length = std::fs::metadata(&whole.paths[0]).unwrap().len();
-    for sim in schedules() {
-        let model = mixed_model();
-        let gpu = Gpu::new(&sim, 0);
-        let load = Load::all(&gpu, &model);
-        File::options().write(true).open(&model.paths[0]).unwrap().set_len(length - 5000).unwrap();
-        let error = load.run(TIGHT).unwrap_err();
-        assert_eq!(error.kind(), Kind::Io, "{error}");
     }
 }
 

@@ -3,7 +3,7 @@
 use fst::remote::internals::{
     HostPolicy, Ranges, Refusal, Transport, failure_of, http_answer, split_port, unsigned, with_rules_of_aws,
 };
-use fst::remote::location::{Location, is_url};
+use fst::remote::location::Location;
 use fst::remote::parts::{PART_BYTES_MIN, PARTS_MAX, Parts};
 use fst::remote::store::FailureClass;
 use http::{HeaderMap, Method, StatusCode};
@@ -12,18 +12,9 @@ use object_store::signer::Signer;
 use proptest::prelude::*;
 use rustls::AlertDescription;
 use std::io;
-use std::path::Path;
 use std::time::Duration;
 
 proptest! {
-    #[test]
-    fn any_text_is_a_location_or_an_error(text in ".*") {
-        if let Ok(location) = Location::parse(&text) {
-            prop_assert!(!location.host().is_empty());
-            prop_assert!(is_url(Path::new(&text)));
-        }
-    }
-
     #[test]
     fn secrets_are_not_shown(
         scheme in "https?|rediss?|ftp",

@@ -1,7 +1,6 @@
 //! Tests of the kernel's table. `kernels.rs` launches random tables.
 
-use crate::cast::FLOATS;
-use fst::cast::scatter::{BATCH_TASKS, StridedCopy, TASK_BYTES, TILE_BYTES, Table, Task, has_cast};
+use fst::cast::scatter::{BATCH_TASKS, StridedCopy, TASK_BYTES, TILE_BYTES, Table, Task};
 use fst::dtype::Dtype;
 use fst::error::Kind;
 
@@ -43,16 +42,6 @@ fn unsupported_copies_are_rejected() {
         bytes(0, 1 << 47, 1, 0),
     ] {
         assert_eq!(Table::default().push(bad).unwrap_err().kind(), Kind::Internal, "{bad:?}");
-    }
-}
-
-#[test]
-fn numbers_cast_to_floats_only() {
-    for from in Dtype::all() {
-        for to in Dtype::all() {
-            let is_number = !matches!(from, Dtype::C64 | Dtype::F4 | Dtype::F6E2M3 | Dtype::F6E3M2);
-            assert_eq!(has_cast(from, to), from != to && is_number && FLOATS.contains(&to), "{from} to {to}");
-        }
     }
 }
 

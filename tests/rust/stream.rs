@@ -208,32 +208,6 @@ fn an_idle_stream_holds_no_staging_memory() {
     }
 }
 
-#[test]
-fn streams_run_concurrently() {
-    let model = mixed_model();
-    for sim in schedules() {
-        std::thread::scope(|scope| {
-            for ordinal in [0, 1, 1] {
-                let (sim, model) = (&sim, &model);
-                scope.spawn(move || {
-                    let gpu = Gpu::new(sim, ordinal);
-                    let callers = [(); 2].map(|()| Caller::new(&gpu, model));
-                    let streams = [0, 1].map(|index: usize| callers[index].open(Order::Submitted).unwrap());
-                    for tensor in 0..8 {
-                        for (caller, stream) in callers.iter().zip(&streams) {
-                            caller.submit(stream, tensor..tensor + 1).unwrap();
-                        }
-                        for (caller, stream) in callers.iter().zip(&streams) {
-                            assert_eq!(stream.take(), Ok(tensor));
-                            assert!(caller.read(tensor) == model.tensors[tensor].bytes);
-                        }
-                    }
-                });
-            }
-        });
-    }
-}
-
 /// Loads all tensors through one stream in three batches.
 fn run(caller: &Caller<'_>) -> Result<()> {
     let stream = caller.open(Order::Submitted)?;

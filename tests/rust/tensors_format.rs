@@ -322,15 +322,6 @@ proptest! {
             }
         }
     }
-
-    #[test]
-    fn arbitrary_metadata_does_not_panic(
-        version in 1_u32..6, tensors in 0_u64..4, metadata in proptest::collection::vec(any::<u8>(), 0..200)
-    ) {
-        let mut bytes = preamble(version, tensors);
-        bytes.extend(metadata);
-        check(&bytes, 388);
-    }
 }
 
 fn new_tensor(name: &str, dtype: Dtype, shape: &[u64], has_data: bool) -> NewTensor {
