@@ -53,17 +53,17 @@ pub trait Reader: Send + Sync {
     /// `io`, with the path and the byte; that of `check`.
     fn read(&self, offset: u64, into: &mut [u8], check: Check<'_>) -> Result<()>;
 
-    /// Performs all reads of a chunk.
+    /// Performs all reads of a chunk, whose slot begins at a page boundary.
     ///
     /// May also write to the rest of the blocks of [`ReadLimits::alignment`] bytes that the reads touch.
     ///
     /// # Errors
     /// `io`, with the path and the byte; that of `check`.
-    fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>, check: Check<'_>) -> Result<()> {
+    fn fill(&self, reads: &[Read], slot: &mut [u8], check: Check<'_>) -> Result<()> {
         for read in reads {
             let misfit = || Error::new(Kind::Internal, format!("{read:?} does not fit its slot"));
             let end = read.slot_begin.saturating_add(read.length);
-            self.read(read.offset, buffer.bytes.get_mut(read.slot_begin..end).ok_or_else(misfit)?, check)?;
+            self.read(read.offset, slot.get_mut(read.slot_begin..end).ok_or_else(misfit)?, check)?;
         }
         Ok(())
     }
@@ -146,29 +146,19 @@ impl ReadLimits {
     }
 }
 
-/// Slot that a reader fills.
-pub struct SlotBuffer<'a> {
-    /// Number that no other slot of the process has, by which a reader may register the memory with the kernel once.
-    pub id: u64,
-    /// The memory, which begins at a page boundary.
-    pub bytes: &'a mut [u8],
-}
-
-impl<'a> SlotBuffer<'a> {
-    /// Returns the memory of each read, with its offset in the file. The reads ascend in the slot.
-    fn pieces(self, reads: &[Read]) -> Result<Vec<(u64, &'a mut [u8])>> {
-        let misfit = |read: &Read| Error::new(Kind::Internal, format!("{read:?} does not fit its slot"));
-        let mut pieces = Vec::with_capacity(reads.len());
-        let (mut rest, mut taken) = (self.bytes, 0);
-        for read in reads {
-            let skip = read.slot_begin.checked_sub(taken).ok_or_else(|| misfit(read))?;
-            let (_, after) = rest.split_at_mut_checked(skip).ok_or_else(|| misfit(read))?;
-            let (piece, after) = after.split_at_mut_checked(read.length).ok_or_else(|| misfit(read))?;
-            pieces.push((read.offset, piece));
-            (rest, taken) = (after, read.slot_begin + read.length);
-        }
-        Ok(pieces)
+/// Returns the part of a slot for each read, with the read's offset in the file. The reads ascend in the slot.
+fn pieces_of<'a>(slot: &'a mut [u8], reads: &[Read]) -> Result<Vec<(u64, &'a mut [u8])>> {
+    let misfit = |read: &Read| Error::new(Kind::Internal, format!("{read:?} does not fit its slot"));
+    let mut pieces = Vec::with_capacity(reads.len());
+    let (mut rest, mut taken) = (slot, 0);
+    for read in reads {
+        let skip = read.slot_begin.checked_sub(taken).ok_or_else(|| misfit(read))?;
+        let (_, after) = rest.split_at_mut_checked(skip).ok_or_else(|| misfit(read))?;
+        let (piece, after) = after.split_at_mut_checked(read.length).ok_or_else(|| misfit(read))?;
+        pieces.push((read.offset, piece));
+        (rest, taken) = (after, read.slot_begin + read.length);
     }
+    Ok(pieces)
 }
 
 /// Kinds of readers.

@@ -10,10 +10,10 @@ use crate::os::retry::Check;
 use crate::plan::{self, Chunk, FirstChunks, Limits, Piece, Read, SlotCopy, SlotPart};
 use crate::reader::ring::Linux;
 use crate::reader::uring::Rings;
-use crate::reader::{self, ChosenReader, Opened, ReadLimits, Reader, SlotBuffer};
+use crate::reader::{self, ChosenReader, Opened, ReadLimits, Reader};
 use crate::remote::limits::REQUESTS_START;
 use crate::source::Source;
-use crate::staging::{PAGE_BYTES, Request, Slot, Staging, pool};
+use crate::staging::{PAGE_BYTES, Request, Staging, pool};
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -266,14 +266,14 @@ impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
                     ChunkMemory::Slot(request) => {
                         let mut slot = acquire_in_turn(inspected, check, || pool::acquire(&request, check))?;
                         slot.pin(|memory| self.device.pin(memory));
-                        reader.fill(reads, buffer_of(&mut slot), check)?;
+                        reader.fill(reads, slot.bytes_mut(), check)?;
                         inspect(inspected, slot.bytes_mut(), reads, copies, check)?;
                         let copy = self.device.copy(slot.bytes_mut(), *bytes, copies)?;
                         slot.release_after(copy)
                     }
                     ChunkMemory::Staging(staging) => {
                         let mut slot = acquire_in_turn(inspected, check, || staging.acquire(check))?;
-                        let filled = reader.fill(reads, buffer_of(&mut slot), check);
+                        let filled = reader.fill(reads, slot.bytes_mut(), check);
                         match filled.and_then(|()| inspect(inspected, slot.bytes_mut(), reads, copies, check)) {
                             Ok(()) => staging.submit(slot, *bytes, copies),
                             Err(error) => {
@@ -340,8 +340,4 @@ fn inspect(
         }
     }
     Ok(())
-}
-
-fn buffer_of(slot: &mut Slot) -> SlotBuffer<'_> {
-    SlotBuffer { id: slot.id(), bytes: slot.bytes_mut() }
 }

@@ -3,7 +3,7 @@
 use super::page_cache::{self, Run};
 use super::ring::RingKernel;
 use super::uring::{Rings, UringReader};
-use super::{ReadLimits, Reader, ReaderKind, SlotBuffer};
+use super::{ReadLimits, Reader, ReaderKind};
 use crate::error::Result;
 use crate::num::to_u64;
 use crate::os::local_file::LocalFile;
@@ -67,11 +67,11 @@ impl<K: RingKernel> Reader for AutoReader<K> {
         self.buffered.read(offset, into, check)
     }
 
-    fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>, check: Check<'_>) -> Result<()> {
+    fn fill(&self, reads: &[Read], slot: &mut [u8], check: Check<'_>) -> Result<()> {
         // One system call for many small reads: most often all of them are cached.
         let span = reads.first().zip(reads.last()).map(|(first, last)| first.offset..end_of(last));
         if reads.len() > 1 && span.is_some_and(|span| page_cache::is_all_cached(&self.source, &span)) {
-            return self.buffered.fill(reads, buffer, check);
+            return self.buffered.fill(reads, slot, check);
         }
         let mut cached = Vec::new();
         let mut cold = Vec::new();
@@ -82,14 +82,14 @@ impl<K: RingKernel> Reader for AutoReader<K> {
             }
         }
         if !cached.is_empty() {
-            self.buffered.fill(&cached, SlotBuffer { id: buffer.id, bytes: buffer.bytes }, check)?;
+            self.buffered.fill(&cached, slot, check)?;
         }
         if cold.is_empty() {
             return Ok(());
         }
         match self.direct() {
-            Ok(direct) => direct.fill(&cold, buffer, check),
-            Err(_) => self.buffered.fill(&cold, buffer, check),
+            Ok(direct) => direct.fill(&cold, slot, check),
+            Err(_) => self.buffered.fill(&cold, slot, check),
         }
     }
 }

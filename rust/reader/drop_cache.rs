@@ -1,7 +1,7 @@
 //! Reader that leaves the page cache unchanged, so that a load does not evict the files of other programs.
 
 use super::page_cache::{self, Advice};
-use super::{ReadLimits, Reader, SlotBuffer};
+use super::{ReadLimits, Reader};
 use crate::error::Result;
 use crate::num::to_u64;
 use crate::os::local_file::LocalFile;
@@ -50,8 +50,8 @@ impl<R: Reader> Reader for DropCacheReader<R> {
         read
     }
 
-    fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>, check: Check<'_>) -> Result<()> {
-        let filled = self.inner.fill(reads, buffer, check);
+    fn fill(&self, reads: &[Read], slot: &mut [u8], check: Check<'_>) -> Result<()> {
+        let filled = self.inner.fill(reads, slot, check);
         for read in reads {
             self.drop_pages(read.offset, read.length);
         }

@@ -1,6 +1,6 @@
 //! Reader of remote objects.
 
-use super::{ReadLimits, Reader, SlotBuffer};
+use super::{ReadLimits, Reader, pieces_of};
 use crate::error::Result;
 use crate::num::to_u64;
 use crate::options::Options;
@@ -42,8 +42,8 @@ impl Reader for ObjectReader {
         self.object.read_joined([(offset, into)], self.gap_bytes, check)
     }
 
-    fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>, check: Check<'_>) -> Result<()> {
-        self.object.read_joined(buffer.pieces(reads)?, self.gap_bytes, check)
+    fn fill(&self, reads: &[Read], slot: &mut [u8], check: Check<'_>) -> Result<()> {
+        self.object.read_joined(pieces_of(slot, reads)?, self.gap_bytes, check)
     }
 
     fn scatters(&self) -> bool {

@@ -1,6 +1,6 @@
 //! Reader that records the reads of another reader in profiles.
 
-use super::{ReadLimits, Reader, ReaderKind, SlotBuffer};
+use super::{ReadLimits, Reader, ReaderKind};
 use crate::error::Result;
 use crate::os::retry::Check;
 use crate::plan::Read;
@@ -42,9 +42,9 @@ impl Reader for RecordedReader {
         self.reader.read(offset, into, check)
     }
 
-    fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>, check: Check<'_>) -> Result<()> {
+    fn fill(&self, reads: &[Read], slot: &mut [u8], check: Check<'_>) -> Result<()> {
         let _span = self.span(reads.len(), reads.iter().map(|read| read.length).sum());
-        self.reader.fill(reads, buffer, check)
+        self.reader.fill(reads, slot, check)
     }
 
     fn scatters(&self) -> bool {

@@ -14,7 +14,7 @@
 //! Columns of a matrix are read in slots of several rows each, and several slots may need parts of one unit. So the reader
 //! keeps the last copies, and a thread waits for a copy that another one opens.
 
-use super::{ReadLimits, Reader, SlotBuffer};
+use super::{ReadLimits, Reader, pieces_of};
 use crate::encryption::chunks::CHUNK_BYTES_MAX;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
@@ -154,8 +154,8 @@ impl Reader for UnitReader {
         self.read_units(vec![(offset, into)], check)
     }
 
-    fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>, check: Check<'_>) -> Result<()> {
-        self.read_units(buffer.pieces(reads)?, check)
+    fn fill(&self, reads: &[Read], slot: &mut [u8], check: Check<'_>) -> Result<()> {
+        self.read_units(pieces_of(slot, reads)?, check)
     }
 
     fn scatters(&self) -> bool {

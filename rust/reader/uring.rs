@@ -4,7 +4,7 @@
 //! read and the rest of its first and last block need no requests of their own.
 
 use super::ring::{Request, Ring, RingKernel};
-use super::{ReadLimits, Reader, SlotBuffer};
+use super::{ReadLimits, Reader};
 use crate::error::{Error, Result};
 use crate::num::to_u64;
 use crate::options::Options;
@@ -227,10 +227,6 @@ impl<K: RingKernel> UringReader<K> {
             }
         }
     }
-
-    fn fill_buffered(&self, reads: &[Read], buffer: &mut SlotBuffer<'_>, check: Check<'_>) -> Result<()> {
-        self.buffered.fill(reads, SlotBuffer { id: buffer.id, bytes: buffer.bytes }, check)
-    }
 }
 
 impl<K: RingKernel> Reader for UringReader<K> {
@@ -242,23 +238,23 @@ impl<K: RingKernel> Reader for UringReader<K> {
         self.buffered.read(offset, into, check)
     }
 
-    fn fill(&self, reads: &[Read], mut buffer: SlotBuffer<'_>, check: Check<'_>) -> Result<()> {
-        let aligned_reads: Option<Vec<_>> = reads.iter().map(|read| self.aligned_reads(read, buffer.bytes)).collect();
-        let Some(aligned_reads) = aligned_reads else { return self.fill_buffered(reads, &mut buffer, check) };
-        let outcome = match self.read_aligned(&aligned_reads.concat(), buffer.bytes, check) {
+    fn fill(&self, reads: &[Read], slot: &mut [u8], check: Check<'_>) -> Result<()> {
+        let aligned_reads: Option<Vec<_>> = reads.iter().map(|read| self.aligned_reads(read, slot)).collect();
+        let Some(aligned_reads) = aligned_reads else { return self.buffered.fill(reads, slot, check) };
+        let outcome = match self.read_aligned(&aligned_reads.concat(), slot, check) {
             Ok(outcome) => outcome,
             Err(End::Check(error)) => return Err(error),
             Err(End::Ring(error)) => {
                 let path = self.source.path.display();
                 tracing::info!(%path, %error, "no ring; reads this chunk through the page cache");
-                return self.fill_buffered(reads, &mut buffer, check);
+                return self.buffered.fill(reads, slot, check);
             }
         };
         // The first byte that could not be read determines the error.
         let failed = outcome.failure.as_ref().map_or(u64::MAX, |(offset, _)| *offset);
         let mut missing: Vec<Read> = outcome.missing.into_iter().filter(|read| read.offset < failed).collect();
         missing.sort_by_key(|read| read.offset);
-        self.fill_buffered(&missing, &mut buffer, check)?;
+        self.buffered.fill(&missing, slot, check)?;
         match outcome.failure {
             None => Ok(()),
             Some((offset, error)) => Err(Error::from_io(error, &self.source.path, "cannot read").offset(offset)),

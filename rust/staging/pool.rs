@@ -12,7 +12,6 @@ use crate::profile::{self, Memory, Stage};
 use memmap2::{Advice, MmapMut, MmapRaw};
 use std::mem;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -26,8 +25,6 @@ const COPYING_MAX: usize = 16;
 
 /// Page-aligned memory, which only its owner uses.
 pub struct Block {
-    /// Number that no other block of the process ever has, not even one at the same address.
-    id: u64,
     /// Copy from or to the memory that may be in flight.
     copy: Option<Box<dyn CopyInFlight>>,
     // Fields are dropped in this order: the registration must end before the memory does.
@@ -46,7 +43,6 @@ impl Block {
     /// # Errors
     /// `out-of-memory` if the host has none.
     pub fn allocate(bytes: usize, node: Option<Node>) -> Result<Block> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
         let _span = profile::span(Stage::Allocate).bytes(bytes);
         // The kernel uses huge pages for what begins at a multiple of their size, where it does not place all mappings.
         let alignment = if bytes < HUGE_PAGE_BYTES { PAGE_BYTES } else { HUGE_PAGE_BYTES };
@@ -65,7 +61,7 @@ impl Block {
         if let Some(node) = node {
             numa::prefer(&memory, node);
         }
-        Ok(Block { id: NEXT.fetch_add(1, Ordering::Relaxed), copy: None, pinned: None, memory, begin, bytes, node })
+        Ok(Block { copy: None, pinned: None, memory, begin, bytes, node })
     }
 
     /// Returns the bytes.
@@ -127,11 +123,6 @@ pub struct Slot {
 impl Slot {
     fn new(block: Block, pool: &'static Pool) -> Slot {
         Slot { block: Some(block), pool }
-    }
-
-    /// Returns a number that no other memory of the process ever has.
-    pub fn id(&self) -> u64 {
-        self.block.as_ref().map_or(u64::MAX, |block| block.id)
     }
 
     /// Returns the bytes.

@@ -9,7 +9,7 @@ use fst::plan::Read;
 use fst::reader::pread::{PreadReader, ReadAt};
 use fst::reader::ring::Linux;
 use fst::reader::uring::Rings;
-use fst::reader::{self, Access, ReadLimits, Reader, ReaderKind, SlotBuffer};
+use fst::reader::{self, Access, ReadLimits, Reader, ReaderKind};
 use fst::staging::{Request, pool};
 use std::fs::OpenOptions;
 use std::io;
@@ -42,7 +42,7 @@ fn check_contract(reader: &dyn Reader, bytes: &[u8]) {
     let mut slot = vec![0xAA; 3000];
     let reads = [(17, 0, 1000), (70_001, 1001, 1), (length - 1500, 1002, 1500)]
         .map(|(offset, slot_begin, length)| Read { offset: offset as u64, slot_begin, length });
-    reader.fill(&reads, SlotBuffer { id: 0, bytes: &mut slot }, GO_ON).unwrap();
+    reader.fill(&reads, &mut slot, GO_ON).unwrap();
     for read in reads {
         let begin = read.offset as usize;
         assert_eq!(slot[read.slot_begin..][..read.length], bytes[begin..begin + read.length]);
@@ -91,8 +91,7 @@ fn check_planned(reader: &dyn Reader, bytes: &[u8], reads: &[(usize, usize)], al
     let request = Request { bytes: reached.next_multiple_of(4096), node: None, staging_bytes: 256 << 20 };
     let mut slot = pool::take(&request).unwrap().unwrap();
     slot.bytes_mut().fill(0xAA);
-    let id = slot.id();
-    reader.fill(&reads, SlotBuffer { id, bytes: slot.bytes_mut() }, GO_ON).unwrap();
+    reader.fill(&reads, slot.bytes_mut(), GO_ON).unwrap();
     for read in reads {
         let (slot, begin) = (slot.bytes_mut(), read.offset as usize);
         assert!(slot[read.slot_begin..][..read.length] == bytes[begin..begin + read.length], "{read:?}");
@@ -144,11 +143,9 @@ fn a_file_truncated_while_open_is_an_error_with_every_reader() {
             OpenOptions::new().write(true).open(&path).unwrap().set_len(length).unwrap();
             let request = Request { bytes: 128 << 10, node: None, staging_bytes: 256 << 20 };
             let mut slot = pool::take(&request).unwrap().unwrap();
-            let (id, read) = (slot.id(), Read { offset: 0, slot_begin: 0, length: 100_000 });
-            for result in [
-                reader.read(0, &mut vec![0; 100_000], GO_ON),
-                reader.fill(&[read], SlotBuffer { id, bytes: slot.bytes_mut() }, GO_ON),
-            ] {
+            let read = Read { offset: 0, slot_begin: 0, length: 100_000 };
+            for result in [reader.read(0, &mut vec![0; 100_000], GO_ON), reader.fill(&[read], slot.bytes_mut(), GO_ON)]
+            {
                 assert_fails(result, Kind::Io, &[&format!("byte {length}:")]);
             }
         }

@@ -10,7 +10,7 @@ use fst::plan::Read;
 use fst::reader::page_cache::{self, Run};
 use fst::reader::ring::Linux;
 use fst::reader::uring::Rings;
-use fst::reader::{self, Opened, ReaderKind, SlotBuffer};
+use fst::reader::{self, Opened, ReaderKind};
 use fst::staging::{Request, pool};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -49,8 +49,8 @@ fn read_all(reader: &dyn reader::Reader, bytes: &[u8]) {
     let request = Request { bytes: 1 << 20, node: None, staging_bytes: 256 << 20 };
     let mut slot = pool::take(&request).unwrap().unwrap();
     for (index, chunk) in bytes.chunks(1 << 20).enumerate() {
-        let (id, read) = (slot.id(), Read { offset: (index as u64) << 20, slot_begin: 0, length: chunk.len() });
-        reader.fill(&[read], SlotBuffer { id, bytes: slot.bytes_mut() }, &|| Ok(())).unwrap();
+        let read = Read { offset: (index as u64) << 20, slot_begin: 0, length: chunk.len() };
+        reader.fill(&[read], slot.bytes_mut(), &|| Ok(())).unwrap();
         assert!(&slot.bytes_mut()[..chunk.len()] == chunk, "chunk {index}");
     }
 }

@@ -7,7 +7,7 @@ use fst::options::{Options, ReaderChoice};
 use fst::os::retry::Check;
 use fst::plan::Read;
 use fst::reader::uring::Rings;
-use fst::reader::{self, Opened, ReaderKind, SlotBuffer};
+use fst::reader::{self, Opened, ReaderKind};
 use fst::staging::{Request, pool};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -57,9 +57,9 @@ impl Trial {
         let request = Request { bytes: FILE_BYTES + 8192, node: None, staging_bytes: 256 << 20 };
         let mut slot = pool::take(&request).unwrap().unwrap();
         slot.bytes_mut().fill(0xAA);
-        let (id, slot_begin) = (slot.id(), begin % 512);
+        let slot_begin = begin % 512;
         let read = Read { offset: begin as u64, slot_begin, length };
-        self.opened.reader.fill(&[read], SlotBuffer { id, bytes: slot.bytes_mut() }, check)?;
+        self.opened.reader.fill(&[read], slot.bytes_mut(), check)?;
         assert!(slot.bytes_mut()[slot_begin..][..length] == self.bytes[begin..begin + length]);
         Ok(())
     }
