@@ -34,7 +34,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -576,60 +576,35 @@ fn rotation_changes_only_the_key() {
     assert_eq!(load_all(&trial.path).unwrap(), expected(&small()));
 }
 
-/// Kernel that lets other threads run before each write, and flushes nothing.
-struct Yielding;
-
-impl FileKernel for Yielding {
-    fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
-        thread::sleep(Duration::from_millis(1));
-        Linux.write_at(file, bytes, offset)
-    }
-
-    fn flush(&self, _file: &File) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-#[test]
-fn two_rotations_at_once_leave_the_key_that_reported_success() {
-    let trial = Trial::small();
-    let news = [8, 9].map(|byte| EncryptionKey::from_bytes(&[byte; 32]).unwrap());
-    for round in 0..30 {
-        fs::write(&trial.path, &trial.bytes).unwrap();
-        let begin = Barrier::new(2);
-        let rotated: Vec<bool> = thread::scope(|scope| {
-            let rotation = |new| {
-                let begin = &begin;
-                let path = &trial.path;
-                scope.spawn(move || {
-                    begin.wait();
-                    rotate(&[path], &key(), new, &Yielding)
-                })
-            };
-            let threads: Vec<_> = news.iter().map(rotation).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap().is_ok()).collect()
-        });
-        assert_eq!(rotated.iter().filter(|is_rotated| **is_rotated).count(), 1, "{round}");
-        assert_eq!(news.each_ref().map(|key| trial.opens(key)).to_vec(), rotated, "{round}");
-        assert!(!trial.opens(&key()), "{round}");
-    }
-}
-
-#[test]
-fn a_rotation_waits_for_the_file_that_has_its_path() {
-    let trial = Trial::small();
-    let new = EncryptionKey::from_bytes(&[8; 32]).unwrap();
-    let replaced = File::open(&trial.path).unwrap();
-    replaced.lock().unwrap();
+/// Rotates a file to `new` while another process has its lock, which changes the file meanwhile.
+fn rotate_after(trial: &Trial, new: &EncryptionKey, change: impl FnOnce()) -> fst::Result<()> {
+    let locked = File::open(&trial.path).unwrap();
+    locked.lock().unwrap();
     thread::scope(|scope| {
-        let rotation = scope.spawn(|| rotate(&[&trial.path], &key(), &new, &Linux));
+        let rotation = scope.spawn(|| rotate(&[&trial.path], &key(), new, &Linux));
         thread::sleep(Duration::from_millis(100));
         assert!(!rotation.is_finished());
-        write(&trial.path, &small(), None, &key()).unwrap();
-        drop(replaced);
-        rotation.join().unwrap().unwrap();
-    });
-    assert!(trial.opens(&new));
+        change();
+        drop(locked);
+        rotation.join().unwrap()
+    })
+}
+
+#[test]
+fn a_rotation_waits_for_other_changes_of_its_file() {
+    let trial = Trial::small();
+    let [first, second] = [8, 9].map(|byte| EncryptionKey::from_bytes(&[byte; 32]).unwrap());
+    rotate(&[&trial.path], &key(), &first, &Linux).unwrap();
+    let rotated = fs::read(&trial.path).unwrap();
+    fs::write(&trial.path, &trial.bytes).unwrap();
+    // Another rotation, after which the old key opens nothing.
+    let refused = rotate_after(&trial, &second, || fs::write(&trial.path, &rotated).unwrap());
+    assert_fails(refused, Kind::Integrity, &[]);
+    assert_eq!(fs::read(&trial.path).unwrap(), rotated);
+    // A save, after which the path names another file.
+    fs::write(&trial.path, &trial.bytes).unwrap();
+    rotate_after(&trial, &second, || write(&trial.path, &small(), None, &key()).unwrap()).unwrap();
+    assert!(trial.opens(&second));
 }
 
 #[test]

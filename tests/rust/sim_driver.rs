@@ -142,10 +142,6 @@ const CASES: &[Case] = &[
         p.cuda.copy(p.block, &[1; 10], p.gpu.stream).unwrap();
         p.gpu.synchronize();
     }),
-    ("copy to pageable memory", &[Kind::Unpinned], |p| {
-        p.slot.unregister().unwrap();
-        p.copy_back(p.gpu.stream).unwrap();
-    }),
     ("copies from memory that is pinned in part, or for another context", &[Kind::Unpinned; 2], |p| {
         let slot = Slot::pageable(p.cuda);
         let other = Gpu::new(p.sim, 1);
@@ -191,18 +187,6 @@ const CASES: &[Case] = &[
         p.write(p.gpu.stream, 1).unwrap();
         let side = p.cuda.create_stream().unwrap();
         p.copy(side).unwrap();
-        p.end(side);
-    }),
-    ("copy to the host that does not wait for a write", &[Kind::MissingWait], |p| {
-        p.write(p.gpu.stream, 1).unwrap();
-        let side = p.cuda.create_stream().unwrap();
-        p.copy_back(side).unwrap();
-        p.end(side);
-    }),
-    ("kernel that does not wait for a write", &[Kind::MissingWait], |p| {
-        let side = p.cuda.create_stream().unwrap();
-        p.write(side, 1).unwrap();
-        p.sim.launch_read(p.gpu.stream, p.block, BLOCK).unwrap();
         p.end(side);
     }),
     ("kernel that waits for an earlier point of a stream", &[Kind::MissingWait], |p| {
@@ -269,11 +253,6 @@ const CASES: &[Case] = &[
         p.sim.launch_write(side, block, BLOCK, 1).unwrap();
         order(&p.cuda, side, side);
         p.cuda.destroy_stream(side).unwrap();
-    }),
-    ("memory freed in use", &[Kind::FreedInUse], |p| {
-        let other = p.cuda.allocate(BLOCK).unwrap();
-        p.cuda.copy(other, &p.slot.memory[..10], p.gpu.stream).unwrap();
-        p.cuda.free(other).unwrap();
     }),
     ("memory freed twice", &[Kind::UseAfterFree, Kind::DoubleFree], |p| {
         let other = p.cuda.allocate(BLOCK).unwrap();
