@@ -136,8 +136,7 @@ fn files_shorter_than_a_block_are_read() {
 fn a_file_truncated_while_open_is_an_error_with_every_reader() {
     for kind in READERS {
         for length in [0, 1, 4096, 99_999] {
-            let directory = TempDir::new().unwrap();
-            let path = directory.path().join("x.safetensors");
+            let (_directory, path) = files::new_path("x.safetensors");
             std::fs::write(&path, files::pattern(4, 100_000)).unwrap();
             let reader = open(kind, &path, false);
             OpenOptions::new().write(true).open(&path).unwrap().set_len(length).unwrap();

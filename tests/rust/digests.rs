@@ -115,8 +115,7 @@ struct Trial {
 
 impl Trial {
     fn saved(metadata: &Metadata) -> Trial {
-        let directory = TempDir::new().unwrap();
-        let path = directory.path().join("x.safetensors");
+        let (directory, path) = files::new_path("x.safetensors");
         save(&path, metadata).unwrap();
         Trial { path, _directory: directory }
     }
@@ -124,8 +123,7 @@ impl Trial {
 
 #[test]
 fn writers_reserve_space_for_the_values_of_groups() {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("x.safetensors");
+    let (_directory, path) = files::new_path("x.safetensors");
     for (algorithm, expected) in [("blake3", 428 << 10), ("sha256", 256 << 10)] {
         write(&path, metadata(algorithm)).unwrap();
         assert_eq!(files::data_begin(&fs::read(&path).unwrap()), expected, "{algorithm}");

@@ -1,7 +1,7 @@
 //! Encrypted files: what writers write, what loads accept, and what they refuse.
 
 use crate::digests::stream;
-use crate::files::{self, assert_fails};
+use crate::files::{self, address_of, assert_fails, from_hex};
 use crate::host_load::{load, regions};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -58,10 +58,6 @@ fn sample() -> Vec<(Tensor, Vec<u8>)> {
         (tensor, files::pattern(index, size))
     };
     SIZES.iter().enumerate().map(tensor).collect()
-}
-
-fn address_of(bytes: &[u8]) -> u64 {
-    bytes.as_ptr().expose_provenance() as u64
 }
 
 /// Writes tensors, each in pieces of up to 300,000 bytes.
@@ -142,8 +138,7 @@ struct Trial {
 
 impl Trial {
     fn of(tensors: &[(Tensor, Vec<u8>)]) -> Trial {
-        let directory = TempDir::new().unwrap();
-        let path = directory.path().join("x.safetensors");
+        let (directory, path) = files::new_path("x.safetensors");
         write(&path, tensors, Some([("format".to_owned(), "pt".to_owned())].into()), &key()).unwrap();
         Trial { bytes: fs::read(&path).unwrap(), path, directory }
     }
@@ -220,8 +215,7 @@ fn encrypted_files_load_with_their_key() {
 #[test]
 fn writers_encrypt_whatever_the_size_of_their_blocks() {
     let sample = sample();
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("x.safetensors");
+    let (_directory, path) = files::new_path("x.safetensors");
     for (chunk_bytes, threads) in [(60 << 10, 4), (CHUNK, 4), (CHUNK + (4 << 10), 1)] {
         let output = OutputFile::create(&path, Box::new(Linux)).unwrap();
         let options = Options { chunk_bytes, threads, ..Options::default() };
@@ -253,8 +247,7 @@ fn saves_encrypt_in_the_order_of_the_caller() {
 
 #[test]
 fn encrypted_saves_reserve_what_the_header_needs() {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("x.safetensors");
+    let (_directory, path) = files::new_path("x.safetensors");
     for count in [1, 5000] {
         // The data and the header are longer than a block.
         let mut tensors = vec![(Tensor::new("a", Dtype::U8, vec![100_000]).unwrap(), files::pattern(1, 100_000))];
@@ -316,14 +309,11 @@ fn layout_is_that_of_safetensors() {
 fn files_of_the_second_implementation_load() {
     let expected: serde_json::Value =
         serde_json::from_slice(&fs::read(format!("{DIRECTORY}/vectors.json")).unwrap()).unwrap();
-    let bytes_of = |hex: &str| -> Vec<u8> {
-        (0..hex.len()).step_by(2).map(|index| u8::from_str_radix(&hex[index..index + 2], 16).unwrap()).collect()
-    };
     for vector in expected.as_array().unwrap() {
         let path = PathBuf::from(format!("{DIRECTORY}/{}", vector["file"].as_str().unwrap()));
         let mut keys = Vec::new();
         if let Some(hex) = vector["key"].as_str() {
-            keys.push(EncryptionKey::from_bytes(&bytes_of(hex)).unwrap());
+            keys.push(EncryptionKey::from_bytes(&from_hex(hex)).unwrap());
         }
         if let Some(text) = vector["passphrase"].as_str() {
             keys.push(EncryptionKey::from_passphrase(text.as_bytes(), 1, 8 << 10).unwrap());
@@ -383,8 +373,7 @@ fn half_of_an_encryption_is_refused() {
 
 #[test]
 fn passphrases_open_files() {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("x.safetensors");
+    let (_directory, path) = files::new_path("x.safetensors");
     let key = |text: &str| EncryptionKey::from_passphrase(text.as_bytes(), 2, 16 << 10).unwrap();
     write(&path, &small(), None, &key("open sesame").with_label("cave").unwrap()).unwrap();
     assert_eq!(open_with(&path, &key("open sesame")).unwrap().count(), 3);
@@ -433,8 +422,7 @@ fn files_that_were_read_do_not_choose_the_salt_of_new_files() {
 
 #[test]
 fn limits_of_a_slot_are_checked_before_a_key_is_derived() {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("x.safetensors");
+    let (directory, path) = files::new_path("x.safetensors");
     let key = EncryptionKey::from_passphrase(b"open sesame", 1, 8 << 10).unwrap();
     write(&path, &small(), None, &key).unwrap();
     let trial = Trial { bytes: fs::read(&path).unwrap(), path, directory };
@@ -497,8 +485,7 @@ fn chunks_keep_their_places() {
 
 #[test]
 fn names_and_keys_of_encrypted_files_are_reserved() {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("x.safetensors");
+    let (_directory, path) = files::new_path("x.safetensors");
     let output = || OutputFile::create(&path, Box::new(Linux)).unwrap();
     let metadata = |key: &str| Some([(key.to_owned(), "blake3".to_owned())].into());
     let refused = |error: Option<Error>| assert_eq!(error.unwrap().kind(), Kind::InvalidArgument);
@@ -679,8 +666,7 @@ proptest! {
     ) {
         static TRIAL: OnceLock<Trial> = OnceLock::new();
         let trial = TRIAL.get_or_init(Trial::small);
-        let directory = TempDir::new().unwrap();
-        let path = directory.path().join("x.safetensors");
+        let (_directory, path) = files::new_path("x.safetensors");
         let mut bytes = trial.bytes.clone();
         let position = position % bytes.len();
         bytes[position] = byte;

@@ -14,6 +14,13 @@ use tempfile::TempDir;
 /// Page size of the machines that run the tests, in bytes.
 pub const PAGE_BYTES: usize = 4 << 10;
 
+/// Returns a new directory, and a path of no file in it.
+pub fn new_path(name: &str) -> (TempDir, PathBuf) {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join(name);
+    (directory, path)
+}
+
 /// Writes a file with this header and these data bytes, which may be invalid.
 pub fn raw(directory: &TempDir, name: &str, json: &str, data: &[u8]) -> PathBuf {
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
@@ -37,6 +44,15 @@ pub fn written(directory: &TempDir, name: &str, tensors: &[(&str, Dtype, Vec<usi
 /// Returns bytes that differ from position to position, so that a misplaced one is noticed.
 pub fn pattern(seed: usize, length: usize) -> Vec<u8> {
     (0..length).map(|index| (index.wrapping_mul(2_654_435_761).wrapping_add(seed * 97) >> 7) as u8).collect()
+}
+
+/// Returns the bytes of hexadecimal digits.
+pub fn from_hex(text: &str) -> Vec<u8> {
+    (0..text.len()).step_by(2).map(|index| u8::from_str_radix(&text[index..index + 2], 16).unwrap()).collect()
+}
+
+pub fn address_of(bytes: &[u8]) -> u64 {
+    bytes.as_ptr().expose_provenance() as u64
 }
 
 pub fn local_file(path: &Path) -> Arc<LocalFile> {

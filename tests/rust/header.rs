@@ -5,7 +5,6 @@ use fst::error::Kind;
 use fst::format::header::{HEADER_BYTES_MAX, Header};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
-use tempfile::TempDir;
 
 fn parse(json: &str, data_bytes: u64) -> fst::Result<Header> {
     Header::parse(json.as_bytes(), 8 + json.len() as u64 + data_bytes)
@@ -120,8 +119,7 @@ fn invalid_dtypes_shapes_and_offsets_are_rejected() {
 
 #[test]
 fn invalid_length_fields_are_rejected() {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("x.safetensors");
+    let (_directory, path) = files::new_path("x.safetensors");
     let refused = |bytes: &[u8], expected: &str| {
         std::fs::write(&path, bytes).unwrap();
         assert_fails(Header::read(&files::source(&path)), Kind::Malformed, &[path.to_str().unwrap(), expected]);
@@ -198,8 +196,7 @@ proptest! {
     #[test]
     fn a_truncated_file_is_rejected(tensors in tensors(), cut in any::<prop::sample::Index>()) {
         let bytes = serialize(&tensors);
-        let directory = TempDir::new().unwrap();
-        let path = directory.path().join("x.safetensors");
+        let (_directory, path) = files::new_path("x.safetensors");
         std::fs::write(&path, &bytes[..cut.index(bytes.len())]).unwrap();
         prop_assert_eq!(Header::read(&files::source(&path)).unwrap_err().kind(), Kind::Malformed);
     }

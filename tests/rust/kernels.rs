@@ -90,7 +90,7 @@ fn noise(length: usize, seed: u64) -> Vec<u8> {
 /// tests/python/kernels/test_ptx.py compares this code with PyTorch, as nvcc compiles it.
 fn expected(copies: &[StridedCopy], source: &[u8], target_bytes: usize) -> Vec<u8> {
     let mut words = vec![u64::from_ne_bytes([POISON; 8]); target_bytes.div_ceil(8)];
-    let bases = (address(source), words.as_mut_ptr().expose_provenance() as u64);
+    let bases = (source.as_ptr().expose_provenance() as u64, words.as_mut_ptr().expose_provenance() as u64);
     let mut elements = Table::default();
     for copy in copies {
         let (source_bytes, target_bytes) = item_bytes(copy);
@@ -104,10 +104,6 @@ fn expected(copies: &[StridedCopy], source: &[u8], target_bytes: usize) -> Vec<u
     // SAFETY: each task reads one element of `source` and writes one element to `words`.
     unsafe { run_on_host(bytes_of(&elements).as_ptr(), elements.tasks().len() as u32, elements.tile_count(), 1, 1) };
     words.iter().flat_map(|word| word.to_ne_bytes()).take(target_bytes).collect()
-}
-
-fn address(bytes: &[u8]) -> u64 {
-    bytes.as_ptr().expose_provenance() as u64
 }
 
 /// Program that scatters: a pinned slot with the data and the table, and scratch memory and a target on the GPU.

@@ -1,6 +1,6 @@
 //! Saves and writers: files are complete or absent, also when system calls fail.
 
-use crate::files;
+use crate::files::{self, address_of};
 use fst::device::host::Host;
 use fst::dtype::Dtype;
 use fst::error::{Error, Kind};
@@ -29,10 +29,6 @@ fn tight() -> Options {
 
 fn host() -> Vec<DeviceStream> {
     vec![DeviceStream { memory: Arc::new(Host), stream: 0 }]
-}
-
-fn address_of(bytes: &[u8]) -> u64 {
-    bytes.as_ptr().expose_provenance() as u64
 }
 
 pub fn kernel() -> Box<dyn FileKernel> {
@@ -138,8 +134,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
     #[test]
     fn tensors_of_any_size_are_saved_and_written(sizes in prop::collection::vec(0..30_000_usize, 0..20), step in 1..5_usize) {
-        let directory = TempDir::new().unwrap();
-        let path = directory.path().join("x");
+        let (_directory, path) = files::new_path("x");
         let tensors = sample(&sizes);
         save(&path, &tensors, kernel(), step).unwrap();
         prop_assert!(fs::read(&path).unwrap() == expected(&tensors));
@@ -150,8 +145,7 @@ proptest! {
 
 #[test]
 fn a_header_longer_than_the_reserved_space_moves_the_data() {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("x");
+    let (directory, path) = files::new_path("x");
     // The first block is full before most names are known.
     let mut tensors = sample(&[20_000]);
     tensors.extend((0..4000).map(|index| (format!("{index:0100}"), vec![index as u8; 3])));
@@ -260,8 +254,7 @@ fn is_direct(file: &File) -> bool {
 
 #[test]
 fn a_file_is_that_of_the_safetensors_crate_also_when_system_calls_are_refused() {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("x");
+    let (directory, path) = files::new_path("x");
     for fault in [Fault::Nothing, Fault::Short, Fault::RefuseDirect, Fault::NoDirect, Fault::NoReserve, Fault::NoInsert]
     {
         for sizes in [&SIZES[..], &[], &[0], &[1], &[4096 - 72]] {
@@ -295,8 +288,7 @@ fn assert_failed(directory: &TempDir, result: fst::Result<()>, words: &[&str]) -
 
 #[test]
 fn a_failed_write_leaves_the_old_file_unchanged() {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("x");
+    let (directory, path) = files::new_path("x");
     let tensors = sample(&SIZES);
     fs::write(&path, b"old").unwrap();
     // Index of the write that fails: at the start, in the middle and near the end of the file.
@@ -325,8 +317,7 @@ fn a_failed_write_leaves_the_old_file_unchanged() {
 
 #[test]
 fn an_error_after_the_rename_says_that_the_file_is_there() {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("x");
+    let (directory, path) = files::new_path("x");
     let tensors = sample(&SIZES);
     let kernel = || Box::new(FaultyKernel::new(Fault::FailDirectoryFlush));
     let saves: [&dyn Fn() -> fst::Result<()>; 2] =
@@ -345,8 +336,7 @@ fn an_error_after_the_rename_says_that_the_file_is_there() {
 
 #[test]
 fn calls_that_are_repeated_for_ever_end_with_the_check() {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("x");
+    let (directory, path) = files::new_path("x");
     for error in [libc::EINTR, libc::EAGAIN] {
         let output = || OutputFile::create(&path, Box::new(FaultyKernel::new(Fault::Endless(error)))).unwrap();
         let check = || files::fails_after(3);
@@ -370,8 +360,7 @@ fn calls_that_are_repeated_for_ever_end_with_the_check() {
 
 #[test]
 fn a_failed_writer_repeats_its_error_and_leaves_no_file() {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("x");
+    let (directory, path) = files::new_path("x");
     fs::write(&path, b"old").unwrap();
     let kernel = Box::new(FaultyKernel::new(Fault::FailWrite(2, libc::EIO)));
     // With several threads, the tensor could be written to its end before the failed write is noted.
@@ -385,8 +374,7 @@ fn a_failed_writer_repeats_its_error_and_leaves_no_file() {
 
 #[test]
 fn a_dropped_writer_leaves_no_file() {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("x");
+    let (directory, path) = files::new_path("x");
     let mut writer = Writer::begin(OutputFile::create(&path, kernel()).unwrap(), None, None, &tight()).unwrap();
     writer.add(tensor("incomplete", 1)).unwrap();
     assert_eq!(writer.add(tensor("b", 0)).unwrap_err().kind(), Kind::InvalidArgument);

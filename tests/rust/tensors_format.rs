@@ -1,6 +1,6 @@
 //! tensorizer's format: what a parser accepts lies in the file, whatever the bytes are, and new files are read as written.
 
-use crate::files::{self, any_damage, apply, assert_fails};
+use crate::files::{self, any_damage, apply, assert_fails, from_hex};
 use fst::checkpoint::{Checkpoint, OpenOptions};
 use fst::digest::Algorithm;
 use fst::dtype::Dtype;
@@ -21,7 +21,6 @@ use fst::save::file_kernel::Linux;
 use fst::save::writer::Writer;
 use proptest::prelude::*;
 use std::path::Path;
-use tempfile::TempDir;
 
 /// Size of the metadata of the files here, in bytes.
 const METADATA_BYTES: u64 = 200;
@@ -161,8 +160,7 @@ fn each_piece_has_a_code() {
 
 #[test]
 fn all_tensors_of_a_file_have_one_key() {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("m");
+    let (_directory, path) = files::new_path("m");
     let derivation = Derivation { opslimit: 1, memlimit: 8192, salt: [5; 16] };
     let tensors = [("a", files::pattern(1, 100)), ("b", files::pattern(2, 5))];
     let passphrase = EncryptionKey::from_passphrase(b"secret", 1, 8192).unwrap();
@@ -178,8 +176,7 @@ fn all_tensors_of_a_file_have_one_key() {
 
 #[test]
 fn key_is_found_among_several() {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("m");
+    let (_directory, path) = files::new_path("m");
     write_encrypted(&path, &Cipher::new(Key::new(&[7; 32]).unwrap(), None), &[("weight", files::pattern(3, 5000))]);
     let key = |byte| EncryptionKey::from_bytes(&[byte; 32]).unwrap();
     let source = files::source(&path);
@@ -225,8 +222,7 @@ fn decrypt_all(path: &Path, key: &EncryptionKey) -> Result<Vec<Vec<u8>>> {
 
 #[test]
 fn encrypted_files_are_read_as_written() {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("m");
+    let (_directory, path) = files::new_path("m");
     let cipher = Cipher::new(Key::new(&[9; 32]).unwrap(), None);
     let data = files::pattern(3, (2 << 20) + 5);
     write_encrypted(&path, &cipher, &[("weight", data.clone())]);
@@ -246,8 +242,7 @@ fn encrypted_files_are_read_as_written() {
 
 #[test]
 fn mutated_encrypted_files_have_the_right_data_or_none() {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("m");
+    let (_directory, path) = files::new_path("m");
     let derivation = Derivation { opslimit: 1, memlimit: 8192, salt: [5; 16] };
     let cipher = Cipher::new(Key::new(&[9; 32]).unwrap(), Some(derivation));
     let key = EncryptionKey::from_bytes(&[9; 32]).unwrap();
@@ -330,8 +325,7 @@ fn new_tensor(name: &str, dtype: Dtype, shape: &[u64], has_data: bool) -> NewTen
 
 /// Writes a file, and checks that its tensors, types and hashes are read as they were written.
 fn round_trip(tensors: &[NewTensor], options: &Options) -> u32 {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("m");
+    let (_directory, path) = files::new_path("m");
     let output = OutputFile::create(&path, Box::new(Linux)).unwrap();
     let mut writer = Writer::begin_tensors(output, None, options).unwrap();
     let data = |tensor: &NewTensor| files::pattern(tensor.name.len(), tensor.data_bytes().unwrap() as usize);
@@ -395,7 +389,7 @@ fn keys_of_strings_are_those_of_argon2() {
     ];
     for (opslimit, memlimit, expected) in vectors {
         let key = Derivation { opslimit, memlimit, salt: *b"ABCDEFGHIJKLMNOP" }.key(b"123").unwrap();
-        assert_eq!(key.secret().as_slice(), hex(expected));
+        assert_eq!(key.secret().as_slice(), from_hex(expected));
         assert_eq!(format!("{key:?}"), "Key(hidden)");
     }
     let check = |opslimit, memlimit| Derivation { opslimit, memlimit, salt: [0; SALT_BYTES] }.check().is_ok();
@@ -404,24 +398,20 @@ fn keys_of_strings_are_those_of_argon2() {
     assert!(!check(5, 1 << 30) && !check(u64::MAX, 1 << 20) && !check(u64::MAX, u64::MAX));
 }
 
-fn hex(text: &str) -> Vec<u8> {
-    (0..text.len()).step_by(2).map(|index| u8::from_str_radix(&text[index..index + 2], 16).unwrap()).collect()
-}
-
 /// The vector of NaCl's and libsodium's tests of `crypto_secretbox`, as the piece 106 of a file. The nonces of pieces
 /// are little-endian numbers.
 #[test]
 fn secret_box_is_that_of_nacl() {
-    let key = hex("1b27556473e985d462cd51197a9a46c76009549eac6474f206c4ee0844f68389");
-    let mut nonce = hex("69696ee955b62b73cd62bda875fc73d68219e0036b7a0b37");
+    let key = from_hex("1b27556473e985d462cd51197a9a46c76009549eac6474f206c4ee0844f68389");
+    let mut nonce = from_hex("69696ee955b62b73cd62bda875fc73d68219e0036b7a0b37");
     nonce[..2].copy_from_slice(&(0x6969_u16 - 106).to_le_bytes());
-    let mac = hex("f3ffc7703f9400e52a7dfb4b3d3305d9").try_into().unwrap();
-    let mut data = hex(
+    let mac = from_hex("f3ffc7703f9400e52a7dfb4b3d3305d9").try_into().unwrap();
+    let mut data = from_hex(
         "8e993b9f48681273c29650ba32fc76ce48332ea7164d96a4476fb8c531a1186ac0dfc17c98dce87b4da7f011ec48c97271d2c20f9b928fe22\
          70d6fb863d51738b48eeee314a7cc8ab932164548e526ae90224368517acfeabd6bb3732bc0e9da99832b61ca01b6de56244a9e88d5f9b379\
          73f622a43d14a6599b1f654cb45a74e355a5",
     );
-    let plain = hex(
+    let plain = from_hex(
         "be075fc53c81f2d5cf141316ebeb0c7b5228c52a4c62cbd44b66849b64244ffce5ecbaaf33bd751a1ac728d45e6c61296cdc3c01233561f41\
          db66cce314adb310e3be8250c46f06dceea3a7fa1348057e2f6556ad6b1318a024a838f21af1fde048977eb48f59ffd4924ca1c60902e52f0\
          a089bc76897040e082f937763848645e0705",

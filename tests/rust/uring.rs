@@ -29,8 +29,7 @@ struct Trial {
 impl Trial {
     /// Opens a reader on a scripted kernel, of a file that is not cached if its file system supports that.
     fn new(reader: ReaderChoice, script: Script) -> Trial {
-        let directory = TempDir::new().unwrap();
-        let path = directory.path().join("x.safetensors");
+        let (directory, path) = files::new_path("x.safetensors");
         let bytes = files::pattern(8, FILE_BYTES);
         std::fs::write(&path, &bytes).unwrap();
         files::make_cold(&path);
