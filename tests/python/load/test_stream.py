@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import gc
-import os
 import re
 import sys
 import time
@@ -142,26 +141,6 @@ def test_mapped_tensors_need_no_thread(every_dtype, monkeypatch):
     assert_no_threads()
     [(_, tensor)] = stream
     assert_same(tensor, tensors[name].tensor())
-
-
-@pytest.mark.usefixtures("read")
-def test_read_error_after_some_tensors(tmp_path, monkeypatch):
-    """Tensors before the fault are returned. Then each call raises the error, which names the tensor and the byte."""
-    # Of several threads, any may come to the missing bytes first.
-    monkeypatch.setenv("FST_THREADS", "1")
-    tensors = {f"t{index}": random_raw("U8", (50_000,), seed=index) for index in range(10)}
-    path = write(tmp_path / "m.safetensors", tensors)
-    stream = fst.stream(path, window_bytes=100_000)
-    size = path.stat().st_size
-    os.truncate(path, size - 60_000)
-    for index in range(8):
-        name, tensor = next(stream)
-        assert name == f"t{index}"
-        assert_same(tensor, tensors[name].tensor())
-    for _ in range(3):
-        with pytest.raises(OSError, match=f'm.safetensors: tensor "t8": byte {size - 60_000}: '):
-            next(stream)
-    assert_no_threads()
 
 
 def test_invalid_arguments(every_dtype):

@@ -103,17 +103,6 @@ def test_exception_removes_file(tmp_path):
         assert not before or path.read_bytes() == before
 
 
-def test_unclosed_writer_removes_file(tmp_path):
-    files = os.listdir("/proc/self/fd")
-    threads = os.listdir("/proc/self/task")
-    writer = fst.Writer(tmp_path / "x")
-    writer.write("w", torch.ones(5 * MIB))
-    del writer
-    assert os.listdir(tmp_path) == []
-    assert os.listdir("/proc/self/fd") == files
-    assert os.listdir("/proc/self/task") == threads
-
-
 def test_threads_share_writer(tmp_path, run_threads):
     path = tmp_path / "x"
     count = iter(range(1000))
