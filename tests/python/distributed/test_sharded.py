@@ -6,9 +6,6 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -214,47 +211,3 @@ def test_invalid_arguments(tmp_path):
     ]:
         with pytest.raises(error, match=message):
             fst.load_sharded(tmp_path / "a.safetensors", Replicate(), **options)
-
-
-def check_against_safetensors(path, placements, options):
-    rank = dist.get_rank()
-    loaded = fst.load_sharded(path, placements[rank], **options)
-    with safe_open(path, "pt") as file:
-        kept = {name: placements[rank][name] for name in fst.tensor_names(path) if placements[rank][name] is not None}
-        assert list(loaded) == list(kept)
-        for name, placement in kept.items():
-            expected = shard_of(file.get_tensor(name), placement)
-            if options["dtype"] and expected.is_floating_point():
-                expected = expected.to(options["dtype"])
-            assert_same(loaded[name], expected)
-
-
-@st.composite
-def loads(draw):
-    shapes = st.lists(st.integers(0, 9), max_size=3)
-    dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.uint8])
-    tensors = {f"t{index}": (draw(dtypes), draw(shapes)) for index in range(draw(st.integers(1, 5)))}
-    size = draw(st.integers(2, 4))
-    placements = [{} for _ in range(size)]
-    for name, (_, shape) in tensors.items():
-        layout = draw(st.sampled_from([Replicate(), *(Shard(dim) for dim in range(-len(shape), len(shape)))]))
-        for rank in range(size):
-            bounds = st.tuples(*(st.integers(-size, size) for size in shape for _ in "be"))
-            part = bounds.map(lambda numbers: tuple(map(slice, numbers[::2], numbers[1::2])))
-            placements[rank][name] = draw(st.one_of(st.just(layout), st.just(layout), st.none(), part))
-    options = {
-        "strategy": draw(st.sampled_from(STRATEGIES)),
-        "window_bytes": draw(st.integers(0, 1000)),
-        "dtype": draw(st.sampled_from([None, None, torch.float16])),
-    }
-    return size, tensors, placements, options
-
-
-@settings(max_examples=60)
-@given(load=loads())
-def test_random_loads(ranks, tmp_path_factory, load):
-    size, tensors, placements, options = load
-    path = tmp_path_factory.mktemp("sharded") / "a.safetensors"
-    stored = {name: (torch.randn(shape) * 100).abs().to(dtype) for name, (dtype, shape) in tensors.items()}
-    save_file(stored, path)
-    ranks(size).run(check_against_safetensors, path, placements, options)
