@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import fst
@@ -302,15 +302,3 @@ def test_failure_of_one_rank(directory):
     state_dict = zeros()
     load(state_dict, directory)
     assert_loaded(state_dict, directory)
-
-
-@on_ranks(3)
-def test_mesh_with_some_ranks(directory):
-    """Loads a DTensor whose mesh lacks some ranks of the group."""
-    mesh = DeviceMesh("cpu", [2, 0])
-    full = fst.load_file(directory)["matrix"]
-    state_dict = {"matrix": distribute_tensor(torch.zeros_like(full), mesh, [Shard(1)]), "vector": torch.zeros(9)}
-    load(state_dict, directory)
-    assert_same(state_dict["vector"], fst.load_file(directory)["vector"])
-    expected = distribute_tensor(full, mesh, [Shard(1)], src_data_rank=None)
-    assert_same(state_dict["matrix"].to_local(), expected.to_local())

@@ -16,7 +16,6 @@ import fst
 from fst._checkpoint.region import Region
 from fst._distributed.dtensors import mesh_shards
 from fst._distributed.layout import MeshPosition, local_layout
-from fst._distributed.meshes import mesh_group
 from fst._distributed.shards import Replicated, Sharded, region_of
 from ranks import on_ranks
 from rawfile import DTYPES, assert_all_same, assert_same, random_raw, write
@@ -240,20 +239,6 @@ def test_meshes_with_some_ranks(path):
     if rank in (2, 7):
         assert_same(loaded["even"].to_local(), expected.to_local())
     dist.barrier()
-
-
-@on_ranks(8)
-def test_groups_of_meshes():
-    """Checks that the process group of a mesh is an existing group of PyTorch."""
-    cube = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
-    assert mesh_group(cube) is dist.group.WORLD
-    assert mesh_group(cube["b"]) is cube.get_group("b")
-    assert mesh_group(init_device_mesh("cpu", (1, 8))) is dist.group.WORLD
-    for names in (("b", "c"), ("a", "c")):
-        with pytest.raises(ValueError, match="no process group of all ranks"):
-            mesh_group(cube[names])
-        flat = cube[names]._flatten()
-        assert mesh_group(cube[names]) is flat.get_group()
 
 
 def check_dtypes(path):

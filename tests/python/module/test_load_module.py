@@ -232,17 +232,6 @@ def test_tied_parameters_with_different_values(tmp_path, monkeypatch):
     assert module.head.weight.isnan().all()
 
 
-def test_module_under_two_names(tmp_path):
-    shared = nn.Linear(2, 2)
-    source = nn.Sequential(shared, nn.ReLU(), shared)
-    path = save_state(source, tmp_path / "shared.safetensors", **{"2.weight": None})
-    with torch.no_grad():
-        expected = shared.weight.clone()
-        shared.weight.zero_()
-    assert fst.load_module(source, path) == ([], [])
-    assert torch.equal(shared.weight, expected)
-
-
 def test_all_mismatches_in_one_error(path, tmp_path):
     module = Embedder()
     module.layers[0][0] = nn.Linear(8, 9)

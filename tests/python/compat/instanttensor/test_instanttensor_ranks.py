@@ -107,14 +107,3 @@ def load_in_sub_groups(files):
 @pytest.mark.parametrize(("size", "work"), [(2, get_tensors), (3, filter_tensors), (2, fail), (4, load_in_sub_groups)])
 def test_ranks(ranks, tmp_path, size, work):
     ranks(size).run(work, all_files(write_files(tmp_path, 2, ["F32", "F4"]), 2))
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("nccl")
-def test_nccl(tmp_path):
-    """An NCCL group of one rank loads like a single process."""
-    files = all_files(write_files(tmp_path, 2), 2)
-    with safe_open(files, "pt", 0, process_group=dist.group.WORLD) as file:
-        for name, tensor in file.tensors():
-            assert tensor.device == torch.device("cuda:0")
-            assert_same(tensor.cpu(), raw(name).tensor())
