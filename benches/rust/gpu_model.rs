@@ -45,6 +45,8 @@ const SETS: [&str; 3] = ["stream", "event", "copy"];
 const SIZES: [(usize, f64); 4] = [(256 << 10, 14.7), (512 << 10, 24.0), (1 << 20, 35.0), (2 << 20, 43.4)];
 /// Threads that read, as on the machine.
 const THREADS: usize = 16;
+/// Delay that the kernel adds to sleeps, in microseconds.
+const TIMER_SLACK_US: f64 = 50.0;
 /// Length of the steps in which a load is examined, in microseconds that are not stretched.
 const STEP_US: f64 = 5.0;
 
@@ -58,6 +60,7 @@ struct Driver {
     malloc: unsafe extern "C" fn(),
     read: unsafe extern "C" fn(usize, usize),
     pages: unsafe extern "C" fn(usize, usize),
+    sleep: unsafe extern "C" fn(f64),
 }
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
@@ -80,6 +83,7 @@ fn driver() -> &'static Driver {
                 malloc: *library.get(b"timed_malloc").unwrap(),
                 read: *library.get(b"timed_read").unwrap(),
                 pages: *library.get(b"timed_pages").unwrap(),
+                sleep: *library.get(b"timed_sleep").unwrap(),
             }
         }
     })
@@ -124,6 +128,24 @@ unsafe extern "C" fn madvise(address: *mut c_void, bytes: usize, advice: c_int) 
     }
     // SAFETY: the caller's promise. The result is 0 or -1.
     unsafe { libc::syscall(libc::SYS_madvise, address, bytes, advice) as c_int }
+}
+
+/// As above, for threads that wait for a copy: sleeps are stretched, and have the timer slack of other threads.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn clock_nanosleep(
+    clock: c_int,
+    flags: c_int,
+    request: *const libc::timespec,
+    remaining: *mut libc::timespec,
+) -> c_int {
+    if IS_MODELLED.load(Ordering::Relaxed) {
+        // SAFETY: the caller's promise, and the driver's function has no preconditions.
+        unsafe { (driver().sleep)((*request).tv_nsec as f64 / 1e3 + TIMER_SLACK_US) };
+        return 0;
+    }
+    // SAFETY: the caller's promise.
+    let result = unsafe { libc::syscall(libc::SYS_clock_nanosleep, clock, flags, request, remaining) };
+    if result == 0 { 0 } else { std::io::Error::last_os_error().raw_os_error().unwrap() }
 }
 
 /// Arguments of the program.
