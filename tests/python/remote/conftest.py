@@ -1,5 +1,6 @@
 """Servers for the tests of remote checkpoints. A real one is started when a test first uses it."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,13 +12,13 @@ import fst
 from forked import ForkedProgram
 from fst_bench.http_server import Server
 from fst_bench.servers.nginx import Nginx
+from fst_bench.servers.program import MissingProgramError
 from fst_bench.servers.s3 import S3
 from objects import DATA, PATH, REQUEST
 from processes import SHOW
 from servers.authority import Authority
 from servers.azure import Azure
 from servers.gcs import Gcs
-from servers.missing import start
 from servers.redis import Redis
 
 
@@ -90,12 +91,21 @@ def https_server(authority: Authority) -> Iterator[Server]:
 
 
 def _session_server(kind: Callable[..., Any], *, has_tls: bool = True) -> Any:
-    """Returns the fixture of a server that runs to the end of the session, also with the certificate."""
+    """Returns the fixture of a server that runs to the end of the session, also with the certificate.
+
+    Without its program, the fixture skips the test, or fails it if FST_REQUIRE_SERVERS is 1.
+    """
 
     @pytest.fixture(scope="session")
     def server(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Any]:
         directory = tmp_path_factory.mktemp(kind.__name__)
-        with closing(start(kind, directory, authority) if has_tls else start(kind, directory)) as started:
+        try:
+            started = kind(directory, authority) if has_tls else kind(directory)
+        except MissingProgramError as missing:
+            if os.environ.get("FST_REQUIRE_SERVERS") == "1":
+                pytest.fail(f"FST_REQUIRE_SERVERS=1, but {missing}")
+            pytest.skip(str(missing))
+        with closing(started):
             yield started
 
     return server

@@ -2,13 +2,15 @@
 
 import contextlib
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Iterable
-from types import TracebackType
+
+from servers.serving import Serving
 
 
-class Proxy:
+class Proxy(Serving):
     """Forwards to a port of this machine.
 
     Args:
@@ -33,21 +35,17 @@ class Proxy:
         self._stalls = stalls
         self._rate = rate
         self._takes = takes
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._open: list[socket.socket] = [self._listener]
         self.connections = 0
         self._is_losing = False
-        threading.Thread(target=self._accept, daemon=True).start()
+        proxy = self
 
-    def __enter__(self) -> "Proxy":
-        return self
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                proxy._connect(self.request)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for opened in self._open:
-            _end(opened)
+        server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        self.port = self.serve(server)
 
     def through(self, url: str) -> str:
         """Returns the URL of a server behind this proxy."""
@@ -57,21 +55,18 @@ class Proxy:
         """Closes the next connection on which the server answers, without the answer."""
         self._is_losing = True
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            self.connections += 1
-            server = socket.create_connection(("127.0.0.1", self._target))
-            self._open += [client, server]
-            limit = next(self._limits, None)
-            threading.Thread(target=self._forward, args=(client, server, self._takes), daemon=True).start()
-            self._takes = None
-            threading.Thread(target=self._answer, args=(server, client, limit), daemon=True).start()
+    def _connect(self, client: socket.socket) -> None:
+        self.connections += 1
+        limit = next(self._limits, None)
+        # A server that a stalled request leaves waiting is left after the timeout.
+        with socket.create_connection(("127.0.0.1", self._target), timeout=60) as server:
+            answers = threading.Thread(target=self._answer, args=(server, client, limit), daemon=True)
+            answers.start()
+            self._forward(client, server)
+            answers.join()
 
-    def _forward(self, client: socket.socket, server: socket.socket, takes: int | None) -> None:
+    def _forward(self, client: socket.socket, server: socket.socket) -> None:
+        takes, self._takes = self._takes, None
         with contextlib.suppress(OSError):
             while data := client.recv(1 << 16):
                 server.sendall(data)
