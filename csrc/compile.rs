@@ -77,6 +77,9 @@ pub fn compiler(checkout: &str, torch: &Torch, bridges: &[&str]) -> Result<cc::B
     let version = concat!("\"", env!("CARGO_PKG_VERSION"), "\"");
     // Every PyTorch that has what fst calls is built with the C++11 ABI of libstdc++.
     compiler.define("FST_VERSION", version).define("_GLIBCXX_USE_CXX11_ABI", "1");
+    // As PyTorch's own libraries are built. Otherwise assertions in its headers reject arguments with INTERNAL ASSERT FAILED
+    // before fst sees them, and are checked in each call.
+    compiler.define("NDEBUG", None);
     // PyTorch's headers have used C++20 since 2.15.
     compiler.std("c++20").debug(false);
     compiler.warnings(true).extra_warnings(true).flag("-Wpedantic");

@@ -64,9 +64,25 @@ void check_output(const Spec& spec, const at::Tensor& out, OutputDtype dtype) {
   }
 }
 
+// Returns a tensor without values. PyTorch's error for host memory is neither an OutOfMemoryError nor names the tensor.
+at::Tensor empty(const Spec& spec, c10::Device device, c10::ScalarType type) {
+  try {
+    return at::empty(shape_of(spec), at::device(device).dtype(type));
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error&) {
+    // The core has checked that the size in bits fits 63 bits, and a cast makes it 8 times as large at most.
+    const auto bytes = static_cast<uint64_t>(c10::multiply_integers(shape_of(spec))) * c10::elementSize(type);
+    throw_as_torch_error(std::string(out_of_memory(spec.name, bytes, rust::String(device.str()))));
+  }
+}
+
 }  // namespace
 
 c10::Device resolve_device(c10::Device device) {
+  if (device.is_cpu() && device.index() > 0) {
+    throw_invalid_argument(device.str() + " is not available: all processors are the device \"cpu\"; load to \"cpu\"");
+  }
   if (device.is_cpu() || device.is_meta()) {
     return {device.type()};
   }
@@ -74,7 +90,7 @@ c10::Device resolve_device(c10::Device device) {
     throw_invalid_argument("tensors can be loaded to cpu, cuda and meta devices, not to " + device.str());
   }
   if (!at::hasCUDA()) {
-    throw_invalid_argument(device.str() + " is not available: PyTorch finds no CUDA device");
+    throw_invalid_argument(device.str() + " is not available: PyTorch finds no CUDA device; `fst doctor` says why");
   }
   const c10::impl::VirtualGuardImpl guard(device.type());
   const c10::DeviceIndex count = guard.deviceCount();
@@ -131,7 +147,7 @@ void mark_changed(at::TensorList tensors) {
 }
 
 at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type) {
-  auto tensor = at::empty(shape_of(spec), at::device(device).dtype(type));
+  auto tensor = empty(spec, device, type);
   if (device.is_cpu() && tensor.nbytes() >= kHugePagesBytesMin) {
     advise_huge_pages(mutable_address_of(tensor), tensor.nbytes());
   }

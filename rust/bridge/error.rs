@@ -22,6 +22,12 @@ pub(super) fn exception_of(text: &str) -> ExceptionClass {
     }
 }
 
+/// Returns the error text for a tensor that PyTorch could not allocate.
+pub(super) fn out_of_memory(tensor: &str, bytes: u64, device: &str) -> String {
+    let message = format!("needs {bytes} bytes on {device}, which could not be allocated; load other tensors only");
+    Error::new(Kind::OutOfMemory, message).tensor(tensor).to_string()
+}
+
 /// Returns the error text for an invalid argument that C++ found.
 pub(super) fn invalid_argument(message: &str) -> String {
     Error::new(Kind::InvalidArgument, message).to_string()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fst
+import tensorsfile
 from rawfile import encode, header_of, random_raw, write, write_sparse
 
 GOOD = {"a": random_raw("F32", (2, 3)), "b": random_raw("U8", (5,))}
@@ -128,6 +129,7 @@ def test_missing_names(tmp_path):
 
 
 DEVICES = [
+    ("cpu:3", ValueError, r'^cpu:3 .*load to "cpu"$'),
     ("cuda:127", ValueError, r"cuda:127 .*CUDA device"),
     # Unknown devices raise the error of PyTorch.
     *((device, RuntimeError, r"(?i)device") for device in ("gpu", "cuda:x", -1)),
@@ -141,3 +143,12 @@ def test_devices(tmp_path):
     for device, error, message in DEVICES + ([] if torch.cuda.is_available() else WITHOUT_GPU):
         with pytest.raises(error, match=message):
             fst.load_file(path, device)
+
+
+def test_tensor_without_data_that_is_too_large(tmp_path):
+    """It takes memory although the file has 4 KiB. The error of PyTorch names neither the tensor nor a class."""
+    path = tmp_path / "m.tensors"
+    path.write_bytes(tensorsfile.encode({"w": tensorsfile.Stored("<f4", (2**20, 2**20))}))
+    for load in (fst.load_file, lambda path: list(fst.stream(path))):
+        with pytest.raises(torch.OutOfMemoryError, match=r'^tensor "w": needs 4398046511104 bytes on cpu'):
+            load(path)
