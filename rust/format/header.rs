@@ -13,6 +13,7 @@
 mod json;
 mod tensors;
 
+use super::foreign;
 use super::tensors::preamble::{PREAMBLE_BYTES, PREAMBLE_SIZE};
 use super::tensors::{MAGIC, TensorKind};
 use crate::dtype::Dtype;
@@ -252,9 +253,14 @@ impl Header {
 /// Returns the bytes of a file that hold its header, given its length and a function that reads them.
 fn header_range(file_bytes: u64, read: impl Fn(&mut [u8], u64) -> Result<()>) -> Result<Range<u64>> {
     let malformed = |message: String| Error::new(Kind::Malformed, message).offset(0);
+    // A file of another format, if its first bytes cannot be the length of a header.
+    let foreign = |otherwise: String| {
+        let mut first = vec![0; to_usize(file_bytes.min(foreign::FIRST_BYTES))];
+        read(&mut first, 0).map_or_else(|error| error, |()| malformed(foreign::recognize(&first).unwrap_or(otherwise)))
+    };
     let mut length = [0; LENGTH_SIZE];
     if file_bytes < LENGTH_BYTES {
-        return Err(malformed(format!(
+        return Err(foreign(format!(
             "the file has {file_bytes} bytes; a safetensors file begins with a header length of {LENGTH_BYTES} bytes"
         )));
     }
@@ -273,11 +279,12 @@ fn header_range(file_bytes: u64, read: impl Fn(&mut [u8], u64) -> Result<()>) ->
         (LENGTH_BYTES, LENGTH_BYTES, u64::from_le_bytes(length))
     };
     if length > (file_bytes - before).min(HEADER_BYTES_MAX) {
-        return Err(malformed(format!(
+        let message = format!(
             "the header length is {length}, but the file has {} bytes after it and at most {HEADER_BYTES_MAX} are \
              accepted; the file is cut off or is not safetensors",
             file_bytes - before
-        )));
+        );
+        return Err(if length > HEADER_BYTES_MAX { foreign(message) } else { malformed(message) });
     }
     Ok(begin..before.saturating_add(length))
 }

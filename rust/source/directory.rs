@@ -7,6 +7,8 @@ use std::ffi::OsString;
 pub(super) const INDEX_SUFFIX: &str = ".safetensors.index.json";
 /// Suffix of the files of a checkpoint.
 pub(crate) const FILE_SUFFIX: &str = ".safetensors";
+/// Suffixes of PyTorch files.
+const PYTORCH_SUFFIXES: [&str; 4] = [".bin", ".ckpt", ".pt", ".pth"];
 
 /// Checkpoint of a directory.
 pub(super) enum Chosen {
@@ -23,17 +25,21 @@ pub(super) enum Chosen {
 pub(super) fn choose(names: impl IntoIterator<Item = OsString>) -> Result<Chosen> {
     let has_suffix = |name: &OsString, suffix| name.to_string_lossy().ends_with(suffix);
     let (mut indexes, others): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| has_suffix(name, INDEX_SUFFIX));
-    let mut files: Vec<_> = others.into_iter().filter(|name| has_suffix(name, FILE_SUFFIX)).collect();
+    let (mut files, others): (Vec<_>, Vec<_>) = others.into_iter().partition(|name| has_suffix(name, FILE_SUFFIX));
     // A directory may contain several variants. The one without a suffix is the default.
     let plain = OsString::from(format!("model{INDEX_SUFFIX}"));
     if indexes.contains(&plain) {
         return Ok(Chosen::Index(plain));
     }
     match (indexes.len(), files.is_empty()) {
-        (0, true) => Err(Error::new(
-            Kind::IsADirectory,
-            format!("this directory holds no *{FILE_SUFFIX} file; give the path of a file or of a checkpoint"),
-        )),
+        (0, true) => {
+            let remedy = match others.iter().any(|name| PYTORCH_SUFFIXES.iter().any(|suffix| has_suffix(name, suffix)))
+            {
+                true => ", but PyTorch files; convert them with `fst convert DIRECTORY model.safetensors`",
+                false => "; give the path of a file or of a checkpoint",
+            };
+            Err(Error::new(Kind::IsADirectory, format!("this directory holds no *{FILE_SUFFIX} file{remedy}")))
+        }
         (0, false) => {
             files.sort();
             Ok(Chosen::Files(files))

@@ -114,7 +114,7 @@ struct Resolver<'a> {
 
 impl Resolver<'_> {
     fn add_path(&mut self, path: &Path) -> Result<()> {
-        let kind = fs::metadata(path).map_err(|error| Error::from_io(error, path, "cannot open"))?;
+        let kind = fs::metadata(path).map_err(|error| suggest_hub(Error::from_io(error, path, "cannot open"), path))?;
         if kind.is_dir() {
             self.add_directory(path)
         } else if file_name(path).ends_with(INDEX_SUFFIX) {
@@ -243,6 +243,21 @@ impl Resolver<'_> {
         let files = begin..self.files.places.len();
         let (path, directory) = (path.to_path_buf(), directory.to_owned());
         self.files.listings.push(Listing { path, directory, files, is_compared });
+    }
+}
+
+/// Adds the URL of a repository of the Hub to the error for a missing path that can be the repository's name.
+fn suggest_hub(error: Error, path: &Path) -> Error {
+    let is_name = |part: &str| {
+        part.starts_with(|first: char| first.is_ascii_alphanumeric())
+            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
+    };
+    let is_file = |name: &str| [FILE_SUFFIX, TENSORS_SUFFIX, INDEX_SUFFIX].iter().any(|suffix| name.ends_with(suffix));
+    match path.to_str().and_then(|text| text.split_once('/')) {
+        Some((owner, name)) if is_name(owner) && is_name(name) && !is_file(name) && !Path::new(owner).exists() => {
+            error.note(&format!("a repository of the Hugging Face Hub is hf://{owner}/{name}"))
+        }
+        _ => error,
     }
 }
 

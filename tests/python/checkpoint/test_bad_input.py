@@ -1,9 +1,13 @@
 """Invalid files, paths, names and devices: exception, position of the fault, and no side effects."""
 
 import errno
+import io
+import pickle
 import re
 import struct
+import zipfile
 
+import numpy as np
 import pytest
 import torch
 
@@ -39,8 +43,6 @@ MALFORMED = {
     "length cuts the header": (encode({"w": fields()}, DATA, length=20), "byte 2[0-9]"),
     "not UTF-8": (encode(b'{"\xff": 1}'), "byte 10: .*UTF-8"),
     "not JSON": (encode(b"weights!"), "byte 8"),
-    "a pickle": (b"\x80\x02}q\x00(X\x01\x00\x00\x00wq\x01K\x01u.", "byte 0"),
-    "a pointer to a large file": (b"version https://git-lfs.github.com/spec/v1\noid sha256:", "byte 0"),
     "deep lists cut off": (encode(b'{"w": ' + b"[" * 200_000, align=1), W),
     "a name twice, once escaped": (encode(b'{"w": %b, "\\u0077": %b}' % (ENTRY, ENTRY), b"1"), W + "twice"),
     "a number in the metadata": (encode({"__metadata__": {"a": 1}}), "byte "),
@@ -59,6 +61,55 @@ def test_malformed_files(tmp_path, content, message):
     for call in (fst.load_file, fst.metadata, lambda path: fst.load_into(path, ["w"], [torch.zeros(2, 3)])):
         with pytest.raises(fst.SafetensorError, match=f"^{re.escape(str(path))}: .*{message}"):
             call(path)
+
+
+def written(write, *arguments, **options) -> bytes:
+    """Returns what a function writes into a file."""
+    file = io.BytesIO()
+    write(file, *arguments, **options)
+    return file.getvalue()
+
+
+def torch_save(file, *, zipped: bool) -> None:
+    torch.save({"w": torch.ones(2, 3)}, file, _use_new_zipfile_serialization=zipped)
+
+
+def archive(name: str) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as written:
+        written.writestr(name, "text")
+    return file.getvalue()
+
+
+# Contents of a file, what the message calls it, and what it says to do.
+FOREIGN = {
+    "LFS": (b"version https://git-lfs.github.com/spec/v1\noid sha256:", "a Git LFS pointer", "run `git lfs pull`"),
+    "HTML": (b"\n<!doctype html><html>", "an HTML page", "/resolve/"),
+    "HTML without type": (b"<HTML><head>", "an HTML page", "log in"),
+    "XML": (b'<?xml version="1.0"?><Error><Code>AccessDenied', "an XML text", "object store"),
+    "Hub": (b"Access to model a/b is restricted. Please log in.", "Hugging Face Hub", "hf auth login"),
+    "Hub with a wrong token": (b"Invalid username or password.", "Hugging Face Hub", "hf auth login"),
+    "JSON": (b'{"error": "no such model"}', "a JSON text", r"index, whose name must end in \.safetensors\.index\.json"),
+    "short JSON": (b"{}", "a JSON text", "error message"),
+    "text": (b"404: Not Found", "a text", "error message"),
+    "GGUF": (struct.pack("<4sIQQ", b"GGUF", 3, 1, 1), "a GGUF file", "safetensors files of the model"),
+    "npy": (written(np.save, np.ones(2)), "a NumPy array", "numpy.load"),
+    "npz": (written(np.savez, w=np.ones(2)), "a NumPy archive", "numpy.load"),
+    "zip": (archive("model.safetensors"), "a ZIP archive", "unpack"),
+    "PyTorch": (written(torch_save, zipped=True), "a PyTorch file", "fst convert FILE"),
+    "old PyTorch": (written(torch_save, zipped=False), "a PyTorch file", "fst convert FILE"),
+    "pickle": (pickle.dumps({"w": 1}, protocol=4), "a pickle", "fst.save_file"),
+    # The first bytes can be the length of a header, as those of a file that was cut off are.
+    "no pickle": (struct.pack("<Q", 0x7D0280) + b"{", "the header length is 8192640", "cut off"),
+}
+
+
+@pytest.mark.parametrize(("content", "what", "remedy"), FOREIGN.values(), ids=FOREIGN)
+def test_other_formats_are_recognized(tmp_path, content, what, remedy):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(fst.SafetensorError, match=f"^{re.escape(str(path))}: byte 0: .*{what}.*; .*{remedy}"):
+        fst.load_file(path)
 
 
 def test_malformed_files_allocate_little(tmp_path, fork_python):
@@ -96,10 +147,11 @@ def test_missing_file(tmp_path):
 
 
 def test_paths_without_checkpoint(tmp_path):
-    (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(IsADirectoryError, match=f"{tmp_path}: ") as raised:
-        fst.load_file(tmp_path)
-    assert raised.value.errno == errno.EISDIR
+    for hint in ("give the path", "fst convert DIRECTORY"):
+        with pytest.raises(IsADirectoryError, match=f"{tmp_path}: .*{hint}") as raised:
+            fst.load_file(tmp_path)
+        assert raised.value.errno == errno.EISDIR
+        (tmp_path / "pytorch_model.bin").touch()
     below = write(tmp_path / "file.safetensors", GOOD) / "below.safetensors"
     with pytest.raises(OSError, match=str(below)) as raised:
         fst.load_file(below)
@@ -110,6 +162,16 @@ def test_paths_without_checkpoint(tmp_path):
         assert not isinstance(refused.value, fst.SafetensorError)
     with pytest.raises(ValueError, match="no path"):
         fst.load_files([])
+
+
+def test_name_of_a_repository_is_told_about_its_url(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"org/model-7b\.v1: .*; .* is hf://org/model-7b\.v1$"):
+        fst.load_file("org/model-7b.v1")
+    for path in ("models/missing", "org/model.safetensors", "/org", "a/b/c"):
+        with pytest.raises(FileNotFoundError, match=r"\(os error 2\)$"):
+            fst.load_file(path)
 
 
 def test_missing_names(tmp_path):
@@ -129,8 +191,8 @@ def test_missing_names(tmp_path):
 
 
 DEVICES = [
-    ("cpu:3", ValueError, r'^cpu:3 .*load to "cpu"$'),
     ("cuda:127", ValueError, r"cuda:127 .*CUDA device"),
+    ("cpu:3", ValueError, r'^cpu:3 .*load to "cpu"$'),
     # Unknown devices raise the error of PyTorch.
     *((device, RuntimeError, r"(?i)device") for device in ("gpu", "cuda:x", -1)),
     *((device, ValueError, "cpu, cuda and meta") for device in ("xpu", "mps:0", "hpu", torch.device("xla"))),
