@@ -100,9 +100,10 @@ def test_hidden_characters_reach_no_terminal(command, tmp_path):
         ["doctor", path, inner / "absent"],
         ["convert", path, inner / "new.safetensors"],
         ["convert", path, inner / "other.safetensors", inner / "new.safetensors"],
-        ["convert", inner / f"{HIDDEN}.pt", inner / "new.safetensors"],
-        ["convert", inner / f"{HIDDEN}.pt", inner / "new.safetensors", "--key", "a"],
-        ["convert", inner / "empty.pt", inner / "new.safetensors"],
+        ["convert", path, inner / "other.safetensors", inner / "newer.safetensors"],
+        ["convert", inner / f"{HIDDEN}.pt", inner / "newer.safetensors"],
+        ["convert", inner / f"{HIDDEN}.pt", inner / "newer.safetensors", "--key", "a"],
+        ["convert", inner / "empty.pt", inner / "newer.safetensors"],
         ["convert", path, inner / HIDDEN],
         ["inspect", path, f"--{HIDDEN}"],
         ["load", path, "--dtype", HIDDEN],
@@ -248,6 +249,48 @@ def test_convert_merges_and_shards(command, sharded, tmp_path):
     torch.testing.assert_close(fst.load_file(tmp_path / "parts"), WEIGHTS, rtol=0, atol=0)
 
 
+def test_convert_pytorch_shards(command, tmp_path):
+    """A directory, an index, and a pattern that no shell has replaced. The directory has files of the training, too."""
+    directory = tmp_path / "bins"
+    directory.mkdir()
+    files = {name: f"pytorch_model-{number:05}-of-00003.bin" for number, name in enumerate(WEIGHTS, 1)}
+    for name, file in files.items():
+        torch.save({name: WEIGHTS[name]}, directory / file)
+    torch.save(OPTIMIZER, directory / "optimizer.pt")
+    for given in ("bins", "bins/*_model-*.bin", "bins/pytorch_model.bin.index.json", "bins"):
+        done = command("convert", given, "m.safetensors", "--force")
+        assert done.returncode == 0, done.stderr
+        torch.testing.assert_close(load_file(tmp_path / "m.safetensors"), WEIGHTS, rtol=0, atol=0)
+        (directory / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
+    for weight_map, message in (
+        (files | {"more": files["step"]}, "no file of the index has 'more'"),
+        (files | {"step": "../step.bin"}, "is not in the directory of the index"),
+        (["step"], 'expected an index, a JSON object with an object "weight_map"'),
+    ):
+        (directory / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        done = command("convert", "bins", "m.safetensors", "--force")
+        assert done.returncode == 1
+        assert message in done.stderr
+
+
+def test_convert_overwrites_by_request_only(command, model, sharded, tmp_path):
+    content = model.read_bytes()
+    for target in (model, sharded.with_name("model.safetensors")):
+        done = command("convert", sharded, target)
+        assert done.returncode == 1
+        assert "exists; give another target, or overwrite it with --force" in done.stderr
+    assert model.read_bytes() == content
+    assert command("convert", sharded, model, "--force", "--dtype", "float16").returncode == 0
+    assert load_file(model)["layers.0.weight"].dtype is torch.float16
+
+
+def test_home_directory_in_options(command, model, tmp_path, monkeypatch):
+    """Shells do not replace a tilde behind an equals sign."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert command("load", "~/model.safetensors", "--trace=~/load.json").returncode == 0
+    assert (tmp_path / "load.json").exists()
+
+
 def test_convert_casts_by_patterns(command, model, tmp_path):
     """Patterns are those of all inputs together. Without one, a dtype is that of the rest, in any order."""
     torch.save({"head.weight": torch.randn(3), "head.scale": torch.randn(3)}, tmp_path / "head.pt")
@@ -258,31 +301,35 @@ def test_convert_casts_by_patterns(command, model, tmp_path):
     assert (dtypes["head.weight"], dtypes["head.scale"]) == (torch.float16, torch.float32)
     assert (dtypes["layers.0.weight"], dtypes["layers.1.weight"]) == (torch.bfloat16, torch.float16)
     assert dtypes["step"] == WEIGHTS["step"].dtype
-    done = command("convert", model, "mixed.safetensors", "--dtype", "*.wieght=float16")
+    done = command("convert", model, "other.safetensors", "--dtype", "*.wieght=float16")
     assert done.returncode == 1
     assert '"*.wieght" matches no tensor; the nearest are "layers.0.weight"' in done.stderr
     assert command("load", model, "--dtype", "*.weight=float16").returncode == 0
     assert command("load", model, "--dtype", "*.weight=int8").returncode == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["inspect"], 2, "PATH"),
-        (["convert", "a.safetensors", "b.safetensors", "--max-shard-size", "much"], 2, "is not a size"),
-        (["convert", "a.safetensors", "b.pt"], 1, "must end in .safetensors"),
-        (["inspect", "nowhere"], 1, "fst: nowhere: "),
-        (["convert", "nowhere", "b.safetensors"], 1, "nowhere"),
-        (["load", "nowhere.safetensors"], 1, "fst: nowhere.safetensors: "),
-        (["load", "nowhere.safetensors", "--repeat", "0"], 2, "'0' is not a whole number of at least 1"),
-        (["inspect", "nowhere.safetensors", "--depth", "0"], 2, "'0' is not a whole number of at least 1"),
-    ],
-)
-def test_invalid_arguments(command, arguments, code, message):
-    done = command(*arguments)
-    assert done.returncode == code
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+INVALID = [
+    (["inspect"], 2, "PATH"),
+    (["convert", "a.safetensors", "b.safetensors", "--max-shard-size", "much"], 2, "is not a size"),
+    (["convert", "a.safetensors", "b.pt"], 2, "must end in .safetensors"),
+    (["convert", "a.safetensors", "s3://bucket/b.safetensors"], 2, "must be a local path"),
+    (["convert", "a.safetensors", "nowhere/b.safetensors"], 1, "there is no directory nowhere; create it"),
+    (["load", "nowhere.safetensors", "--trace", "."], 1, "fst: .: is a directory; give the path of a file in it"),
+    (["verify"], 2, "usage: fst verify"),
+    (["verify", "--manifest", "a", "--signature", "b"], 2, "exclude each other"),
+    (["inspect", "nowhere"], 1, "fst: nowhere: "),
+    (["convert", "nowhere", "b.safetensors"], 1, "nowhere"),
+    (["load", "nowhere.safetensors"], 1, "fst: nowhere.safetensors: "),
+    (["load", "nowhere.safetensors", "--repeat", "0"], 2, "'0' is not a whole number of at least 1"),
+    (["inspect", "nowhere.safetensors", "--depth", "0"], 2, "'0' is not a whole number of at least 1"),
+]
+
+
+def test_invalid_arguments(command):
+    for arguments, code, message in INVALID:
+        done = command(*arguments)
+        assert (done.returncode, message in done.stderr) == (code, True), (arguments, done)
+        assert "Traceback" not in done.stderr
 
 
 def test_shell_gets_output_and_exit_code(shell, model):
@@ -300,6 +347,9 @@ def test_bench_is_a_separate_package(command, shell, capsys):
     found = command("bench", "--help")
     assert (found.returncode, found.stdout[:6]) == (0, "usage:")
     missing = shell(f"PYTHONPATH={Path(fst.__file__).parents[1]} fst bench --help")
+    assert missing.returncode == 0
+    assert "pip install ./benches" in missing.stdout
+    missing = shell(f"PYTHONPATH={Path(fst.__file__).parents[1]} fst bench")
     assert missing.returncode == 1
     assert "pip install ./benches" in missing.stderr
 

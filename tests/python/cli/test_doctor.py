@@ -78,6 +78,7 @@ def test_paths(report, monkeypatch, tmp_path):
     assert "error" in shown["paths"][str(tmp_path / "damaged.safetensors")]
     assert shown["paths"][str(tmp_path / "absent")] == {"exists": False}
     assert f"{tmp_path / 'absent'}: check the path" in shown["advice"]
+    assert any("this is a text, not safetensors" in line for line in shown["advice"])
     memory = machine.memory_bytes()
     monkeypatch.setattr(machine, "memory_bytes", lambda: memory | {"available_bytes": 1000})
     monkeypatch.setattr(machine, "direct_read_refusal", lambda path: "open: EINVAL, Invalid argument")

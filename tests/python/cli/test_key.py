@@ -1,6 +1,8 @@
 """Keys on the command line, and commands on encrypted files."""
 
+import errno
 import json
+import os
 import stat
 
 import pytest
@@ -43,8 +45,21 @@ def test_keys_are_written_once_and_for_their_owner(command, tmp_path):
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert key.read_text().strip() not in result.stdout
     content = key.read_bytes()
-    assert command("key", "new", "a.key").returncode == 1
-    assert key.read_bytes() == content
+    refused = command("key", "new", "a.key")
+    assert (refused.returncode, key.read_bytes()) == (1, content)
+    assert refused.stderr.startswith("fst: a.key: exists, and may be the key of files")
+
+
+def test_key_that_is_not_written(command, tmp_path, monkeypatch):
+    """The error names the path, and no empty file stays, which would look like a key."""
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    refused = command("key", "new", "a.key")
+    assert (refused.returncode, list(tmp_path.iterdir())) == (1, [])
+    assert refused.stderr.startswith("fst: a.key: the key was not written: No space left on device")
 
 
 @pytest.mark.parametrize("file", ["encrypted", "tensorizer_file"])

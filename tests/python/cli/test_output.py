@@ -134,25 +134,6 @@ def test_every_command_says_the_same_of_a_damaged_file(command, layers):
         assert done.stderr == f"fst: {message}\n"
 
 
-@pytest.mark.parametrize(("name", "legacy"), [("old.pt", False), ("pytorch_model.bin", True), ("none", False)])
-def test_pytorch_file_is_told_about_convert(command, tmp_path, name, legacy):
-    torch.save({"a": torch.ones(2)}, tmp_path / name, _use_new_zipfile_serialization=not legacy)
-    target = (tmp_path / name).with_suffix(".safetensors")
-    hint = f"convert it: fst convert {tmp_path / name} {target}"
-    assert hint in command("inspect", tmp_path / name).stderr
-    assert hint in command("load", tmp_path / name).stderr
-    assert hint in command("verify", tmp_path / name).stdout
-    assert command("convert", tmp_path / name, target).returncode == 0
-
-
-def test_directory_of_pytorch_files_is_told_about_convert(command, tmp_path):
-    for name in ("pytorch_model-1.bin", "pytorch_model-2.bin", "optimizer.pt"):
-        torch.save({name: torch.ones(2)}, tmp_path / name)
-    done = command("inspect", tmp_path)
-    files = f"{tmp_path / 'pytorch_model-1.bin'} {tmp_path / 'pytorch_model-2.bin'} {tmp_path / 'model.safetensors'}"
-    assert f"fst convert {files}\n" in done.stderr
-
-
 def test_load_reads_mapped_files(command, layers, monkeypatch):
     """The rate is that of bytes in memory, also if tensors are views of a mapping that nothing else has read."""
     read = set()

@@ -91,7 +91,7 @@ def test_refusals(command, in_memory, refuse, code, reason):
     [
         ("/proc/version", "/proc/version: is on proc; expected a tmpfs, such as /dev/shm"),
         ("/dev/shm", "/dev/shm: is a directory; expected a regular file"),
-        ("/none", "No such file or directory: '/none'"),
+        ("/none", "/none: No such file or directory"),
     ],
 )
 def test_other_files(command, path, message):

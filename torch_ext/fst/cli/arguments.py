@@ -1,12 +1,48 @@
-"""Arguments that several subcommands have: names, which mean the same in all of them, and numbers."""
+"""Arguments that several subcommands have: paths, names, which mean the same in all of them, and numbers."""
 
 import argparse
+import errno
 import fnmatch
+import glob
+import os
 import re
 from collections.abc import Sequence
 
+from fst._core.urls import is_url
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def expanded(text: str) -> str:
+    """Returns a path or URL. `~` becomes the home directory, also where a shell leaves it, as in `--trace=~/a.json`."""
+    return text if is_url(text) else os.path.expanduser(text)
+
+
+class Paths(argparse.Action):
+    """Sets a list of paths. A path of no file that is a pattern, such as "a-*.safetensors", becomes what it matches."""
+
+    def __call__(self, parser, namespace, values, option_string=None):  # type: ignore[no-untyped-def]
+        found = (
+            [text] if is_url(text) or os.path.lexists(text) else sorted(glob.glob(text)) or [text]
+            for text in map(expanded, values)
+        )
+        setattr(namespace, self.dest, [text for texts in found for text in texts])
+
+
+def check_output(path: str) -> None:
+    """Checks that a local file can be written, before the work whose result it gets.
+
+    Raises:
+        OSError: The path is a directory, or no file can be created in its directory.
+    """
+    directory = os.path.dirname(path) or "."
+    if os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, f"{path}: is a directory; give the path of a file in it")
+    if not os.path.isdir(directory):
+        raise FileNotFoundError(errno.ENOENT, f"{path}: there is no directory {directory}; create it first")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, f"{path}: no permission to write to the directory; give another path")
 
 
 def positive(text: str) -> int:

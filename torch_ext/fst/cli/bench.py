@@ -21,10 +21,14 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         module = importlib.import_module("fst_bench.run")
     except ImportError as error:
-        raise ImportError(
+        message = (
             f"The benchmarks are a separate package, which is missing or incomplete ({error}). "
             "Run `pip install ./benches` in a checkout of fst."
-        ) from error
+        )
+        if {"-h", "--help"}.intersection(arguments.arguments):
+            print(f"usage: fst bench ...\n\n{message}")
+            return 0
+        raise ImportError(message) from error
     sys.argv = ["fst bench", *arguments.arguments]
     module.main()
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import pickle
 import re
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from fst._core.files import open_regular
 from fst._core.formatting import format_count, format_size, visible
 from fst._core.urls import is_url, without_secrets
-from fst.cli.arguments import size
+from fst.cli.arguments import Paths, check_output, expanded, size
 from fst.cli.load import add_dtype, requested_dtypes
-from fst.cli.pickled import SUFFIXES, is_pickled
+from fst.cli.pickled import pytorch_files
 
 if TYPE_CHECKING:
     import torch
@@ -31,12 +32,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "convert",
         help="convert PyTorch and tensorizer files to safetensors; merge, shard or cast safetensors",
         description="Reads checkpoints in the formats of safetensors and tensorizer, and PyTorch files (.pt, .pth, "
-        ".bin, .ckpt), and writes all tensors to one safetensors checkpoint, or to one .tensors file. PyTorch files "
-        "are read with weights_only=True, so code in them does not run.",
+        ".bin, .ckpt), directories and indices of them, and writes all tensors to one safetensors checkpoint, or to "
+        "one .tensors file. PyTorch files are read with weights_only=True, so code in them does not run.",
     )
-    parser.add_argument("paths", nargs="+", metavar="PATH")
+    parser.add_argument("paths", nargs="+", action=Paths, metavar="PATH")
     parser.add_argument(
         "target",
+        type=expanded,
         help="the .safetensors file to write; names of shards and their index derive from it. Or a .tensors file",
     )
     add_dtype(parser)
@@ -50,9 +52,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--digests", choices=["blake3", "sha256"], help="put digests of the tensors into the files, for fst verify"
     )
-    parser.add_argument("--encrypt", metavar="KEY", help="encrypt the data with the key in this file, see fst key")
+    parser.add_argument(
+        "--encrypt", type=expanded, metavar="KEY", help="encrypt the data with the key in this file, see fst key"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite a target that exists")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, error=parser.error)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -62,28 +67,39 @@ def run(arguments: argparse.Namespace) -> int:
     from fst._save.save import save_file
 
     target = Path(arguments.target)
+    if is_url(arguments.target):
+        arguments.error("the target must be a local path; upload the file, or use fst.save_file, which writes to URLs")
     if target.suffix not in (".safetensors", ".tensors"):
-        raise ValueError(f"{target}: the name of the target must end in .safetensors or .tensors")
+        arguments.error(f"{target}: the name of the target must end in .safetensors or .tensors")
+    check_output(arguments.target)
+    for existing in (target, Path(f"{target}.index.json")):
+        if existing.exists() and not arguments.force:
+            raise FileExistsError(
+                errno.EEXIST, f"{existing}: exists; give another target, or overwrite it with --force"
+            )
     opened: list[tuple[list[str], dict[str, Tensor] | OpenCheckpoint]] = []
     names: set[str] = set()
     metadata: dict[str, str] = {}
     for path in arguments.paths:
-        content: dict[str, Tensor] | OpenCheckpoint
-        if not is_url(path) and (Path(path).suffix in SUFFIXES or is_pickled(Path(path))):
-            content = _from_pickle(Path(path), arguments.key)
-            found = list(content)
-            metadata.setdefault("format", "pt")
-        else:
-            content = OpenCheckpoint(path)
-            found = content.names()
-            for _, file_metadata in content.metadata():
-                metadata |= file_metadata
-        if duplicates := names.intersection(found):
-            raise ValueError(
-                f"{without_secrets(path)}: {min(duplicates)!r} is in an earlier file, too; convert the files one by one"
-            )
-        names.update(found)
-        opened.append((found, content))
+        files, listed = pytorch_files(path)
+        for file in files or [path]:
+            content: dict[str, Tensor] | OpenCheckpoint
+            if files:
+                content = _from_pickle(Path(file), arguments.key)
+                found = list(content)
+                metadata.setdefault("format", "pt")
+            else:
+                content = OpenCheckpoint(file)
+                found = content.names()
+                for _, file_metadata in content.metadata():
+                    metadata |= file_metadata
+            if duplicates := names.intersection(found):
+                message = f"{min(duplicates)!r} is in an earlier file, too; convert the files one by one"
+                raise ValueError(f"{without_secrets(file)}: {message}")
+            names.update(found)
+            opened.append((found, content))
+        if missing := listed - names:
+            raise ValueError(f"{path}: no file of the index has {min(missing)!r}; get all files of the model again")
     # A pattern may be for one of the files only.
     ordered = [name for found, _ in opened for name in found]
     dtypes = dict(zip(ordered, ops.requested_dtypes(ordered, requested_dtypes(arguments.dtype)), strict=True))

@@ -23,6 +23,8 @@ from fst._core.build import layer_for, torch_releases
 from fst._core.formatting import format_count, format_size, visible, visible_lines
 from fst._core.urls import is_remote, without_secrets
 from fst.cli import machine
+from fst.cli.arguments import Paths
+from fst.cli.message import message_of
 from fst.cli.table import table
 
 # Variables of the environment that rust/options.rs reads.
@@ -87,6 +89,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "paths",
         nargs="*",
+        action=Paths,
         metavar="PATH",
         help="file, directory or URL to load from; by default the current directory. In a directory without "
         "checkpoint, a small file is written and removed",
@@ -308,7 +311,7 @@ def _path(path: str) -> Item:
                 tested = _test_reads(sample)
     except _ERRORS as error:
         data["error"] = str(error)
-        return Item(name, f"{data['file_system']}; reads were not tested: {error}", data)
+        return Item(name, f"{data['file_system']}; reads were not tested", data, message_of(error))
     data |= tested
     direct = "O_DIRECT works" if data["direct"] else f"no O_DIRECT ({data['direct_error']})"
     readers = f"new CPU tensors: {data['view_reader']}; direct reads: {data['direct_reader']}"

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fst._core.formatting import format_count, format_size
-from fst.cli.arguments import add_names, positive, select
-from fst.cli.pickled import suggests_convert
+from fst.cli.arguments import Paths, add_names, positive, select
 from fst.cli.table import fit, table
 from fst.cli.tree import Module, sum_by_module
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("inspect", help="list names, dtypes, shapes and sizes; reads the headers only")
-    parser.add_argument("paths", nargs="+", metavar="PATH")
+    parser.add_argument("paths", nargs="+", action=Paths, metavar="PATH")
     add_names(parser)
     parser.add_argument("--tree", action="store_true", help="list the sums of each module instead of tensors")
     parser.add_argument(
@@ -34,8 +33,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from fst._checkpoint.checkpoint import OpenCheckpoint
 
-    with suggests_convert(arguments.paths):
-        checkpoint = OpenCheckpoint(arguments.paths)
+    checkpoint = OpenCheckpoint(arguments.paths)
     names = select(checkpoint.names(), arguments.names)
     if arguments.tree or arguments.depth is not None:
         whole = _tree(checkpoint, names)

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fst._core.formatting import format_count, format_rate, format_seconds, format_size
-from fst.cli.arguments import add_names, positive, select
-from fst.cli.pickled import suggests_convert
+from fst.cli.arguments import Paths, add_names, check_output, expanded, positive, select
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +29,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="time a load, and print its profile",
         description="Loads tensors, reads every page of those on the CPU, and prints the time and a profile.",
     )
-    parser.add_argument("paths", nargs="+", metavar="PATH")
+    parser.add_argument("paths", nargs="+", action=Paths, metavar="PATH")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
     add_dtype(parser)
     add_names(parser)
@@ -41,7 +40,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="N",
         help="number of loads; the first one may find the page cache cold",
     )
-    parser.add_argument("--trace", metavar="FILE", help="save a trace of the last load for Perfetto")
+    parser.add_argument("--trace", type=expanded, metavar="FILE", help="save a trace of the last load for Perfetto")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -80,13 +79,15 @@ def run(arguments: argparse.Namespace) -> int:
     from fst._load.load import load_files, load_tensors, tensor_names
     from fst._profile.profile import profile
 
+    if arguments.trace:
+        check_output(arguments.trace)
     device = torch.device(device_of(arguments.device))
     dtype = requested_dtypes(arguments.dtype)
     # In a file, the lines of a bar stand one after another.
     progress = not arguments.json and sys.stderr.isatty() and _has_tqdm()
     loads = []
     for _ in range(arguments.repeat):
-        with suggests_convert(arguments.paths), profile() as recorded:
+        with profile() as recorded:
             begin = time.perf_counter()
             if arguments.names:
                 names = select(tensor_names(arguments.paths), arguments.names)

@@ -7,8 +7,8 @@ import json
 import os
 
 from fst._core.formatting import visible
-from fst._core.urls import without_secrets
-from fst.cli.arguments import size
+from fst._core.urls import is_url, without_secrets
+from fst.cli.arguments import check_output, expanded, size
 
 # Name of the signature in the directory of a model.
 SIGNATURE_NAME = "model.sig"
@@ -22,17 +22,23 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "P-521, by the package cryptography. `fst verify --signature`, loads with verify=fst.Signature(...), and the "
         "program model_signing verify the signature.",
     )
-    parser.add_argument("path", metavar="PATH", help="the directory of the model, or its only file")
-    parser.add_argument("--private-key", required=True, metavar="FILE", help="the private key in PEM, not encrypted")
+    parser.add_argument("path", type=expanded, metavar="PATH", help="the directory of the model, or its only file")
+    parser.add_argument(
+        "--private-key", type=expanded, required=True, metavar="FILE", help="the private key in PEM, not encrypted"
+    )
     parser.add_argument(
         "--signature",
+        type=expanded,
         metavar="FILE",
         help=f"the signature to write, by default {SIGNATURE_NAME} in the directory of the model",
     )
-    parser.add_argument("--signing-certificate", metavar="FILE", help="certificate of the key, for the signature")
+    parser.add_argument(
+        "--signing-certificate", type=expanded, metavar="FILE", help="certificate of the key, for the signature"
+    )
     parser.add_argument(
         "--certificate-chain",
         action="append",
+        type=expanded,
         metavar="FILE",
         help="certificates of the issuers, for the signature; may be repeated",
     )
@@ -50,7 +56,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     add_rules(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, error=parser.error)
 
 
 def add_rules(parser: argparse.ArgumentParser) -> None:
@@ -79,11 +85,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     directory = arguments.path if os.path.isdir(arguments.path) else os.path.dirname(arguments.path)
     target = path_of(arguments.signature or os.path.join(directory, SIGNATURE_NAME))
+    if not is_url(target):
+        check_output(target)
     chain = arguments.certificate_chain or []
     if arguments.signing_certificate is not None:
         chain = [arguments.signing_certificate, *chain]
     elif chain:
-        raise ValueError("a certificate chain needs the signing certificate; add --signing-certificate FILE")
+        arguments.error("a certificate chain needs the signing certificate; add --signing-certificate FILE")
     signer = Signer(path_of(arguments.private_key), paths_of(chain))
     request = {"path": target, "algorithm": arguments.digests, "shard_bytes": arguments.shard_size}
     statement = ops.model_statement(json.dumps(request | rules_of(arguments)), path_of(arguments.path))

@@ -16,6 +16,7 @@ from pathlib import Path
 from fst._core.files import open_regular
 from fst._core.formatting import format_size, visible
 from fst.cli import machine
+from fst.cli.arguments import Paths
 
 # Number of the advice in madvise(2), which Python's mmap lacks.
 _MADV_COLLAPSE = 25
@@ -40,7 +41,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "faster. A last part of less than 2 MiB stays on small pages. The data does not change, and the files may be "
         "in use. Requires Linux 6.1. The exit code is 1 if a part of a file could not be moved.",
     )
-    parser.add_argument("files", nargs="+", metavar="FILE")
+    parser.add_argument("files", nargs="+", action=Paths, metavar="FILE")
     parser.add_argument("--huge", action="store_true", required=True, help="move the files to huge pages")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)

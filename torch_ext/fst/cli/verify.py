@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 
 from fst._core.formatting import format_count, format_size, visible
 from fst._core.urls import is_url, without_secrets
+from fst.cli.arguments import Paths, expanded
 from fst.cli.message import message_of
-from fst.cli.pickled import suggests_convert
 from fst.cli.sign import add_rules, rules_of
 
 if TYPE_CHECKING:
@@ -32,44 +32,47 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "authentication codes of an encrypted file, or the hashes in a file of tensorizer. With --manifest or "
         "--signature, compares whole files of any kind instead. The exit code is 0 if every check passes.",
     )
-    parser.add_argument("paths", nargs="*", metavar="PATH")
+    parser.add_argument("paths", nargs="*", action=Paths, metavar="PATH")
     parser.add_argument(
         "--manifest",
+        type=expanded,
         metavar="FILE",
         help="compare the digests of files: a JSON object of names and digests, or lines of sha256sum or b3sum --tag. "
         "PATH is the directory of the files, by default that of FILE",
     )
     parser.add_argument(
         "--signature",
+        type=expanded,
         metavar="FILE",
         help="verify a signature of OpenSSF Model Signing, and compare all files with it. PATH is the directory of the "
         "model, or its only file, by default the directory of FILE",
     )
-    parser.add_argument("--public-key", metavar="FILE", help="the signer's public key")
+    parser.add_argument("--public-key", type=expanded, metavar="FILE", help="the signer's public key")
     parser.add_argument(
         "--certificate-chain",
         action="append",
+        type=expanded,
         metavar="FILE",
         help="trusted root certificates, and others between them and the signer's; may be repeated; requires the "
         "package cryptography",
     )
     parser.add_argument("--identity", help="the signer of a keyless signature; requires the package sigstore")
     parser.add_argument("--issuer", help="the provider that has confirmed the identity")
-    parser.add_argument("--trust-config", metavar="FILE", help="Sigstore's client trust configuration")
+    parser.add_argument("--trust-config", type=expanded, metavar="FILE", help="Sigstore's client trust configuration")
     add_rules(parser)
     parser.add_argument("--ignore-unsigned", action="store_true", help="accept files that the signature does not name")
     parser.add_argument("--digests", action="store_true", help="fail if a file carries no digests")
     parser.add_argument("--finite", action="store_true", help="also check that no tensor contains NaN or infinity")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, error=parser.error)
 
 
 def run(arguments: argparse.Namespace) -> int:
     listed = arguments.signature or arguments.manifest
     if listed is None and not arguments.paths:
-        raise ValueError("nothing to verify; give a PATH, --manifest FILE, or --signature FILE")
+        arguments.error("nothing to verify; give a PATH, --manifest FILE, or --signature FILE")
     if arguments.manifest is not None and arguments.signature is not None:
-        raise ValueError("--manifest and --signature exclude each other")
+        arguments.error("--manifest and --signature exclude each other")
     results: list[dict[str, object]] = []
     for path in arguments.paths or [os.path.dirname(listed) or "."]:
         checks = _checks(path, arguments) if listed is None else _file_checks(path, arguments)
@@ -159,8 +162,7 @@ def _files(path: str) -> list[str]:
 def _header(path: str) -> str:
     from fst._checkpoint.checkpoint import OpenCheckpoint
 
-    with suggests_convert([path]):
-        checkpoint = OpenCheckpoint(path)
+    checkpoint = OpenCheckpoint(path)
     names = checkpoint.names()
     size = format_size(sum(checkpoint.tensor_info(name).nbytes for name in names))
     return f"{format_count(len(names), 'tensor')}, {size}"
