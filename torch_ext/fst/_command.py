@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _HELP = {"-h", "--help"}
+# Subcommands that need the library. Others, and misspelt ones, do not.
+_NEED_LIBRARY = ("inspect", "verify", "sign", "key", "load", "convert", "bench")
 # Statement of the script that pip installs for the command.
 _SCRIPT_IMPORT = b"from fst.cli import main"
 
@@ -51,7 +53,7 @@ def _is_script(program: Path) -> bool:
 
 
 def _is_early(arguments: Sequence[str]) -> bool:
-    if not arguments or arguments[0] in (*_HELP, "--version", "doctor", "tmpfs"):
+    if not arguments or arguments[0] not in _NEED_LIBRARY:
         return True
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     # `fst bench` passes its options on to another program.

@@ -291,6 +291,24 @@ def test_home_directory_in_options(command, model, tmp_path, monkeypatch):
     assert (tmp_path / "load.json").exists()
 
 
+def test_completion(command, shell):
+    """Bash completes subcommands, options, their values, and paths where no option has been begun."""
+    script = command("completion", "bash").stdout
+    complete = 'complete() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _fst fst "${@: -1}"; echo "${COMPREPLY[@]}"; };'
+    lines = (
+        "fst ins; complete fst key n; complete fst load --tr; complete fst convert a --digests b; complete fst load ''"
+    )
+    assert shell(f"{script}\n{complete} complete {lines}").stdout.split("\n") == [
+        "inspect",
+        "new",
+        "--trace",
+        "blake3",
+        "",
+        "",
+    ]
+    assert {"zsh", "fish"} <= {*re.findall(r"\w+", command("completion", "--help").stdout)}
+
+
 def test_convert_casts_by_patterns(command, model, tmp_path):
     """Patterns are those of all inputs together. Without one, a dtype is that of the rest, in any order."""
     torch.save({"head.weight": torch.randn(3), "head.scale": torch.randn(3)}, tmp_path / "head.pt")
@@ -317,6 +335,8 @@ INVALID = [
     (["load", "nowhere.safetensors", "--trace", "."], 1, "fst: .: is a directory; give the path of a file in it"),
     (["verify"], 2, "usage: fst verify"),
     (["verify", "--manifest", "a", "--signature", "b"], 2, "exclude each other"),
+    (["inspcet"], 2, "did you mean 'inspect'?"),
+    (["inspect", "a.safetensors", "--nmaes=b"], 2, "did you mean '--names'?"),
     (["inspect", "nowhere"], 1, "fst: nowhere: "),
     (["convert", "nowhere", "b.safetensors"], 1, "nowhere"),
     (["load", "nowhere.safetensors"], 1, "fst: nowhere.safetensors: "),

@@ -57,6 +57,12 @@ def test_version_needs_no_pytorch(without_torch):
     assert (done.returncode, done.stdout) == (0, f"fst {fst.__version__}, built for PyTorch {release}\n")
 
 
+def test_misspelt_command_and_completion_need_no_pytorch(without_torch):
+    for arguments, code in ((["inspcet"], 2), (["completion", "bash"], 0)):
+        done = without_torch("-m", "fst", *arguments)
+        assert (done.returncode, "PyTorch was tried" in done.stderr) == (code, False)
+
+
 def test_which_programs_are_the_command(without_torch, tmp_path):
     """The script that pip installs is the command. Other programs of its name or arguments get the package."""
     assert '\nfst = "fst.cli:main"\n' in (CHECKOUT / "pyproject.toml").read_text()

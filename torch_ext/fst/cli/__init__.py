@@ -5,14 +5,16 @@ functions that it calls import PyTorch, because help needs none.
 """
 
 import argparse
+import difflib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from fst._core.build import PACKAGE, layer_for, read_version, torch_releases
 from fst._core.formatting import visible, visible_lines
-from fst.cli import bench, convert, doctor, inspect, key, load, sign, tmpfs, verify
+from fst.cli import bench, completion, convert, doctor, inspect, key, load, sign, tmpfs, verify
 from fst.cli.message import message_of
 from fst.cli.sigterm import Terminated, end_at_sigterm
 
@@ -21,10 +23,28 @@ INTERRUPTED = 130
 TERMINATED = 143
 
 
+_WRONG = re.compile(r"(?:invalid choice: '?|unrecognized arguments: )([^\s'=]+)")
+
+
 class _Parser(argparse.ArgumentParser):
-    """Parser whose errors show hidden characters of the arguments, which a shell may have expanded to file names."""
+    """Parser whose errors suggest the nearest word for a misspelt one.
+
+    They show hidden characters of the arguments, which a shell may have expanded to file names.
+    """
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            # Here, and not in `parse_args` of the program, whose usage has no options of the subcommand.
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
+        if wrong := _WRONG.search(message):
+            # Behind a wrong choice, the message lists the choices.
+            words = [*completion.words_of(self), *re.findall(r"[\w-]+", message[wrong.end() :])]
+            near = difflib.get_close_matches(wrong[1], words, 1)
+            message += f"; did you mean {near[0]!r}?" if near else ""
         super().error(visible(message))
 
 
@@ -38,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the versions of fst and of its PyTorch")
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(metavar="COMMAND")
-    for module in (inspect, verify, sign, key, load, convert, doctor, tmpfs, bench):
+    for module in (inspect, verify, sign, key, load, convert, doctor, tmpfs, bench, completion):
         module.add(commands)
     return parser
 
