@@ -133,6 +133,20 @@ std::vector<at::Tensor> OpenCheckpoint::load_boxes(const LoadOptions& options, S
   return load(*selection, specs_of(*selection), options);
 }
 
+at::Tensor OpenCheckpoint::load_region(const std::string& name, c10::IntArrayRef ranges, c10::Device device,
+                                       bool is_mapped) const {
+  const auto selection = call_core([&] { return checkpoint_->select_region(to_rust(name), slice_of(ranges)); });
+  const auto specs = specs_of(*selection);
+  if (device.is_cpu() && selection->is_small()) {
+    const auto recording = selection->record("cpu");
+    auto tensor = allocate(specs[0], device, stored_type(specs[0]));
+    if (call_core([&] { return selection->read_small(mutable_address_of(tensor)); })) {
+      return tensor;
+    }
+  }
+  return std::move(load(*selection, specs, {device, {}, is_mapped}).front());
+}
+
 void OpenCheckpoint::overwrite(Strings names, at::TensorList out) const {
   const auto selection = select_named(*checkpoint_, names);
   if (is_verified_ && is_encrypted()) {

@@ -80,6 +80,9 @@ class OpenCheckpoint : public torch::CustomClassHolder {
                                       c10::IntArrayRef starts, c10::IntArrayRef lengths) const;
   std::vector<at::Tensor> load_boxes(const LoadOptions& options, Strings names, c10::IntArrayRef starts,
                                      c10::IntArrayRef lengths, c10::IntArrayRef steps) const;
+  // Loads one tensor, or an index region of it: `ranges` is empty, or has a start, a length and a step for each
+  // dimension. A result on the CPU that is not to be mapped is never a view of a file.
+  at::Tensor load_region(const std::string& name, c10::IntArrayRef ranges, c10::Device device, bool is_mapped) const;
   // Overwrites tensors of the stored shapes and dtypes, like the operator `load_into`. Reads and verifies the data
   // before anything is written, if digests were requested.
   void overwrite(Strings names, at::TensorList out) const;

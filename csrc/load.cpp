@@ -160,10 +160,10 @@ at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type) 
 std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, const LoadOptions& options) {
   const auto device = resolve_device(options.device);
   const auto recording = selection.record(rust::String(device.str()));
-  const auto types = target_types(selection, options.dtypes);
+  const auto types = target_types(selection, specs, options.dtypes);
   check_coverage(selection, device);
   std::optional<MappedFiles> mapped;
-  if (device.is_cpu()) {
+  if (device.is_cpu() && options.is_mapped) {
     mapped.emplace(selection, types);
     mapped->verify();
   }

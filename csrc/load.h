@@ -45,6 +45,8 @@ struct LoadOptions {
   c10::Device device;
   // Dtypes to cast floating-point tensors of 16 bits or more to.
   DtypeRules dtypes;
+  // Whether results on the CPU may be views of mapped files.
+  bool is_mapped = true;
 };
 
 // Loads the selection into new tensors, in its order.

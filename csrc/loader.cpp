@@ -40,7 +40,7 @@ Loader::Loader(rust::Box<Selection> selection, const LoadOptions& options, int64
     : selection_(std::move(selection)),
       specs_(specs_of(*selection_)),
       device_(resolve_device(options.device)),
-      types_(target_types(*selection_, options.dtypes)),
+      types_(target_types(*selection_, specs_, options.dtypes)),
       window_bytes_(checked_window(window_bytes)),
       order_(checked_order(order)),
       recording_(selection_->record(rust::String(device_.str()))) {

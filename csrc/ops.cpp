@@ -246,6 +246,9 @@ TORCH_LIBRARY(fst, m) {
            {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"),
             torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none, torch::arg("patterns") = none,
             torch::arg("dtypes") = none})
+      .def("load_region", &OpenCheckpoint::load_region, "",
+           {torch::arg("name"), torch::arg("ranges") = std::vector<int64_t>(),
+            torch::arg("device") = c10::Device(c10::kCPU), torch::arg("is_mapped") = true})
       .def("stream", stream, "",
            {torch::arg("names") = none, torch::arg("regions") = none, torch::arg("device") = c10::Device(c10::kCPU),
             torch::arg("dtype") = none, torch::arg("window_bytes") = kWindowBytes, torch::arg("order") = "file",

@@ -2,6 +2,8 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
+
 #include "cast.h"
 #include "error.h"
 #include "memory.h"
@@ -103,7 +105,12 @@ DtypeRules dtype_rules(std::optional<c10::ScalarType> dtype, const Patterns& pat
   return rules;
 }
 
-std::vector<int8_t> target_types(const Selection& selection, const DtypeRules& rules) {
+std::vector<int8_t> target_types(const Selection& selection, const rust::Vec<Spec>& specs, const DtypeRules& rules) {
+  if (rules.empty()) {
+    std::vector<int8_t> stored(specs.size());
+    std::ranges::transform(specs, stored.begin(), &Spec::scalar_type);
+    return stored;
+  }
   const auto types = call_core([&] { return selection.scalar_types(slice_of(rules)); });
   return {types.begin(), types.end()};
 }

@@ -60,7 +60,7 @@ using DtypeNumbers = std::optional<std::vector<int64_t>>;
 DtypeRules dtype_rules(std::optional<c10::ScalarType> dtype, const Patterns& patterns, const DtypeNumbers& dtypes);
 
 // Returns the c10::ScalarType number of each result of a load. Only floating-point tensors of 16 bits or more are cast.
-std::vector<int8_t> target_types(const Selection& selection, const DtypeRules& rules);
+std::vector<int8_t> target_types(const Selection& selection, const rust::Vec<Spec>& specs, const DtypeRules& rules);
 
 // Returns the c10::ScalarType number that rules request for each of all names, or -1.
 std::vector<int64_t> requested_types(Strings names, const DtypeRules& rules);

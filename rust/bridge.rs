@@ -247,7 +247,10 @@ mod ffi {
             lengths: &[i64],
             steps: &[i64],
         ) -> Result<Box<Selection>>;
+        fn select_region(self: &Checkpoint, name: &str, ranges: &[i64]) -> Result<Box<Selection>>;
         fn specs(self: &Selection) -> Result<Vec<Spec>>;
+        fn is_small(self: &Selection) -> bool;
+        unsafe fn read_small(self: &Selection, address: u64) -> Result<bool>;
         fn scalar_types(self: &Selection, rules: &[DtypeRule]) -> Result<Vec<i8>>;
         fn in_file_order(self: &Selection) -> Vec<usize>;
         fn check_digests(self: &Selection) -> Result<()>;

@@ -4,6 +4,7 @@ pub mod background;
 pub mod check;
 pub mod model;
 pub mod shared_cache;
+pub mod small;
 pub mod staged;
 pub mod stream;
 pub mod transfer;

@@ -173,6 +173,10 @@ impl Checkpoint {
         self.select(|files| selection::Selection::index_regions(files, names, IndexRegions { starts, lengths, steps }))
     }
 
+    pub(super) fn select_region(&self, name: &str, ranges: &[i64]) -> Result<Box<Selection>> {
+        self.select(|files| selection::Selection::region(files, name, ranges))
+    }
+
     pub(super) fn select(
         &self,
         choose: impl FnOnce(&Arc<checkpoint::Checkpoint>) -> Result<selection::Selection>,

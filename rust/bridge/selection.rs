@@ -15,6 +15,7 @@ use crate::error::{Error, Kind, Result};
 use crate::group::Group;
 use crate::load::background::BackgroundTransfer;
 use crate::load::check;
+use crate::load::small;
 use crate::load::stream::{Order, Stream};
 use crate::load::transfer::Transfer;
 use crate::load::views::{self, Mappings};
@@ -112,6 +113,23 @@ impl Selection {
 
     pub(super) fn specs(&self) -> Result<Vec<ffi::Spec>> {
         guard(|| self.selection.regions().iter().map(spec).collect())
+    }
+
+    /// Returns whether the first region is small enough for [`read_small`](Selection::read_small).
+    pub(super) fn is_small(&self) -> bool {
+        self.selection.regions().first().is_some_and(small::is_small)
+    }
+
+    /// Copies the first region to memory on the host, and returns whether it may be read in this way.
+    ///
+    /// # Safety
+    /// The caller meets the conditions of [`small::read`].
+    pub(super) unsafe fn read_small(&self, address: u64) -> Result<bool> {
+        guard(|| {
+            let Some(region) = self.selection.regions().first() else { return Ok(false) };
+            // SAFETY: the caller's promise.
+            unsafe { small::read(self.selection.checkpoint(), region, &Options::from_env()?, address) }
+        })
     }
 
     /// Returns the number of the dtype that each tensor has after a load with these rules.

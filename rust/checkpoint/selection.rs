@@ -89,6 +89,26 @@ impl Selection {
         })
     }
 
+    /// Selects a tensor, or an index region of it: `ranges` is empty, or has a start, a length and a step for each dimension.
+    ///
+    /// # Errors
+    /// Those of [`Selection::index_regions`].
+    pub fn region(checkpoint: &Arc<Checkpoint>, name: &str, ranges: &[i64]) -> Result<Selection> {
+        let (ranges, rest) = ranges.as_chunks();
+        let indexed = |source, entry: Entry<'_>| match ranges {
+            [] => TensorRegion::whole(source, entry),
+            ranges => {
+                let own = ranges.iter().map(|[start, length, step]| index_range(((start, length), step)));
+                let own = own.collect::<Result<Vec<_>>>().map_err(|error| error.tensor(entry.name))?;
+                TensorRegion::indexed(source, entry, &own)
+            }
+        };
+        if !rest.is_empty() {
+            return Err(Error::new(Kind::InvalidArgument, "give a start, a length and a step for each dimension"));
+        }
+        Selection::select(checkpoint, || Ok(vec![find(checkpoint, name, indexed)?]))
+    }
+
     /// Selects the regions that a group plan assigns to a rank.
     pub fn from_regions(checkpoint: &Arc<Checkpoint>, regions: Arc<[TensorRegion]>) -> Selection {
         Selection { checkpoint: Arc::clone(checkpoint), regions }

@@ -131,10 +131,11 @@ impl Checkpoint {
     /// # Errors
     /// `malformed` for a different header, and those of [`Header::read_bytes`].
     pub fn check_headers(&self, sources: impl Iterator<Item = usize>) -> Result<()> {
-        let watch = Watch::begin();
+        let mut watch = None;
         for file in sources.filter_map(|index| self.files.get(index)) {
             let is_due = |expected: &&HeaderDigest| !expected.is_checked.load(Ordering::Relaxed);
             let Some(expected) = file.expected.as_ref().filter(is_due) else { continue };
+            let watch = watch.get_or_insert_with(Watch::begin);
             if digest(&Header::read_bytes(&file.source, &|| watch.check())?) != expected.digest {
                 let message = "the header of the file differs from the shared header".to_owned();
                 return Err(mismatch(message).at(file.source.path()));

@@ -163,6 +163,11 @@ impl Checkpoint {
         if self.is_due() { Err(Error::new(Kind::Internal, message)) } else { Ok(()) }
     }
 
+    /// Returns whether files have digests that are still to be compared, by loads or before the first one.
+    pub fn has_unverified(&self) -> bool {
+        self.files.iter().any(|file| !file.is_verified() && !matches!(file.stated, Stated::Nothing))
+    }
+
     /// Fails if a file is compared as a whole, so that no tensor is verified before all of them are.
     ///
     /// # Errors

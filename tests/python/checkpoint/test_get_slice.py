@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import fst
+from fst._core.classes import Checkpoint, Memory
 from procfs import SLACK_BYTES, read_bytes
 from rawfile import assert_same, random_raw, write
 
@@ -192,6 +193,36 @@ def test_read_bytes(large, monkeypatch, index, most_bytes):
             result = torch.empty(0)
         count = read_bytes() - before
         assert min(result.nbytes, most_bytes) <= count <= most_bytes + SLACK_BYTES
+
+
+def test_small_results_are_copied(tmp_path, monkeypatch):
+    """A system call copies a small tensor or region. Larger ones, and all that FST_READER=mmap reads, are mapped."""
+    path = write(tmp_path / "m.safetensors", {"small": random_raw("F32", (8, 8)), "large": random_raw("U8", (9, 5000))})
+    with fst.safe_open(path) as file:
+        results = [file.get_tensor("small"), file.get_slice("small")[2:4], file.get_slice("large")[3]]
+        assert not any(map(Memory.is_mapped, results))
+        assert Memory.is_mapped(file.get_tensor("large"))
+        monkeypatch.setenv("FST_READER", "mmap")
+        assert Memory.is_mapped(file.get_tensor("small"))
+        with open(path, "r+b") as stored:
+            stored.truncate(path.stat().st_size - 5000)
+        monkeypatch.delenv("FST_READER")
+        with pytest.raises(OSError, match=r'tensor "large".*ended'):
+            file.get_slice("large")[8]
+
+
+def test_calls_of_the_core(path, monkeypatch):
+    """A result costs one call of the core. Names and metadata are kept, and a slice reads its header entry once."""
+    with fst.safe_open(path) as file:
+        file.keys(), file.metadata()
+        calls = []
+        method = Checkpoint._method
+        monkeypatch.setattr(Checkpoint, "_method", lambda self, name: (calls.append(name), method(self, name))[1])
+        part = file.get_slice("cube")
+        file.keys(), file.offset_keys(), file.metadata(), part[...], file.get_tensor("cube")
+        assert calls == ["load_region"] * 2
+        part[1:3], part[:, 2:4], part[-1], part[[0, 3]], part.get_shape()
+        assert calls[2:] == ["entry", *["load_region"] * 4]
 
 
 def test_truncated_file_is_an_error(tmp_path, fork_python):

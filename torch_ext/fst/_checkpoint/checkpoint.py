@@ -5,9 +5,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fst._core.arguments import Paths, paths_of
+from fst._core.arguments import DIGESTS_KEY, Paths, paths_of
 from fst._core.classes import Checkpoint
 from fst._core.encryption_key import EncryptionKey, core_key
+from fst._core.errors import SafetensorError
 
 
 class OpenCheckpoint(Checkpoint):
@@ -39,6 +40,36 @@ class OpenCheckpoint(Checkpoint):
         super().__init__(self.paths, headers, verify, core_key(encryption_key))
 
     @cached_property
+    def positions(self) -> dict[str, int]:
+        """The position of each name, in the order of `names()`."""
+        return {name: position for position, name in enumerate(self.names())}
+
+    @cached_property
+    def sorted_names(self) -> list[str]:
+        """All names in alphabetical order."""
+        return sorted(self.positions)
+
+    @cached_property
+    def merged_metadata(self) -> dict[str, str] | None:
+        """The metadata of the files, merged, or None if no file has any. Several files give no digests."""
+        merged: dict[str, str] | None = None
+        found_in: dict[str, str] = {}
+        files = self.metadata()
+        for path, metadata in files:
+            merged = {} if merged is None else merged
+            for key, value in metadata.items():
+                if key == DIGESTS_KEY and len(files) > 1:
+                    # Digests belong to one file.
+                    continue
+                if merged.setdefault(key, value) != value:
+                    raise SafetensorError(
+                        f'{path}: the metadata has {value!r} for "{key}", but that of {found_in[key]} has '
+                        f"{merged[key]!r}; open the files one by one"
+                    )
+                found_in.setdefault(key, path)
+        return merged
+
+    @cached_property
     def data_offsets(self) -> dict[str, tuple[int, int]]:
         """The bytes of each tensor, begin and end, counted from the first data in its file."""
         # Names are in the order of the data.
@@ -57,13 +88,5 @@ class OpenCheckpoint(Checkpoint):
         return dict(zip(names, self.load_tensors(names, torch.device("meta")), strict=True))
 
     def read(self, name: str) -> Tensor:
-        """Returns a tensor in CPU memory of its own, for values that fst itself uses.
-
-        `load_tensors` may return a view of the mapped file. If the file becomes shorter, an access to such a view ends
-        the process, and a read raises an OSError.
-        """
-        like = self.tensors[name]
-        # empty_like of a meta tensor imports sympy, which takes longer than most loads.
-        tensor = like.new_empty(like.shape, device="cpu")
-        self.load_into([name], [tensor])
-        return tensor
+        """Returns a tensor in CPU memory of its own, for values that fst itself uses."""
+        return self.load_region(name, None, torch.device("cpu"), is_mapped=False)

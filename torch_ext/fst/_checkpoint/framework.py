@@ -47,11 +47,15 @@ class Output:
             torch.cuda.init()  # type: ignore[no-untyped-call]
         return self.device if self.device.type in _LOAD_DEVICES else torch.device("cpu")
 
-    def convert(self, tensors: list[Tensor]) -> list[Any]:
-        """Moves tensors from `load_device` to `device`, and converts them for the framework."""
-        if self.load_device != self.device:
-            tensors = [tensor.to(self.device) for tensor in tensors]
-        return tensors if self.framework is PYTORCH else [self.framework.convert(tensor) for tensor in tensors]
+    def convert(self, tensor: Tensor) -> Any:
+        """Moves a tensor from `load_device` to `device`, and converts it for the framework."""
+        if self._is_loaded:
+            return tensor
+        return self.framework.convert(tensor.to(self.device))
+
+    @cached_property
+    def _is_loaded(self) -> bool:
+        return self.load_device == self.device and self.framework is PYTORCH
 
 
 def find_framework(name: str) -> Framework:

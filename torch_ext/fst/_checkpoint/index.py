@@ -3,6 +3,7 @@
 Frameworks accept different indices, so each has a planning function.
 """
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,9 @@ from fst._checkpoint.region import Region
 from fst._core.errors import SafetensorError
 from fst._core.index_range import IndexRange
 
+# Largest number of elements from the first to the last position of a list that are read as a whole.
+_HULL_ELEMENTS = 4096
+
 # Names of the dtypes of tensors and arrays whose elements are positions.
 _POSITION_DTYPES = ("int64", "int32")
 
@@ -24,12 +28,12 @@ class IndexedRead(NamedTuple):
     Attributes:
         regions: Regions to load. They differ in the dimension `dim` only, along which they are concatenated.
         dim: Dimension of the concatenation.
-        final_index: Index that turns the concatenated regions into the result.
+        final_index: Index that turns the concatenated regions into the result, or None if they are the result.
     """
 
     regions: list[Region]
     dim: int
-    final_index: tuple[Any, ...]
+    final_index: tuple[Any, ...] | None
 
 
 def plan_torch_index(index: Any, shape: Sequence[int]) -> IndexedRead | None:
@@ -39,6 +43,8 @@ def plan_torch_index(index: Any, shape: Sequence[int]) -> IndexedRead | None:
         The read, or None for indices that only PyTorch interprets, such as masks, and for invalid ones.
     """
     items = index if isinstance(index, tuple) else (index,)
+    if items and all(type(item) is slice for item in items) and len(items) <= len(shape):
+        return _plan_slices(items, shape)
     # A bool adds a dimension, and a mask covers several. uint8 is a mask, too, and PyTorch refuses most other dtypes.
     if any(isinstance(item, bool) or not _holds_positions(item) for item in items):
         return None
@@ -62,7 +68,7 @@ def plan_torch_index(index: Any, shape: Sequence[int]) -> IndexedRead | None:
             final.append(0)
         elif (positions := _positions(item, size)) is not None:
             lists.append((dim, len(final), positions))
-            # With several lists, the range from the first to the last position of each is read.
+            # With several lists or few elements, the range from the first to the last position of each is read.
             first = min(positions, default=0)
             index_range = first, max(positions, default=-1) + 1 - first, 1
             final.append([position - first for position in positions])
@@ -72,7 +78,7 @@ def plan_torch_index(index: Any, shape: Sequence[int]) -> IndexedRead | None:
             return None
         ranges.append(index_range)
     region = Region(ranges)
-    if len(lists) != 1:
+    if len(lists) != 1 or math.prod(region.lengths) <= _HULL_ELEMENTS:
         return IndexedRead([region], 0, tuple(final))
     [(dim, list_position, positions)] = lists
     read = sorted(set(positions))
@@ -125,6 +131,17 @@ def plan_numpy_index(index: Any, shape: Sequence[int]) -> IndexedRead:
             )
         ranges.append(index_range)
     return IndexedRead([Region(ranges)], 0, tuple(final))
+
+
+def _plan_slices(slices: Sequence[slice], shape: Sequence[int]) -> IndexedRead | None:
+    ranges = []
+    for item, size in zip(slices, shape, strict=False):
+        index_range = _slice_range(item, size)
+        if index_range is None:
+            return None
+        ranges.append(index_range)
+    ranges += [(0, size, 1) for size in shape[len(slices) :]]
+    return IndexedRead([Region(ranges)], 0, None)
 
 
 def _text(item: Any) -> str:

@@ -10,7 +10,7 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.framework import NUMPY, PYTORCH, Output, find_framework
 from fst._checkpoint.prefetch import Plan, PrefetchLoader, plan_regions
 from fst._checkpoint.slice import Slice
-from fst._core.arguments import DIGESTS_KEY, Device, Paths, VerifyRequest, device_of, path_of, verify_of
+from fst._core.arguments import Device, Paths, VerifyRequest, device_of, path_of, verify_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.errors import SafetensorError, TensorNotFoundError
 from fst._core.urls import is_url
@@ -36,8 +36,9 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
     """Opens a checkpoint, and loads tensors and parts of tensors on request.
 
     Opening reads the headers once. Each tensor is read when it is requested. Tensors own their storage: they stay valid
-    after the files are closed, replaced or deleted. On the CPU, tensors of local files are views of private mappings,
-    as those of `load_file`. Any number of threads may use one object.
+    after the files are closed, replaced or deleted. On the CPU, tensors and parts of up to 32 KiB are copies, and
+    larger tensors of local files are views of private mappings, as those of `load_file`. Any number of threads may use
+    one object.
 
     Args:
         filename: A file, a directory with one checkpoint, an index file, or a list of these, which together are one
@@ -87,11 +88,11 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
 
     def keys(self) -> list[str]:
         """Returns the names of all tensors in alphabetical order."""
-        return sorted(self.offset_keys())
+        return list(self._opened().sorted_names)
 
     def offset_keys(self) -> list[str]:
         """Returns the names of all tensors, in the order of the files and of the bytes in each file."""
-        return self._opened().names()
+        return list(self._opened().positions)
 
     def metadata(self) -> dict[str, str] | None:
         """Returns the metadata of the files, merged, or None if no file has any. Several files give no digests.
@@ -99,22 +100,8 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
         Raises:
             SafetensorError: Two files have different values for one key.
         """
-        merged: dict[str, str] | None = None
-        found_in: dict[str, str] = {}
-        files = self._opened().metadata()
-        for path, metadata in files:
-            merged = {} if merged is None else merged
-            for key, value in metadata.items():
-                if key == DIGESTS_KEY and len(files) > 1:
-                    # Digests belong to one file.
-                    continue
-                if merged.setdefault(key, value) != value:
-                    raise SafetensorError(
-                        f'{path}: the metadata has {value!r} for "{key}", but that of {found_in[key]} has '
-                        f"{merged[key]!r}; open the files one by one"
-                    )
-                found_in.setdefault(key, path)
-        return merged
+        metadata = self._opened().merged_metadata
+        return None if metadata is None else dict(metadata)
 
     def get_tensor(self, name: str) -> Any:
         """Loads a whole tensor.
@@ -123,14 +110,17 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
             SafetensorError: No file holds the name. The exception is also a KeyError.
         """
         try:
-            return self._load([_checked(name)])[0]
+            tensor = self._opened().load_region(_checked(name), None, self._output.load_device)
         except TensorNotFoundError as error:
             raise _not_found(name, error) from None
+        return self._output.convert(tensor)
 
     def get_tensors(self) -> dict[str, Any]:
         """Loads all tensors in one load, and returns them by name in the order of `offset_keys`."""
-        names = self._opened().names()
-        return dict(zip(names, self._load(names), strict=True))
+        return {
+            name: self._output.convert(tensor)
+            for name, tensor in self._opened().load_files(self._output.load_device).items()
+        }
 
     def get_tensor_meta(self, name: str) -> TensorMeta:
         """Returns the header entry of a tensor. Reads nothing."""
@@ -139,14 +129,15 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
             info = checkpoint.tensor_info(_checked(name))
         except TensorNotFoundError as error:
             raise _not_found(name, error) from None
-        return TensorMeta(info.dtype, info.shape, info.nbytes, checkpoint.data_offsets[name])
+        return TensorMeta(info.dtype, list(info.shape), info.nbytes, checkpoint.data_offsets[name])
 
     def get_slice(self, name: str) -> Slice:
         """Returns an object that loads parts of a tensor by indexing. It stays usable after the files are closed."""
-        try:
-            return Slice(self._opened(), self._output, _checked(name))
-        except TensorNotFoundError as error:
-            raise _not_found(name, error) from None
+        checkpoint = self._opened()
+        if _checked(name) not in checkpoint.positions:
+            # Raises the error with the nearest names.
+            self.get_tensor_meta(name)
+        return Slice(checkpoint, self._output, name)
 
     def prefetch(self, plan: Plan | None = None, *, device: Device = None, threads: int = 8) -> PrefetchLoader:
         """Starts to load tensors in the background, through the staging buffers of fst if the device is a GPU.
@@ -186,9 +177,6 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _load(self, names: list[str]) -> list[Any]:
-        return self._output.convert(self._opened().load_tensors(names, self._output.load_device))
 
     def _opened(self) -> OpenCheckpoint:
         if self._checkpoint is None:

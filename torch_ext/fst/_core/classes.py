@@ -24,6 +24,8 @@ Device = torch.device | str
 # Size of a key of encrypted files in bytes.
 KEY_BYTES = 32
 
+_CPU = torch.device("cpu")
+
 # Size of a window that is large enough for any checkpoint, in bytes.
 UNBOUNDED = 2**63 - 1
 
@@ -144,6 +146,7 @@ class Checkpoint(Loads):
         self._object = torch.classes.fst.Checkpoint(paths, headers, verify, None if key is None else key._object)
         # Methods of the object by name. PyTorch takes 1 us to look one up.
         self._methods: dict[str, Any] = {}
+        self._infos: dict[str, TensorInfo] = {}
 
     def verify(self, part: int = 0, parts: int = 1, skips_groups: bool = False) -> None:
         """Reads one of several equal parts of the data and compares the digests. Later loads compare none.
@@ -178,7 +181,10 @@ class Checkpoint(Loads):
 
     def tensor_info(self, name: str) -> TensorInfo:
         """Returns the header entry of a tensor."""
-        return TensorInfo(*self._object.entry(name))
+        info = self._infos.get(name)
+        if info is None:
+            info = self._infos[name] = TensorInfo(*self._method("entry")(name))
+        return info
 
     def module_indices(self, names: Sequence[str]) -> list[int]:
         """Reads the index of the module of each tensor in tensorizer's format. Raises ValueError for other files."""
@@ -221,6 +227,20 @@ class Checkpoint(Loads):
     ) -> list[Tensor]:
         return self._load_regions(names, self._object.regions_of_slices(names, *slices), device, dtype)
 
+    def load_region(
+        self, name: str, region: Sequence[IndexRange] | None, device: Device, is_mapped: bool = True
+    ) -> Tensor:
+        """Loads one tensor, or an index region of it.
+
+        Small ones on the CPU are copied. Others may be views of a mapped file, unless `is_mapped` is False: if the file
+        becomes shorter, an access to such a view ends the process, and a read raises an OSError.
+        """
+        ranges = [number for index_range in region for number in index_range] if region else []
+        # PyTorch takes 0.5 us for each argument.
+        if is_mapped and device == _CPU:
+            return self._run("load_region", name, ranges) if ranges else self._run("load_region", name)
+        return self._run("load_region", name, ranges, device, is_mapped)
+
     def load_into(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
         """Overwrites existing tensors of the stored shapes, with the casts of `Tensor.copy_`."""
         self._run("load_into", names, out)
@@ -254,12 +274,16 @@ class Checkpoint(Loads):
         return Loader(self._run("stream", names, regions, device, **options))
 
     def _run(self, name: str, *arguments: Any, **options: Any) -> Any:
+        loaded = self._method(name)(*arguments, **options)
+        if self._verify:
+            warn_of_unverified(self._verify)
+        return loaded
+
+    def _method(self, name: str) -> Any:
         method = self._methods.get(name)
         if method is None:
             method = self._methods[name] = getattr(self._object, name)
-        loaded = method(*arguments, **options)
-        warn_of_unverified(self._verify)
-        return loaded
+        return method
 
 
 @methods_translate_errors

@@ -72,7 +72,7 @@ class PlacedLoads:
         for device, group in by_device.items():
             output = Output(PYTORCH, device)
             tensors = self._checkpoint.load_tensors(group, output.load_device)
-            loaded.update(zip(group, output.convert(tensors), strict=True))
+            loaded.update(zip(group, map(output.convert, tensors), strict=True))
         return {name: loaded[name] for name in names}
 
     def expect(self, name: str) -> Slice:
