@@ -11,6 +11,7 @@ mod encryption_key;
 mod error;
 mod group;
 mod guard;
+mod hidden;
 mod profile;
 mod save;
 mod selection;

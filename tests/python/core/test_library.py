@@ -1,5 +1,8 @@
 """The layer that fits this PyTorch, and errors for one that is missing or cannot be loaded."""
 
+import re
+import subprocess
+
 import pytest
 import torch
 
@@ -53,3 +56,13 @@ def test_core_needs_no_pytorch():
     content = (PACKAGE / "libfst_core.so").read_bytes()
     assert b"libtorch" not in content
     assert b"libc10" not in content
+
+
+def test_exported_symbols():
+    """Programs that load the libraries see the functions of the FFI boundary, and none of dependencies."""
+    own = re.compile(r"(fst\$)?cxxbridge1\$|fst_")
+    for library in PACKAGE.glob("libfst_*.so"):
+        command = ["nm", "--dynamic", "--defined-only", "--format=posix", library]
+        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        names = [line.split()[0] for line in listed.splitlines()]
+        assert [name for name in names if not own.match(name)] == []
