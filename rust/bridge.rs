@@ -13,6 +13,7 @@ mod group;
 mod guard;
 mod hidden;
 mod profile;
+mod python;
 mod save;
 mod selection;
 mod source;

@@ -4,6 +4,7 @@ import functools
 import sys
 import threading
 import types
+from unittest import mock
 
 import pytest
 import safetensors
@@ -196,6 +197,32 @@ def test_replacements_by_others_before_the_patch_are_called(path, monkeypatch):
         assert safetensors.torch.load_file is user.load is mine
 
 
+def test_stand_ins_after_a_mock(monkeypatch):
+    """A mock that outlives the patch puts a replacement back. `unpatch` restores the original."""
+    user = types.ModuleType("user")
+    monkeypatch.setitem(sys.modules, "user", user)
+    with fst.patch():
+        user.load = safetensors.torch.load_file
+        mocks = [mock.patch.object(user, "load"), mock.patch.object(safetensors.torch, "load_file")]
+        for each in mocks:
+            each.start()
+    for each in mocks:
+        each.stop()
+    fst.unpatch()
+    assert user.load is safetensors.torch.load_file is ORIGINALS["load_file"]
+
+
+def test_a_surplus_exit_ends_nothing():
+    block = fst.patch()
+    block.__exit__()
+    assert not is_patched()
+    with block, fst.patch():
+        block.__exit__()
+        block.__exit__()
+        assert is_patched()
+    assert not is_patched()
+
+
 def test_odd_modules_do_no_harm(monkeypatch):
     """Lazy modules are not imported, and objects whose attributes fail are left alone."""
 
@@ -235,6 +262,36 @@ def test_odd_modules_do_no_harm(monkeypatch):
         assert values.load_file is ORIGINALS["load_file"]
 
 
+def test_modules_that_import_late(monkeypatch):
+    """Names that functions bind, and that lazy modules bind on access, are replaced and restored."""
+    late = types.ModuleType("late")
+    exec("def load(): global f; from safetensors.torch import load_file as f", vars(late))
+
+    class Lazy(types.ModuleType):
+        def __getattr__(self, name):
+            value = self.__dict__[name] = getattr(safetensors, name)
+            return value
+
+    lazy = Lazy("lazy")
+    monkeypatch.setitem(sys.modules, "late", late)
+    monkeypatch.setitem(sys.modules, "lazy", lazy)
+    with fst.patch():
+        pass
+    late.load()
+    assert lazy.safe_open is ORIGINALS["safe_open"]
+    with fst.patch():
+        assert late.f is safetensors.torch.load_file is not ORIGINALS["load_file"]
+        assert vars(lazy)["safe_open"] is safetensors.safe_open is not ORIGINALS["safe_open"]
+    assert late.f is ORIGINALS["load_file"]
+    assert vars(lazy)["safe_open"] is ORIGINALS["safe_open"]
+    del late.f, lazy.safe_open
+    with fst.patch():
+        late.load()
+        assert lazy.safe_open is safetensors.safe_open
+    assert late.f is ORIGINALS["load_file"]
+    assert vars(lazy)["safe_open"] is ORIGINALS["safe_open"]
+
+
 @pytest.mark.parametrize("change", ["imports", "gains", "replaces"])
 def test_modules_that_change_between_blocks(monkeypatch, change):
     """A block finds references in modules that were imported, gained names or were replaced after the last block."""
@@ -262,9 +319,24 @@ def test_replacements_are_permanent(path):
         assert isinstance(before, safetensors.safe_open)
         assert not isinstance("text", safetensors.safe_open)
     assert isinstance(kept(path, framework="pt"), kept)
-    with fst.patch():
-        assert safetensors.safe_open is kept
-        assert isinstance(kept(path, framework="pt"), fst.safe_open)
+
+
+def test_instances_of_the_classes_of_safetensors(path, monkeypatch):
+    """Objects that were created during the patch are instances of the original classes, also after it."""
+    names = ["TensorMeta", "PySafeSlice", "PrefetchLoader"]
+    for name in names:
+        # Version 0.9 has them.
+        if not hasattr(safetensors, name):
+            monkeypatch.setattr(safetensors, name, type(name, (), {}), raising=False)
+    # prefetch refuses the CPU.
+    loader = fst.safe_open(path).prefetch()
+    monkeypatch.setattr(fst.safe_open, "prefetch", lambda *args, **kwargs: loader)
+    with fst.patch(), safetensors.safe_open(path, "pt") as file:
+        found = [file, file.get_tensor_meta("a"), file.get_slice("a"), file.prefetch(device="cuda")]
+        assert all(map(isinstance, found, [safetensors.safe_open, *(getattr(safetensors, name) for name in names)]))
+    assert all(map(isinstance, found, [safetensors.safe_open, *(getattr(safetensors, name) for name in names)]))
+    assert isinstance(file, fst.safe_open)
+    assert found[1].shape == found[2].get_shape() == [3, 4]
 
 
 def test_calls_and_blocks(path):

@@ -1,60 +1,62 @@
 """References of imported modules to objects, and their replacement by other objects."""
 
+import ctypes
+import operator
 import sys
+from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import compress
+from typing import Any, NamedTuple
+
+from fst._core.build import PACKAGE
 
 Namespace = dict[str, Any]
+Place = tuple[Namespace, str]
+
+# Most modules of a program are those of PyTorch and of the packages that PyTorch imports. They do not bind names of
+# safetensors: functions of PyTorch that use it import it when they are called.
+_PASSED_OVER = ("torch.", "sympy.", "mpmath.", "numpy.")
+
+# The core searches dictionaries with Python's own function.
+_mark_holders = ctypes.PyDLL(str(PACKAGE / "libfst_core.so")).fst_mark_holders
+_mark_holders.restype = None
+_mark_holders.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t]
+_next_item = ctypes.cast(ctypes.pythonapi.PyDict_Next, ctypes.c_void_p)
 
 
-class _Snapshot:
-    """Results of the looks at all modules, current until modules are imported, removed or gain names.
+class _Snapshot(NamedTuple):
+    """Result of a search of all modules, current until modules are imported, removed or gain names.
 
-    The lists have one item per module. An object per module, even a weak reference, would bring the next full garbage
-    collection forward, which takes longer than a patch. So modules that a program removes stay alive until the next
-    change of the patch.
+    An object per module, even a weak reference, would bring the next full garbage collection forward, which takes
+    longer than a patch. So modules that a program removes stay alive until the next change of the patch.
 
     Attributes:
-        modules: The modules.
-        namespaces: The names of each module.
-        sizes: How many names each module had.
-        names: By position of the module, those of its names that refer to an original or to a replacement, if there are
-            any.
         pair_count: How many pairs of originals and replacements there were.
+        modules: All modules.
+        namespaces: The names of each module that is searched.
+        sizes: How many names each namespace had.
+        places: The names that refer to an original or to a replacement.
     """
 
-    def __init__(self, pair_count: int) -> None:
-        self.modules: list[Any] = []
-        self.namespaces: list[Namespace] = []
-        self.sizes: list[int] = []
-        self.names: dict[int, list[str]] = {}
-        self.pair_count = pair_count
-
-    def add(self, module: Any, namespace: Namespace, size: int, names: list[str]) -> None:
-        """Adds the result of a look at a module."""
-        if names:
-            self.names[len(self.modules)] = names
-        self.modules.append(module)
-        self.namespaces.append(namespace)
-        self.sizes.append(size)
+    pair_count: int
+    modules: list[Any]
+    namespaces: list[Namespace]
+    sizes: list[int]
+    places: list[Place]
 
     def is_current(self, modules: list[Any]) -> bool:
         """Returns whether these are the modules of the snapshot, and have as many names as then."""
-        # Ids, because programs put objects into sys.modules whose comparison may raise.
-        is_same = list(map(id, modules)) == list(map(id, self.modules))
+        # Identity, because programs put objects into sys.modules whose comparison may raise.
+        is_same = len(modules) == len(self.modules) and all(map(operator.is_, modules, self.modules))
         return is_same and list(map(len, self.namespaces)) == self.sizes
-
-    def places(self) -> list[tuple[Namespace, str]]:
-        """Returns all names that refer to an original or to a replacement."""
-        return [(self.namespaces[position], name) for position, names in self.names.items() for name in names]
 
 
 class Bindings:
     """Names in the namespaces of all modules that refer to originals or to their replacements.
 
-    The first call of `rebind` looks at every name of every module. Later calls look at the names found before, and at
-    modules that were imported or have gained names since. After an interrupted call, the next one looks at every name
-    again.
+    The first call of `rebind` looks at every name of every module, except submodules of PyTorch and of packages that
+    PyTorch imports. Later calls look at the names found before, and at modules that were imported or have gained names
+    since. After an interrupted call, the next one looks at every name again.
     """
 
     def __init__(self) -> None:
@@ -71,36 +73,46 @@ class Bindings:
         snapshot, self._snapshot = self._snapshot, None
         modules = list(sys.modules.values())
         if snapshot is None or snapshot.pair_count != len(pairs):
-            snapshot = self._look(_Snapshot(len(pairs)), modules, pairs)
+            snapshot = _look(_Snapshot(len(pairs), [], [], [], []), modules, pairs)
         elif not snapshot.is_current(modules):
-            snapshot = self._look(snapshot, modules, pairs)
+            snapshot = _look(snapshot, modules, pairs)
         replacements = {id(old): new for old, new in pairs.items()}
-        for namespace, name in [*snapshot.places(), *((watch, name) for watch in watched for name in list(watch))]:
+        for namespace, name in [*snapshot.places, *((watch, name) for watch in watched for name in list(watch))]:
             value = namespace.get(name)
             if id(value) in replacements:
                 namespace[name] = replacements[id(value)]
         self._snapshot = snapshot
 
-    def _look(self, known: _Snapshot, modules: list[Any], pairs: Mapping[Any, Any]) -> _Snapshot:
-        """Returns a snapshot of the modules. Looks at those that are not in `known` or have gained or lost names."""
-        tracked = {id(item) for pair in pairs.items() for item in pair}
-        positions = {id(module): position for position, module in enumerate(known.modules)}
-        snapshot = _Snapshot(len(pairs))
-        for module in modules:
-            position = positions.get(id(module))
-            if position is not None and len(known.namespaces[position]) == known.sizes[position]:
-                names = known.names.get(position, [])
-                snapshot.add(module, known.namespaces[position], known.sizes[position], names)
-                continue
-            namespace = _namespace_of(module)
-            size = len(namespace)
-            names = []
-            # One call looks at all values, and finds nothing in nearly all modules.
-            if not tracked.isdisjoint(map(id, namespace.values())):
-                # A copy, because other threads may add names.
-                names = [name for name, value in namespace.copy().items() if id(value) in tracked]
-            snapshot.add(module, namespace, size, names)
-        return snapshot
+
+def _look(known: _Snapshot, modules: list[Any], pairs: Mapping[Any, Any]) -> _Snapshot:
+    """Returns a snapshot of the modules. Searches those that are not in `known` or have gained or lost names."""
+    names = [name for name in list(sys.modules) if not name.startswith(_PASSED_OVER)]
+    namespaces = [_namespace_of(sys.modules.get(name)) for name in names]
+    sizes = list(map(len, namespaces))
+    known_sizes = dict(zip(map(id, known.namespaces), known.sizes, strict=True))
+    unchanged, changed = set(), []
+    for namespace, size in zip(namespaces, sizes, strict=True):
+        if known_sizes.get(id(namespace)) == size:
+            unchanged.add(id(namespace))
+        else:
+            changed.append(namespace)
+    places = [place for place in known.places if id(place[0]) in unchanged]
+    places += _find(changed, [item for pair in pairs.items() for item in pair])
+    return _Snapshot(known.pair_count, modules, namespaces, sizes, places)
+
+
+def _find(namespaces: list[Namespace], objects: list[Any]) -> list[Place]:
+    """Returns all names that refer to one of the objects."""
+    ids = array("Q", map(id, objects))
+    holders = namespaces
+    # Without the GIL, other threads may change a dictionary during the search.
+    if getattr(sys, "_is_gil_enabled", lambda: True)():
+        addresses, marks = array("Q", map(id, namespaces)), array("B", bytes(len(namespaces)))
+        arrays = (addresses.buffer_info()[0], marks.buffer_info()[0], len(marks), *ids.buffer_info())
+        _mark_holders(_next_item, *arrays)
+        holders = list(compress(namespaces, marks))
+    # Copies, because other threads may add names.
+    return [(names, name) for names in holders for name, value in names.copy().items() if id(value) in ids]
 
 
 def _namespace_of(module: object) -> Namespace:

@@ -37,10 +37,12 @@ class Patch:
                 raise
 
     def __exit__(self, *_: object) -> None:
-        # One operation, so that an interrupt comes before or after it. If it comes before, the block ends when this
-        # object is freed.
-        self._blocks.pop()
         with _state.lock:
+            # Like `contextlib.closing`, ends a plain call. A second end has no effect.
+            _state.remove(self)
+            # One operation, so that an interrupt comes before or after it. If it comes before, the block ends when this
+            # object is freed.
+            del self._blocks[-1:]
             _state.apply()
 
 
@@ -68,8 +70,9 @@ def patch(device: Device | DeviceMap = None) -> Patch:
 
     transformers, accelerate, diffusers and all other callers of safetensors then use fst. The patch covers
     `safetensors.safe_open` and `safetensors.torch.load_file`, `load_model`, `save_file` and `save_model`. It replaces
-    the names in every module that has imported them, and in modules that import them later. Calls that fst does not
-    support, such as those for tensors of frameworks other than PyTorch and NumPy, still go to safetensors.
+    the names in every module that has imported them, and in modules that import them later. Submodules of PyTorch,
+    NumPy and SymPy, which do not import them, are not searched. Calls that fst does not support, such as those for
+    tensors of frameworks other than PyTorch and NumPy, still go to safetensors.
 
     The patch affects the whole process and all its threads. A plain call lasts until `unpatch`, even if it is repeated:
 
@@ -86,7 +89,8 @@ def patch(device: Device | DeviceMap = None) -> Patch:
     a function that calls safetensors again after the patch has ended.
 
     If another program has replaced one of the functions, its replacement stays in place and is called, whether it came
-    before the patch or during it.
+    before the patch or during it. If that program ends after the patch and puts back what it found, such as a mock, the
+    name refers to a function of fst that calls safetensors. The next `unpatch` restores the original.
 
     Ctrl-C may interrupt a change of the patch at any point. `unpatch` then restores everything.
 
@@ -124,7 +128,7 @@ def patch(device: Device | DeviceMap = None) -> Patch:
 
 
 def unpatch() -> None:
-    """Ends the patch of plain calls of `patch` and restores the original names. Does nothing if there was no call.
+    """Ends the patch of plain calls of `patch` and restores the original names. Calling again has no effect.
 
     Open `with` blocks of `patch` stay in effect until they end.
 
@@ -140,7 +144,7 @@ def unpatch() -> None:
     """
     with _state.lock:
         _state.calls = []
-        _state.apply()
+        _state.restore()
 
 
 class _State:
@@ -177,6 +181,12 @@ class _State:
     def remove(self, call: Patch) -> None:
         """Ends the effect of a plain call, if it is in effect."""
         self.calls = [other for other in self.calls if other.result() is not call]
+
+    def restore(self) -> None:
+        """Applies, and also restores names to which other programs have put a replacement back."""
+        if self.bound is False and self._replacements.by_original:
+            self.bound, self._bindings = None, Bindings()
+        self.apply()
 
     def apply(self) -> None:
         """Replaces or restores the names if `calls` and `blocks` require it."""

@@ -1,20 +1,23 @@
 """Functions and classes that call fst while the patch is active, and safetensors otherwise."""
 
+import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
 from fst._checkpoint.framework import PYTORCH, Output, has_framework
 from fst._checkpoint.prefetch import Plan, PrefetchLoader
-from fst._checkpoint.safe_open import safe_open
+from fst._checkpoint.safe_open import TensorMeta, safe_open
 from fst._checkpoint.slice import Slice
 from fst._core.arguments import Device
 from fst._core.errors import SafetensorError
 from fst._patch.placement import PlacedLoads, Placement, load_file
 from fst._safetensors_api import safetensors_errors
+
+_Value = TypeVar("_Value")
 
 
 class Active(NamedTuple):
@@ -71,10 +74,10 @@ class Replacements:
 
 
 def _replacement(original: FunctionType, active: Callable[[], Active | None]) -> Callable[..., Any]:
-    import fst.torch
-
     @wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
+        import fst.torch
+
         patch = active()
         called = original if patch is None else getattr(fst.torch, original.__name__)
         if patch is None or patch.placement is None or original.__name__ != "load_file":
@@ -98,7 +101,8 @@ def _replacement_class(original: type, active: Callable[[], Active | None]) -> t
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, original) or super().__instancecheck__(instance)
 
-    class replacement(_SafeOpen, metaclass=metaclass):  # noqa: N801
+    # Files that were opened during the patch are instances of the original class after it, too.
+    class replacement(_posing(_SafeOpen, original), metaclass=metaclass):  # type: ignore[misc]  # noqa: N801
         def __new__(cls, filename: Any, framework: Any, *args: Any, **kwargs: Any) -> Any:
             if active() is not None and has_framework(framework):
                 return super().__new__(cls)
@@ -114,6 +118,23 @@ def _replacement_class(original: type, active: Callable[[], Active | None]) -> t
     return replacement
 
 
+@cache
+def _posing(ours: type, theirs: type) -> type:
+    """Returns a subclass of a class of fst whose instances are also instances of a class of safetensors."""
+    return type(ours.__name__, (ours,), {"__slots__": (), "__class__": property(lambda self: theirs)})
+
+
+def _instance(name: str, value: _Value) -> _Value:
+    """Returns an object as an instance of the class of this name in safetensors, if the installed version has one."""
+    theirs = getattr(sys.modules["safetensors"], name, None)
+    if isinstance(theirs, type):
+        posing = _posing(cast("type", type(value)), theirs)
+        if isinstance(value, tuple):
+            return cast("_Value", posing(*value))
+        object.__setattr__(value, "__class__", posing)
+    return value
+
+
 class _SafeOpen(safe_open):
     """`safe_open` in place of safetensors' class, which may load to the devices of a placement."""
 
@@ -125,15 +146,19 @@ class _SafeOpen(safe_open):
     def get_tensors(self) -> dict[str, Any]:
         return super().get_tensors() if self._loads is None else self._loads.load(self.offset_keys())
 
+    def get_tensor_meta(self, name: str) -> TensorMeta:
+        return _instance("TensorMeta", super().get_tensor_meta(name))
+
     def get_slice(self, name: str) -> Slice:
-        return super().get_slice(name) if self._loads is None else self._loads.expect(self._known(name))
+        found = super().get_slice(name) if self._loads is None else self._loads.expect(self._known(name))
+        return _instance("PySafeSlice", found)
 
     def prefetch(self, plan: Plan | None = None, *, device: Device = None, threads: int = 8) -> PrefetchLoader:
         target = self._output.device if device is None else device
         if str(target) in ("cpu", "meta") and self._output.framework is PYTORCH:
             # As safetensors does, whose callers load in another way then.
             raise SafetensorError(f"prefetch loads to cuda devices, not {target}")
-        return super().prefetch(plan, device=device, threads=threads)
+        return _instance("PrefetchLoader", super().prefetch(plan, device=device, threads=threads))
 
     def close(self) -> None:
         super().close()
