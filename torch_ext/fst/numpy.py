@@ -12,6 +12,7 @@ import torch
 
 from fst import _safetensors_api as api
 from fst._checkpoint.safe_open import safe_open
+from fst._core import errors
 from fst._core.arguments import metadata_of, names_of, path_of
 from fst._core.errors import SafetensorError
 from fst._safetensors_api import safetensors_errors
@@ -24,6 +25,7 @@ with contextlib.suppress(ImportError):
 __all__ = ["SafetensorError", "load", "load_file", "safe_open", "save", "save_file"]
 
 if not TYPE_CHECKING:
+    SafetensorError = errors.LibraryError
 
     def __getattr__(name):
         """Returns other names of `safetensors.numpy`, such as `serialize`, if safetensors is installed."""
@@ -135,7 +137,7 @@ def _tensor_of(name: str, array: Array) -> torch.Tensor:
         raise TypeError(f'tensor "{name}": expected a NumPy array, not {type(array).__name__}')
     dtype = getattr(torch, array.dtype.name, None)
     if not isinstance(dtype, torch.dtype):
-        raise SafetensorError(f'tensor "{name}": safetensors has no dtype for {array.dtype.name}')
+        raise errors.SafetensorError(f'tensor "{name}": safetensors has no dtype for {array.dtype.name}')
     plain = np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
     if plain.size == 0:
         return torch.empty(plain.shape, dtype=dtype)

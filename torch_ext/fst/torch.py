@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fst import _safetensors_api as api
 from fst._checkpoint.safe_open import safe_open
+from fst._core import errors
 from fst._core.arguments import metadata_of, names_of, path_of
 from fst._core.errors import SafetensorError
 from fst._safetensors_api import safetensors_errors
@@ -33,6 +34,7 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
+    SafetensorError = errors.LibraryError
 
     def __getattr__(name):
         """Returns other names of `safetensors.torch`, such as `serialize`, if safetensors is installed."""
@@ -132,7 +134,10 @@ def save(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> 
 
 
 def save_model(
-    model: torch.nn.Module, filename: str, metadata: dict[str, str] | None = None, force_contiguous: bool = True
+    model: torch.nn.Module,
+    filename: str | os.PathLike[str],
+    metadata: dict[str, str] | None = None,
+    force_contiguous: bool = True,
 ) -> None:
     """Saves the state of a module. Of tensors that share memory, it saves only one.
 
@@ -154,6 +159,8 @@ def save_model(
         ['bias', 'weight']
     """
     state = model.state_dict()
+    # Sparse tensors have no storage, which the search for shared memory would need.
+    _check_dense(state)
     file_metadata = metadata_of(metadata)
     for kept, dropped in _left_out(state, ()).items():
         for name in dropped:
@@ -161,10 +168,7 @@ def save_model(
             del state[name]
     if force_contiguous:
         state = {name: tensor.contiguous() for name, tensor in state.items()}
-    try:
-        _check(state)
-    except ValueError as error:
-        raise ValueError(f"{error} Or call save_model(..., force_contiguous=True).") from None
+    _check(state, " Or call save_model(..., force_contiguous=True).")
     _write(state, filename, file_metadata)
 
 
@@ -215,20 +219,19 @@ def load_model(
     return missing, unexpected
 
 
-def _check(tensors: dict[str, Tensor]) -> None:
-    """Raises the errors of safetensors for tensors that it does not save."""
+def _check(tensors: dict[str, Tensor], other_remedy: str = "") -> None:
+    """Raises the errors of safetensors for tensors that it does not save.
+
+    Args:
+        tensors: The tensors by name.
+        other_remedy: Sentence for the error of tensors that are not contiguous.
+    """
     if not isinstance(tensors, dict):
         raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise ValueError(f"Key `{name}` is invalid, expected torch.Tensor but received {type(tensor)}")
-    sparse = [name for name, tensor in tensors.items() if tensor.layout != torch.strided]
-    if sparse:
-        raise ValueError(
-            f"You are trying to save a sparse tensors: `{sparse}` which this library does not support. You can make it "
-            "a dense tensor before saving with `.to_dense()` but be aware this might make a much larger file than "
-            "needed."
-        )
+    _check_dense(tensors)
     shared = [sorted(group) for group in alias_groups(tensors) if len(group) > 1]
     if shared:
         raise RuntimeError(
@@ -239,10 +242,20 @@ def _check(tensors: dict[str, Tensor]) -> None:
         if not tensor.is_contiguous():
             raise ValueError(
                 f"You are trying to save a non contiguous tensor: `{name}` which is not allowed. Save its "
-                "`.contiguous()` copy."
+                f"`.contiguous()` copy.{other_remedy}"
             )
         if tensor.is_meta:
             raise NotImplementedError(f'Cannot copy out of meta tensor; no data! Tensor "{name}" is on meta')
+
+
+def _check_dense(tensors: dict[str, Tensor]) -> None:
+    sparse = [name for name, tensor in tensors.items() if tensor.layout != torch.strided]
+    if sparse:
+        raise ValueError(
+            f"You are trying to save a sparse tensors: `{sparse}` which this library does not support. You can make it "
+            "a dense tensor before saving with `.to_dense()` but be aware this might make a much larger file than "
+            "needed."
+        )
 
 
 def _write(tensors: dict[str, Tensor], filename: str | os.PathLike[str], metadata: dict[str, str] | None) -> None:
@@ -259,8 +272,8 @@ def _left_out(tensors: dict[str, Tensor], preferred: Iterable[str]) -> dict[str,
         whole = {name for name in group if _is_whole(tensors[name])}
         if not whole:
             raise RuntimeError(
-                f"none of the tensors {sorted(group)}, which share memory, covers all of it, so no single one can be "
-                "saved for all; save clones"
+                f"The tensors {sorted(group)} view memory that none of them covers, so no single one can be saved for "
+                "all. Save clones with `save_file`"
             )
         kept = min(whole.intersection(preferred) or whole)
         if len(group) > 1:

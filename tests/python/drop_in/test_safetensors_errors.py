@@ -107,6 +107,10 @@ SAME_PART = {
     ),
     "overlapping rows": (lambda lib: lib.torch.save({"a": SHARED[:4], "b": SHARED[3:]}), "Some tensors share memory"),
     "parts of an unnamed tensor": (lambda lib: lib.torch.save_model(module_of(a=SHARED[:3], b=SHARED[3:]), "o"), "'a'"),
+    "sparse model": (
+        lambda lib: lib.torch.save_model(module_of(a=torch.ones(2, 3).to_sparse()), "o", force_contiguous=False),
+        "You are trying to save a sparse tensors: `['a']`",
+    ),
     "model that is not contiguous": (
         lambda lib: lib.torch.save_model(module_of(a=torch.ones(3, 4).t()), "o", force_contiguous=False),
         "force_contiguous=True",
@@ -207,5 +211,7 @@ def test_other_names_are_those_of_safetensors(module):
     assert {"serialize", "serialize_file", "deserialize", "TensorSpec"} <= names
     assert {name for name in names if not hasattr(ours, name)} == set()
     assert ours.serialize is theirs.serialize
+    with pytest.raises(ours.SafetensorError, match="header"):
+        ours.deserialize(b"")
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = ours.no_such_name

@@ -40,7 +40,7 @@ def test_functions_and_signatures_match(name):
         if inspect.isfunction(function) and function.__module__ == theirs.__name__ and not name.startswith("_")
     }
     assert set(ours.__all__) >= {*functions, "safe_open"}
-    assert ours.SafetensorError is fst.SafetensorError
+    assert ours.SafetensorError is safetensors.SafetensorError
     assert issubclass(fst.SafetensorError, safetensors.SafetensorError)
     for name, function in functions.items():
         signatures = [inspect.signature(each).parameters.values() for each in (function, getattr(ours, name))]

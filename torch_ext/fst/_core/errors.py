@@ -29,6 +29,10 @@ class SafetensorError(*_Bases):  # type: ignore[misc]
     """
 
 
+# `SafetensorError` of the modules that replace those of safetensors. Includes errors that safetensors itself raises.
+LibraryError = _Bases[0] if len(_Bases) > 1 else SafetensorError
+
+
 class IntegrityError(SafetensorError):
     """Data differ from their digest, no digest covers data that a load is to verify, or a signature is not valid.
 
