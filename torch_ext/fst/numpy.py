@@ -3,7 +3,6 @@
 Signatures, results, exceptions and files are the same. docs/coming-from-safetensors.md lists the differences.
 """
 
-import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +16,6 @@ from fst._core.arguments import metadata_of, names_of, path_of
 from fst._core.errors import SafetensorError
 from fst._safetensors_api import safetensors_errors
 from fst._save.save import write_file
-
-with contextlib.suppress(ImportError):
-    # Registers bfloat16 and the 8-bit floats in NumPy.
-    import ml_dtypes  # noqa: F401
 
 __all__ = ["SafetensorError", "load", "load_file", "safe_open", "save", "save_file"]
 

@@ -68,6 +68,7 @@ def test_tensors_and_arrays(path):
 
 @pytest.mark.parametrize("dtype", FOREIGN_DTYPES)
 def test_arrays_of_foreign_dtypes(path, dtype):
+    pytest.importorskip("ml_dtypes")
     with fst.safe_open(path, "np") as file:
         name = str(DTYPES[dtype][0]).removeprefix("torch.")
         try:

@@ -331,10 +331,13 @@ for module in (safetensors.numpy, fst.numpy):
         print(module.load_file(sys.argv[1]))
     except TypeError as error:
         print(error)
+del sys.modules["ml_dtypes"]
+print(fst.numpy.load_file(sys.argv[1]))
 """
-    theirs, ours = fork_python(program, str(tmp_path / "m")).splitlines()
+    theirs, ours, imported = fork_python(program, str(tmp_path / "m")).splitlines()
     assert "bfloat16" in theirs
-    assert "ml_dtypes" in ours
+    assert "install ml_dtypes" in ours
+    assert imported == "{'a': array([1, 1], dtype=bfloat16)}"
 
 
 def test_ml_dtypes(tmp_path):

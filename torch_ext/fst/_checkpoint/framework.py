@@ -1,5 +1,6 @@
 """Frameworks whose tensors `safe_open` returns."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,14 +77,16 @@ def _to_numpy(tensor: Tensor) -> Any:
     try:
         return tensor.numpy()
     except TypeError:
-        # Packages such as ml_dtypes register the dtypes that NumPy lacks under PyTorch's names.
         import numpy as np
 
+        # Registers the dtypes that NumPy lacks, under PyTorch's names.
+        with contextlib.suppress(ImportError):
+            import ml_dtypes  # noqa: F401
         name = str(tensor.dtype).removeprefix("torch.")
         try:
             dtype = np.dtype(name)
         except TypeError:
-            hint = 'import ml_dtypes, which may register it, or open with framework="pt"'
+            hint = 'install ml_dtypes, which has BF16 and the 8-bit floats, or open with framework="pt"'
             raise TypeError(f"NumPy has no dtype {name}; {hint}") from None
         return tensor.view(torch.int16 if dtype.itemsize == 2 else torch.uint8).numpy().view(dtype)
 
