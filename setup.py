@@ -153,6 +153,13 @@ class CargoBuild(build_ext):
         super().copy_extensions_to_source()
 
 
+def page(readme: str) -> str:
+    """Returns the text of the package's page: the README without images and links of files in the repository."""
+    local = r"\((?!https?:)[^)]*\)"
+    without_images = re.sub(rf"^!\[[^\]]*\]{local}\n+", "", readme, flags=re.MULTILINE)
+    return re.sub(rf"\[([^\]]*)\]{local}", r"\1", without_images)
+
+
 class PlatformWheel(bdist_wheel):
     """No file of the wheel depends on the Python version or its binary interface, only on the platform."""
 
@@ -163,6 +170,8 @@ class PlatformWheel(bdist_wheel):
 version = re.search(r'^version = "(.+)"$', Path("Cargo.toml").read_text(), re.MULTILINE)
 setup(
     version=version.group(1),
+    long_description=page(Path("README.md").read_text(encoding="utf-8")),
+    long_description_content_type="text/markdown",
     install_requires=[required_torch()],
     # An isolated build then gets a PyTorch of its own, which is also the one the wheel will require.
     setup_requires=[] if TORCH_ROOTS else [f"torch=={REFERENCE_TORCH}"],

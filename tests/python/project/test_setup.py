@@ -1,5 +1,6 @@
 """`setup.py` on machines for which fst cannot be built, and the source distribution."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,10 @@ def test_source_distribution_is_complete(tmp_path):
     with tarfile.open(archive) as file:
         file.extractall(tmp_path / "unpacked", filter="data")
     [root] = (tmp_path / "unpacked").iterdir()
+    # The page of the package has no files to which a link could lead.
+    page = (root / "PKG-INFO").read_text().partition("\n\n")[2]
+    assert page.startswith((CHECKOUT / "README.md").read_text()[:20])
+    assert re.findall(r"\]\((?!https?:)[^)]*\)", page) == []
     command = ["cargo", "metadata", "--format-version=1", "--no-deps", "--offline", "--locked"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
