@@ -140,9 +140,9 @@ def load_tensors(
 ) -> list[Tensor]:
     """Loads named tensors. Reads only their bytes and the headers.
 
-    If the paths are str, the function works in `torch.compile(fullgraph=True)`, `torch.export` and AOTInductor. They
-    read shapes and dtypes from the headers during compilation. Compile a program again if its files are replaced by
-    files with other shapes or dtypes.
+    If the paths are str, the function works in `torch.compile(fullgraph=True)`, `torch.export` and AOTInductor, which
+    cannot lower the dict of `load_file`. They read shapes and dtypes from the headers during compilation. Compile a
+    program again if its files are replaced by files with other shapes or dtypes.
 
     Args:
         paths: A path or a list of paths, each as in `load_file`.
