@@ -263,6 +263,10 @@ def test_progress_only_prints(every_dtype, capsys):
     assert_all_same(loaded, expected)
     total = tqdm.format_sizeof(sum(tensor.nbytes for tensor in expected.values()), divisor=1024)
     assert re.search(rf"100%.*{total}/{total} ", capsys.readouterr().err)
+    # Mapped tensors have not been read, so the bar states no rate.
+    with fst.stream(path, progress=True) as tensors:
+        assert_all_same(dict(tensors), fst.load_file(path))
+    assert re.search(r"\r100%[^\r]* mapped\s*$", capsys.readouterr().err)
 
 
 def test_progress_keeps_errors(tmp_path, monkeypatch):

@@ -1,15 +1,64 @@
 """Loads with a progress bar."""
 
+import contextlib
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Dtype
+from fst._core.classes import Memory
 from fst._core.index_range import FlatRegions
 
 _Device = torch.device | str
+
+
+class TensorLoader(Protocol):
+    """Load in progress that returns tensors one by one. See `fst._core.classes.Loader`."""
+
+    def next(self) -> tuple[int, str, Tensor] | None: ...
+
+    def close(self) -> None: ...
+
+    def total_bytes(self) -> int: ...
+
+
+class LoaderWithBar:
+    """Loader that shows a progress bar of bytes.
+
+    Raises:
+        ImportError: tqdm is not installed.
+    """
+
+    def __init__(self, loader: TensorLoader) -> None:
+        try:
+            from tqdm.auto import tqdm
+        except ImportError as error:
+            raise ImportError("progress=True needs tqdm, which is not installed: pip install tqdm") from error
+        self._loader = loader
+        self._bar = tqdm(total=loader.total_bytes(), unit="B", unit_scale=True, unit_divisor=1024)
+
+    def next(self) -> tuple[int, str, Tensor] | None:
+        item = self._loader.next()
+        # Threads may share a loader.
+        with self._bar.get_lock():  # type: ignore[no-untyped-call]
+            if item is None:
+                self._bar.close()
+            else:
+                if Memory.is_mapped(item[2]):
+                    # The bytes have not been read, so they have no rate.
+                    self._bar.bar_format = "{l_bar}{bar}| {n_fmt}/{total_fmt} mapped"
+                self._bar.update(item[2].nbytes)
+        return item
+
+    def close(self) -> None:
+        self._loader.close()
+        self._bar.close()
+
+    def total_bytes(self) -> int:
+        return self._loader.total_bytes()
 
 
 class CheckpointWithBar(OpenCheckpoint):
@@ -28,15 +77,10 @@ class CheckpointWithBar(OpenCheckpoint):
         self, names: Sequence[str] | None, regions: FlatRegions | None, device: _Device, dtype: Dtype
     ) -> list[tuple[str, Tensor]]:
         """Returns names and tensors in the order of `names`, or of the files."""
-        try:
-            from tqdm.auto import tqdm
-        except ImportError as error:
-            raise ImportError("progress=True needs tqdm, which is not installed: pip install tqdm") from error
         loader = self.stream(names, regions, device, dtype)
         loaded: dict[int, tuple[str, Tensor]] = {}
-        with tqdm(total=loader.total_bytes(), unit="B", unit_scale=True, unit_divisor=1024) as bar:
-            while (item := loader.next()) is not None:
+        with contextlib.closing(LoaderWithBar(loader)) as shown:
+            while (item := shown.next()) is not None:
                 position, name, tensor = item
                 loaded[position] = name, tensor
-                bar.update(tensor.nbytes)
         return [loaded[position] for position in range(loader.size())]

@@ -1,7 +1,7 @@
 """Streams of tensors: each is returned while later tensors are still loading."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from torch import Tensor
 
@@ -18,16 +18,7 @@ from fst._core.arguments import (
     verify_of,
 )
 from fst._core.encryption_key import EncryptionKey
-
-
-class TensorLoader(Protocol):
-    """Load in progress that returns tensors one by one. See `fst._core.classes.Loader`."""
-
-    def next(self) -> tuple[int, str, Tensor] | None: ...
-
-    def close(self) -> None: ...
-
-    def total_bytes(self) -> int: ...
+from fst._load.progress import LoaderWithBar, TensorLoader
 
 
 class Stream(Iterator[tuple[str, Tensor]]):
@@ -67,6 +58,7 @@ def stream(
     *,
     window_bytes: int = DEFAULT_WINDOW_BYTES,
     order: Literal["file", "landed"] = "file",
+    progress: bool = False,
     verify: VerifyRequest = False,
     encryption_key: EncryptionKey | None = None,
 ) -> Stream:
@@ -86,6 +78,7 @@ def stream(
             A tensor larger than the window is loaded when no other tensor is waiting.
         order: `"file"` returns tensors in the order of the files and of the bytes in each, independent of the order of
             `names`. `"landed"` returns each tensor once it is ready, and does not wait for an earlier one.
+        progress: Shows a progress bar of the bytes that were returned, which requires tqdm.
         verify: Whether each tensor is verified with the digests in its file before it is returned. A manifest, as for
             `load_file`, is a ValueError, since it has the digests of whole files, except for `.tensors` files and
             encrypted ones, which are read and verified when they are opened.
@@ -97,6 +90,7 @@ def stream(
 
     Raises:
         KeyError: No file holds a name. The message lists the nearest names.
+        ImportError: `progress` is True and tqdm is not installed.
         ValueError: `window_bytes` is less than 1, or `order` is unknown.
         And the errors of `load_file`. Errors in paths, headers and arguments are raised by this call. Errors in reading
         and on the device are raised instead of the tensor that they concern.
@@ -111,4 +105,5 @@ def stream(
     device, dtype = device_of(device), dtype_of(dtype)
     selected = None if names is None else names_of(names)
     checkpoint = OpenCheckpoint(paths, verify=verify_of(verify), encryption_key=encryption_key)
-    return Stream(checkpoint.stream(selected, None, device, dtype, window_bytes, order))
+    loader = checkpoint.stream(selected, None, device, dtype, window_bytes, order)
+    return Stream(LoaderWithBar(loader) if progress else loader)
