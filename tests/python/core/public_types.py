@@ -1,5 +1,8 @@
 """Uses of `fst` as a type checker sees them. mypy checks this file; nothing runs it."""
 
+from typing import Any
+
+import numpy as np
 from torch import Tensor
 
 import fst
@@ -7,6 +10,9 @@ import fst
 weights: dict[str, Tensor] = fst.load_file("model.safetensors")
 lazy_imports = [fst.load_module, fst.load_sharded, fst.load_distributed, fst.stream_sharded]
 version: str = fst.__version__
+row: Tensor = fst.safe_open("model.safetensors").get_slice("weight")[0]
+array: np.ndarray[Any, Any] = fst.safe_open("model.safetensors", "np").get_slice("weight")[0]
 
 # mypy reports an `ignore` that no error needs, so a module that accepts every name fails the check.
 misspelt = fst.lod_file  # type: ignore[attr-defined]
+framework: np.ndarray[Any, Any] = fst.safe_open("model.safetensors").get_tensor("weight")  # type: ignore[assignment]

@@ -1,15 +1,19 @@
 """`safe_open`: an open checkpoint with the methods of safetensors' class of the same name."""
 
+# Conversions to a framework return Any.
+# mypy: disable-error-code="no-any-return"
+
 import errno
 import os
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypedDict, overload
 
 import torch
+from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.framework import NUMPY, PYTORCH, Output, find_framework
 from fst._checkpoint.prefetch import Plan, PrefetchLoader, plan_regions
-from fst._checkpoint.slice import Slice
+from fst._checkpoint.slice import Loaded, Slice
 from fst._core.arguments import Device, Paths, VerifyRequest, device_of, path_of, verify_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.errors import SafetensorError, TensorNotFoundError
@@ -32,7 +36,17 @@ class TensorMeta(NamedTuple):
     data_offsets: tuple[int, int]
 
 
-class safe_open:  # noqa: N801  (the name of safetensors' class)
+if TYPE_CHECKING:
+    import numpy
+    from typing_extensions import Unpack
+
+    class _Options(TypedDict, total=False):
+        backend: str
+        verify: VerifyRequest
+        encryption_key: EncryptionKey | None
+
+
+class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class)
     """Opens a checkpoint, and loads tensors and parts of tensors on request.
 
     Opening reads the headers once. Each tensor is read when it is requested. Tensors own their storage: they stay valid
@@ -62,6 +76,33 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
         ...     print(file.keys(), file.get_slice("weight")[1:3, ::2].shape)
         ['bias', 'weight'] torch.Size([2, 2])
     """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: "safe_open[Tensor]",
+            filename: Paths,
+            framework: Literal["pt", "torch", "pytorch"] = "pt",
+            device: Device = "cpu",
+            **options: Unpack[_Options],
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: "safe_open[numpy.ndarray[Any, Any]]",
+            filename: Paths,
+            framework: Literal["np", "numpy"],
+            device: Device = "cpu",
+            **options: Unpack[_Options],
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: "safe_open[Any]",
+            filename: Paths,
+            framework: str,
+            device: Device = "cpu",
+            **options: Unpack[_Options],
+        ) -> None: ...
 
     def __init__(
         self,
@@ -103,7 +144,7 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
         metadata = self._opened().merged_metadata
         return None if metadata is None else dict(metadata)
 
-    def get_tensor(self, name: str) -> Any:
+    def get_tensor(self, name: str) -> Loaded:
         """Loads a whole tensor.
 
         Raises:
@@ -115,7 +156,7 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
             raise _not_found(name, error) from None
         return self._output.convert(tensor)
 
-    def get_tensors(self) -> dict[str, Any]:
+    def get_tensors(self) -> dict[str, Loaded]:
         """Loads all tensors in one load, and returns them by name in the order of `offset_keys`."""
         return {
             name: self._output.convert(tensor)
@@ -131,7 +172,7 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
             raise _not_found(name, error) from None
         return TensorMeta(info.dtype, list(info.shape), info.nbytes, checkpoint.data_offsets[name])
 
-    def get_slice(self, name: str) -> Slice:
+    def get_slice(self, name: str) -> Slice[Loaded]:
         """Returns an object that loads parts of a tensor by indexing. It stays usable after the files are closed."""
         checkpoint = self._opened()
         if _checked(name) not in checkpoint.positions:
@@ -172,7 +213,7 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
         """Closes the files as soon as no slice uses them. Closing again has no effect."""
         self._checkpoint = None
 
-    def __enter__(self) -> "safe_open":
+    def __enter__(self) -> "safe_open[Loaded]":
         return self
 
     def __exit__(self, *_: object) -> None:

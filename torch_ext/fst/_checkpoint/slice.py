@@ -1,6 +1,9 @@
 """Tensors of an open checkpoint that are read by indexing."""
 
-from typing import Any
+# Conversions to a framework return Any.
+# mypy: disable-error-code="no-any-return,return-value"
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,8 +13,16 @@ from fst._checkpoint.framework import Output
 from fst._checkpoint.index import IndexedRead, placeholder
 from fst._core.dtypes import shape_in_torch
 
+# Tensors of a framework.
+if TYPE_CHECKING:
+    import typing_extensions
 
-class Slice:
+    Loaded = typing_extensions.TypeVar("Loaded", default=Any)
+else:
+    Loaded = TypeVar("Loaded")
+
+
+class Slice(Generic[Loaded]):
     """Tensor of an open checkpoint, of which indexing reads only the required bytes.
 
     `safe_open.get_slice` returns it.
@@ -32,7 +43,7 @@ class Slice:
         """Returns the dtype as in the header: "F32", "BF16", ..."""
         return self._checkpoint.tensor_info(self._name).dtype
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> Loaded:
         output = self._output
         if index is Ellipsis:
             # transformers reads every tensor of a model in this way.
