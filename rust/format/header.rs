@@ -261,7 +261,7 @@ fn header_range(file_bytes: u64, read: impl Fn(&mut [u8], u64) -> Result<()>) ->
     let mut length = [0; LENGTH_SIZE];
     if file_bytes < LENGTH_BYTES {
         return Err(foreign(format!(
-            "the file has {file_bytes} bytes; a safetensors file begins with a header length of {LENGTH_BYTES} bytes"
+            "the file has {file_bytes} bytes, fewer than the length of a header, {LENGTH_BYTES}; copy or download it again"
         )));
     }
     read(&mut length, 0)?;

@@ -114,7 +114,7 @@ struct Resolver<'a> {
 
 impl Resolver<'_> {
     fn add_path(&mut self, path: &Path) -> Result<()> {
-        let kind = fs::metadata(path).map_err(|error| suggest_hub(Error::from_io(error, path, "cannot open"), path))?;
+        let kind = fs::metadata(path).map_err(|error| suggest(Error::from_io(error, path, "cannot open"), path))?;
         if kind.is_dir() {
             self.add_directory(path)
         } else if file_name(path).ends_with(INDEX_SUFFIX) {
@@ -246,8 +246,11 @@ impl Resolver<'_> {
     }
 }
 
-/// Adds the URL of a repository of the Hub to the error for a missing path that can be the repository's name.
-fn suggest_hub(error: Error, path: &Path) -> Error {
+/// Adds to the error for a missing path what the caller may have meant: a repository of the Hub, or the home directory.
+fn suggest(error: Error, path: &Path) -> Error {
+    if path.starts_with("~") {
+        return error.note("`~` is not replaced by the home directory here");
+    }
     let is_name = |part: &str| {
         part.starts_with(|first: char| first.is_ascii_alphanumeric())
             && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))

@@ -169,6 +169,8 @@ def test_name_of_a_repository_is_told_about_its_url(tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
     with pytest.raises(FileNotFoundError, match=r"org/model-7b\.v1: .*; .* is hf://org/model-7b\.v1$"):
         fst.load_file("org/model-7b.v1")
+    with pytest.raises(FileNotFoundError, match="`~` is not replaced by the home directory"):
+        fst.load_file("~/model.safetensors")
     for path in ("models/missing", "org/model.safetensors", "/org", "a/b/c"):
         with pytest.raises(FileNotFoundError, match=r"\(os error 2\)$"):
             fst.load_file(path)

@@ -262,8 +262,10 @@ def test_convert_pytorch_shards(command, tmp_path):
         assert done.returncode == 0, done.stderr
         torch.testing.assert_close(load_file(tmp_path / "m.safetensors"), WEIGHTS, rtol=0, atol=0)
         (directory / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
+    (directory / files["step"]).write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    assert "this is a Git LFS pointer" in command("convert", "bins", "m.safetensors", "--force").stderr
     for weight_map, message in (
-        (files | {"more": files["step"]}, "no file of the index has 'more'"),
+        ({"more": next(iter(files.values()))}, "no file of the index has 'more'"),
         (files | {"step": "../step.bin"}, "is not in the directory of the index"),
         (["step"], 'expected an index, a JSON object with an object "weight_map"'),
     ):
@@ -335,6 +337,7 @@ INVALID = [
     (["load", "nowhere.safetensors", "--trace", "."], 1, "fst: .: is a directory; give the path of a file in it"),
     (["verify"], 2, "usage: fst verify"),
     (["verify", "--manifest", "a", "--signature", "b"], 2, "exclude each other"),
+    (["verify", "--signature", "a"], 2, "--signature needs the signer: --public-key"),
     (["inspcet"], 2, "did you mean 'inspect'?"),
     (["inspect", "a.safetensors", "--nmaes=b"], 2, "did you mean '--names'?"),
     (["inspect", "nowhere"], 1, "fst: nowhere: "),

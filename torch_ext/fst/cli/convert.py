@@ -17,7 +17,7 @@ from fst._core.formatting import format_count, format_size, visible
 from fst._core.urls import is_url, without_secrets
 from fst.cli.arguments import Paths, check_output, expanded, size
 from fst.cli.load import add_dtype, requested_dtypes
-from fst.cli.pickled import pytorch_files
+from fst.cli.pickled import files_of, is_pickled
 
 if TYPE_CHECKING:
     import torch
@@ -81,10 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
     names: set[str] = set()
     metadata: dict[str, str] = {}
     for path in arguments.paths:
-        files, listed = pytorch_files(path)
-        for file in files or [path]:
+        files, listed = files_of(path)
+        for file in files:
             content: dict[str, Tensor] | OpenCheckpoint
-            if files:
+            if is_pickled(file):
                 content = _from_pickle(Path(file), arguments.key)
                 found = list(content)
                 metadata.setdefault("format", "pt")

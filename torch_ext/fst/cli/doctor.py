@@ -311,7 +311,9 @@ def _path(path: str) -> Item:
                 tested = _test_reads(sample)
     except _ERRORS as error:
         data["error"] = str(error)
-        return Item(name, f"{data['file_system']}; reads were not tested", data, message_of(error))
+        return Item(
+            name, f"{data['file_system']}; reads were not tested", data, message_of(error).removeprefix(f"{name}: ")
+        )
     data |= tested
     direct = "O_DIRECT works" if data["direct"] else f"no O_DIRECT ({data['direct_error']})"
     readers = f"new CPU tensors: {data['view_reader']}; direct reads: {data['direct_reader']}"

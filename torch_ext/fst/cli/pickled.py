@@ -6,31 +6,26 @@ from pathlib import Path
 from fst._core.files import open_regular
 from fst._core.urls import is_url
 
-_SUFFIXES = {".bin", ".ckpt", ".pt", ".pth"}
 _INDEX_SUFFIX = ".bin.index.json"
 # First bytes of the ZIP archives that torch.save writes, and of the pickles that it wrote before PyTorch 1.6.
 _BEGINNINGS = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
 
 
-def pytorch_files(path: str) -> tuple[list[str], set[str]]:
-    """Returns the PyTorch files that a path stands for, and the names of tensors that an index lists.
+def files_of(path: str) -> tuple[list[str], set[str]]:
+    """Returns the files of a directory or index of PyTorch files, and the names of tensors that the index lists.
 
     A directory stands for its index, or else for the files of the model, which have files of the optimizer and of
-    arguments beside them. There are no files for a URL, and none for a directory with a safetensors checkpoint.
+    arguments beside them. Any other path stands for itself, as a directory with a safetensors checkpoint does.
     """
     place = Path(path)
     if is_url(path):
-        return [], set()
-    if place.is_dir():
-        if any(place.glob("*.safetensors*")):
-            return [], set()
+        return [path], set()
+    if place.is_dir() and not any(place.glob("*.safetensors*")):
         if (place / f"pytorch_model{_INDEX_SUFFIX}").exists():
             return _files_of_index(place / f"pytorch_model{_INDEX_SUFFIX}")
-        files = sorted(place.glob("pytorch_model*.bin")) or sorted(filter(_is_pickled, place.iterdir()))
-        return list(map(str, files)), set()
-    if place.name.endswith(_INDEX_SUFFIX):
-        return _files_of_index(place)
-    return [path] if place.suffix in _SUFFIXES or _is_pickled(place) else [], set()
+        files = sorted(place.glob("pytorch_model*.bin")) or sorted(filter(is_pickled, place.iterdir()))
+        return list(map(str, files)) or [path], set()
+    return _files_of_index(place) if path.endswith(_INDEX_SUFFIX) else ([path], set())
 
 
 def _files_of_index(index: Path) -> tuple[list[str], set[str]]:
@@ -45,7 +40,7 @@ def _files_of_index(index: Path) -> tuple[list[str], set[str]]:
     return sorted(map(str, files)), set(names)
 
 
-def _is_pickled(path: Path) -> bool:
+def is_pickled(path: str | Path) -> bool:
     """Returns whether a local file begins as PyTorch files do."""
     try:
         with open_regular(path) as file:

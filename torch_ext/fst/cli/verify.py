@@ -73,6 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.error("nothing to verify; give a PATH, --manifest FILE, or --signature FILE")
     if arguments.manifest is not None and arguments.signature is not None:
         arguments.error("--manifest and --signature exclude each other")
+    if arguments.signature and not (arguments.public_key or arguments.certificate_chain or arguments.identity):
+        arguments.error("--signature needs the signer: --public-key, --certificate-chain, or --identity and --issuer")
     results: list[dict[str, object]] = []
     for path in arguments.paths or [os.path.dirname(listed) or "."]:
         checks = _checks(path, arguments) if listed is None else _file_checks(path, arguments)
