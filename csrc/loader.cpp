@@ -15,6 +15,10 @@ namespace fst {
 
 namespace {
 
+// Upper bounds for the tensors of a batch, after which the next one begins, and for their size.
+constexpr size_t kBatchTensors = 64;
+constexpr uint64_t kBatchBytes = uint64_t{1} << 20;
+
 uint64_t checked_window(int64_t bytes) {
   if (bytes < 1) {
     throw_invalid_argument("window_bytes is " + std::to_string(bytes) + ", but must be at least 1");
@@ -73,6 +77,38 @@ Loader::~Loader() {
 
 std::optional<Loader::Item> Loader::next() {
   const auto locked = lock();
+  return next_locked();
+}
+
+Loader::Items Loader::next_batch() {
+  const auto locked = lock();
+  Items items;
+  auto& [positions, names, tensors] = items;
+  uint64_t bytes = 0;
+  do {
+    std::optional<Item> item;
+    try {
+      item = next_locked();
+    } catch (...) {
+      // The tensors before are returned first. The next call throws the error again.
+      if (tensors.empty()) {
+        throw;
+      }
+    }
+    if (!item) {
+      break;
+    }
+    auto& [position, name, tensor] = *item;
+    bytes += tensor.nbytes();
+    positions.push_back(position);
+    names.push_back(std::move(name));
+    tensors.push_back(std::move(tensor));
+  } while (tensors.size() < kBatchTensors && bytes < kBatchBytes && returned_ < queue_.size() &&
+           !is_read(queue_[returned_]));
+  return items;
+}
+
+std::optional<Loader::Item> Loader::next_locked() {
   if (failure_) {
     std::rethrow_exception(failure_);
   }

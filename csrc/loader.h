@@ -29,6 +29,7 @@ constexpr int64_t kWindowBytes = 512ll << 20;
 class Loader : public torch::CustomClassHolder {
  public:
   using Item = std::tuple<int64_t, std::string, at::Tensor>;
+  using Items = std::tuple<std::vector<int64_t>, std::vector<std::string>, std::vector<at::Tensor>>;
 
   // Pending tensors, which are allocated but not yet returned, take at most `window_bytes`; a larger tensor is loaded
   // alone. `order` is "file" or "landed".
@@ -38,6 +39,10 @@ class Loader : public torch::CustomClassHolder {
   // Returns the next tensor, ready on the current stream, with its position in `names` (or in the files) and its name.
   // Returns None after the last tensor and after `close`. After an error, each call throws the same error again.
   std::optional<Item> next();
+
+  // Returns several of the next tensors that need no reads, at least one, as positions, names and tensors. Each call
+  // costs more than a view of a mapped file. Empty after the last tensor.
+  Items next_batch();
 
   // Ends the load and frees the tensors that were not returned.
   void close();
@@ -57,6 +62,7 @@ class Loader : public torch::CustomClassHolder {
   };
 
   std::unique_lock<std::mutex> lock();
+  std::optional<Item> next_locked();
   std::optional<Item> advance();
   bool is_read(size_t index) const;
   void prefetch();

@@ -218,6 +218,7 @@ TORCH_LIBRARY(fst, m) {
             torch::arg("dtype") = none, torch::arg("window_bytes") = kWindowBytes, torch::arg("order") = "file",
             torch::arg("verify") = "", torch::arg("patterns") = none, torch::arg("dtypes") = none})
       .def("next", &Loader::next)
+      .def("next_batch", &Loader::next_batch)
       .def("close", &Loader::close)
       .def("size", &Loader::size)
       .def("total_bytes", &Loader::total_bytes);

@@ -15,6 +15,7 @@ from tqdm import tqdm
 import fst
 from combinations import pairwise
 from forked import run_in_fork
+from fst._checkpoint.checkpoint import OpenCheckpoint
 from gil import assert_released_by
 from procfs import read_bytes, status_mib, wait_for_reads
 from rawfile import DTYPES, assert_all_same, assert_same, random_raw, write, write_sparse
@@ -141,6 +142,27 @@ def test_mapped_tensors_need_no_thread(every_dtype, monkeypatch):
     assert_no_threads()
     [(_, tensor)] = stream
     assert_same(tensor, tensors[name].tensor())
+
+
+def test_calls_of_the_core(tmp_path):
+    """Views of mapped files come in batches. A tensor that differs from its digest is an error after those before."""
+    tensors = {f"{index:03}": torch.full((4,), float(index)) for index in range(200)}
+    fst.save_file(tensors, tmp_path / "m.safetensors", digests="blake3")
+    checkpoint = OpenCheckpoint(tmp_path / "m.safetensors")
+    loader = checkpoint.stream(None, None, "cpu", order="file")
+    calls = []
+    next_batch = loader._next_batch
+    loader._next_batch = lambda: (calls.append(None), next_batch())[1]
+    loaded = {name: tensor for _, name, tensor in iter(loader.next, None)}
+    assert_all_same(loaded, tensors)
+    assert len(calls) <= 5
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(path.read_bytes().replace(tensors["100"].numpy().tobytes(), bytes(16)))
+    stream, names = fst.stream(path, verify=True, order="file"), []
+    for _ in range(2):
+        with pytest.raises(fst.IntegrityError, match='"100"'):
+            names.extend(name for name, _ in stream)
+        assert names == sorted(tensors)[:100]
 
 
 def test_invalid_arguments(every_dtype):
