@@ -198,6 +198,20 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
   return tensors;
 }
 
+std::tuple<std::vector<std::string>, std::vector<at::Tensor>> load_bytes(const at::Tensor& file) {
+  const auto bytes = bytes_of(file);
+  std::vector<std::string> names;
+  std::vector<at::Tensor> tensors;
+  for (const auto& [spec, begin] : call_core([&] { return tensors_of_bytes(bytes); })) {
+    names.emplace_back(spec.name);
+    const auto& tensor = tensors.emplace_back(allocate(spec, c10::kCPU, stored_type(spec)));
+    if (has_data(spec)) {
+      std::copy_n(bytes.data() + begin, spec.bytes, mutable_bytes_of(tensor).data());
+    }
+  }
+  return {std::move(names), std::move(tensors)};
+}
+
 void warn_of_missing_kernels(c10::Device device) {
   if (!device.is_cuda()) {
     return;

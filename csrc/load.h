@@ -8,6 +8,8 @@
 #include <c10/util/ArrayRef.h>
 
 #include <cstdint>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "fst/rust/bridge.rs.h"
@@ -51,6 +53,9 @@ struct LoadOptions {
 
 // Loads the selection into new tensors, in its order.
 std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, const LoadOptions& options);
+
+// Copies all tensors of a file in memory. Returns their names and the tensors, in the order of their bytes.
+std::tuple<std::vector<std::string>, std::vector<at::Tensor>> load_bytes(const at::Tensor& file);
 
 // Whether outputs of another dtype than the stored one are errors, or are written as `Tensor.copy_` does.
 enum class OutputDtype : uint8_t { kStored, kAny };

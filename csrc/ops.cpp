@@ -168,6 +168,7 @@ TORCH_LIBRARY(fst, m) {
   // Steps of a save in several files, and the files of a checkpoint, for the Python package only.
   def_io("_save_shard(Tensor[] tensors, str[] names, str path, Dict(str, str)? metadata, str model) -> ()");
   def_io("_write_bytes(Tensor bytes, str path, str model) -> ()");
+  def_io("_load_bytes(Tensor file) -> (str[], Tensor[])");
   def_io("_check_target(str path) -> ()");
   def_io("_link_file(str source, str path) -> ()");
   def_io("_names_beside(str url) -> str[]");
@@ -324,6 +325,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("save_file", save_tensors);
   m.impl("_save_shard", save_shard);
   m.impl("_write_bytes", write_bytes);
+  m.impl("_load_bytes", load_bytes);
   m.impl("_check_target", pass<check_target, std::string>);
   m.impl("_link_file", pass<link_file, std::string, std::string>);
   m.impl("_names_beside", list_names_beside);

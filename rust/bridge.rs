@@ -25,7 +25,7 @@ mod verify;
 mod writer;
 
 use self::cast::{can_convert, convert_on_cuda, convert_on_host, is_castable, missing_kernels, wait_for_event};
-use self::checkpoint::{Checkpoint, OpenRequest, open, open_request, resolve_files};
+use self::checkpoint::{Checkpoint, OpenRequest, open, open_request, resolve_files, tensors_of_bytes};
 use self::cipher::{Cipher, cipher_of_key, derive_key, new_cipher};
 use self::dtype_rules::requested_scalar_types;
 use self::encryption_key::{EncryptionKey, encryption_key, key_for_save, key_of_file, key_of_passphrase, rotate_key};
@@ -55,6 +55,13 @@ mod ffi {
         scalar_type: i8,
         shape: Vec<i64>,
         bytes: u64,
+    }
+
+    /// Tensor of a file in memory.
+    struct StoredTensor {
+        spec: Spec,
+        /// First byte of the data in the file.
+        begin: usize,
     }
 
     /// Dtype that a load requests for the tensors of a name or pattern.
@@ -224,6 +231,8 @@ mod ffi {
         fn page_cache_name(self: &Checkpoint) -> Result<String>;
         fn copy_name(self: &Checkpoint) -> Result<String>;
         fn reader_names(self: &Checkpoint, ordinal: i32) -> Result<String>;
+
+        fn tensors_of_bytes(file: &[u8]) -> Result<Vec<StoredTensor>>;
 
         type EncryptionKey;
         fn encryption_key(bytes: &[u8], label: &str) -> Result<Box<EncryptionKey>>;

@@ -3,13 +3,16 @@
 use super::encryption_key::EncryptionKey;
 use super::ffi;
 use super::guard::{guard, guard_with_log, watched};
-use super::selection::{Reads, Selection, signed};
+use super::selection::{Reads, Selection, signed, spec};
+use crate::checkpoint::region::TensorRegion;
 use crate::checkpoint::selection::{self, IndexRegions};
 use crate::checkpoint::verify::{Compared, Request};
 use crate::checkpoint::{self, OpenOptions};
 use crate::device::cuda::Cuda;
 use crate::device::host::Host;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
+use crate::format::encryption;
+use crate::format::header::{Entry, Header};
 use crate::load::check;
 use crate::load::shared_cache;
 use crate::load::transfer::Transfer;
@@ -60,6 +63,25 @@ pub(super) fn open(paths: &[String], request: &OpenRequest) -> Result<Box<Checkp
             check::check_due(&files, &Options::from_env()?)?;
         }
         Ok(Box::new(Checkpoint { files: Arc::new(files), mappings: Arc::default() }))
+    })
+}
+
+/// Returns the tensors of a file in memory. Their data follow from the beginnings and sizes.
+pub(super) fn tensors_of_bytes(file: &[u8]) -> Result<Vec<ffi::StoredTensor>> {
+    guard_with_log(|| {
+        let at = |error: Error| error.at("data");
+        let header = Header::of_bytes(file).map_err(at)?;
+        if encryption::is_encrypted(&header) {
+            let message = "the bytes are those of an encrypted file; write them to a file, and load that";
+            return Err(at(Error::new(Kind::InvalidArgument, message)));
+        }
+        let stored = |entry: Entry<'_>| {
+            Ok(ffi::StoredTensor {
+                begin: to_usize(entry.begin),
+                spec: spec(&TensorRegion::whole(0, entry).map_err(at)?)?,
+            })
+        };
+        header.entries().map(stored).collect()
     })
 }
 

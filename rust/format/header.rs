@@ -135,6 +135,22 @@ impl Header {
         json::parse(bytes)?.check(to_u64(bytes.len()), file_bytes)
     }
 
+    /// Parses and checks the header of a file in memory.
+    ///
+    /// # Errors
+    /// Those of [`Header::parse`].
+    pub fn of_bytes(file: &[u8]) -> Result<Header> {
+        let missing = || Error::new(Kind::Internal, "the header exceeds its file");
+        let part = |begin, end| file.get(to_usize(begin)..to_usize(end)).ok_or_else(missing);
+        let read = |into: &mut [u8], offset: u64| {
+            into.copy_from_slice(part(offset, offset + to_u64(into.len()))?);
+            Ok(())
+        };
+        let file_bytes = to_u64(file.len());
+        let Range { start, end } = header_range(file_bytes, read)?;
+        Header::parse(part(start, end)?, file_bytes)
+    }
+
     /// Iterates over the tensors in the order of their bytes.
     pub fn entries(&self) -> impl ExactSizeIterator<Item = Entry<'_>> + Clone {
         self.records.iter().map(|record| self.entry(record))

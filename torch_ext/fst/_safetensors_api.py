@@ -7,8 +7,10 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from fst._checkpoint.framework import find_framework
 from fst._checkpoint.safe_open import safe_open
 from fst._core import ops
 from fst._core.errors import SafetensorError
@@ -46,22 +48,22 @@ def load_file(path: str | os.PathLike[str], framework: str, device: str | int, b
 
 
 def load(data: bytes, framework: str) -> dict[str, Any]:
-    """Loads all tensors of a file in memory.
-
-    Writes the bytes to an anonymous file in memory, which the usual loader checks and loads. The tensors are private
-    views of this file, which is freed with the last of them.
-    """
+    """Copies all tensors of a file in memory."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise TypeError(f"data must be bytes, not {type(data).__name__}")
-    descriptor = os.memfd_create("safetensors")
-    path = f"/proc/self/fd/{descriptor}"
-    with open(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        try:
-            return load_file(path, framework, "cpu", "mmap")
-        except SafetensorError as error:
-            raise SafetensorError(str(error).replace(path, "data")) from None
+    if isinstance(data, memoryview):
+        data = data.tobytes()
+    # PyTorch warns of a buffer that it may not write to, but the operator only reads it.
+    array = (ctypes.c_ubyte * len(data)).from_buffer(data) if isinstance(data, bytearray) else _array_of(data)
+    file = torch.frombuffer(array, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    with safetensors_errors():
+        tensors = ops.load_bytes(file)
+    convert = find_framework(framework).convert
+    return {name: convert(tensor) for name, tensor in tensors.items()}
+
+
+def _array_of(data: bytes) -> Any:
+    return ctypes.cast(ctypes.c_char_p(data), ctypes.POINTER(ctypes.c_ubyte * len(data))).contents
 
 
 def save(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None) -> bytes:

@@ -93,6 +93,9 @@ def test_differences_from_safetensors(tmp_path):
     with pytest.raises(fst.SafetensorError, match=r"^data: byte 0: ") as raised:
         fst.torch.load(b"123")
     assert "/proc" not in str(raised.value)
+    fst.save_file(SAVED, tmp_path / "key", encryption_key=fst.EncryptionKey.from_bytes(bytes(32)))
+    with pytest.raises(fst.SafetensorError, match=r"^data: the bytes are those of an encrypted file"):
+        fst.torch.load((tmp_path / "key").read_bytes())
     with pytest.raises(fst.SafetensorError, match="nowhere") as raised:
         fst.torch.save_file(SAVED, tmp_path / "nowhere" / "m")
     assert isinstance(raised.value.__cause__, FileNotFoundError)

@@ -114,6 +114,12 @@ def checkpoint_files(paths: Sequence[str]) -> list[str]:
 
 
 @translates_errors
+def load_bytes(file: Tensor) -> dict[str, Tensor]:
+    """Copies all tensors of a file in memory, which is uint8 on the CPU."""
+    return dict(zip(*torch.ops.fst._load_bytes(file), strict=True))
+
+
+@translates_errors
 def serialize(tensors: Sequence[Tensor], names: Sequence[str], *, metadata: dict[str, str] | None = None) -> Tensor:
     """Returns the bytes of the file that `save_file` would write, as uint8 on the CPU."""
     return torch.ops.fst.serialize(tensors, names, metadata=metadata)
