@@ -128,6 +128,10 @@ rust::Vec<uint8_t> serialize(rust::Slice<const Named> named, rust::Slice<const M
   return copied;
 }
 
+void prepare(rust::Str device) { fst::prepare(c10::Device(std::string(device))); }
+
+int64_t release_memory() { return fst::release_memory(); }
+
 std::unique_ptr<Loader> open_loader(const Load& load) {
   return std::make_unique<Loader>(to_strings(load.paths), device_of(load),
                                   LoaderOptions{.dtype = dtypes_of(load), .verify = std::string(load.verify)});

@@ -27,6 +27,8 @@ rust::Vec<Named> load_boxes(const Load& load, rust::Slice<const Region> regions)
 void load_into(rust::Slice<const rust::String> paths, rust::Slice<const Named> outputs, rust::Str verify);
 void verify(rust::Slice<const rust::String> paths, rust::Str verify);
 void save_file(rust::Slice<const Named> tensors, rust::Str path, rust::Slice<const MetadataEntry> metadata);
+void prepare(rust::Str device);
+int64_t release_memory();
 rust::Vec<uint8_t> serialize(rust::Slice<const Named> tensors, rust::Slice<const MetadataEntry> metadata);
 
 std::unique_ptr<Loader> open_loader(const Load& load);

@@ -134,6 +134,9 @@ mod ffi {
         fn save_file(tensors: &[Named], path: &str, metadata: &[MetadataEntry]) -> Result<()>;
         fn serialize(tensors: &[Named], metadata: &[MetadataEntry]) -> Result<Vec<u8>>;
 
+        fn prepare(device: &str) -> Result<()>;
+        fn release_memory() -> Result<i64>;
+
         #[namespace = "fst"]
         type Loader;
         fn open_loader(load: &Load) -> Result<UniquePtr<Loader>>;
@@ -293,6 +296,29 @@ pub fn load_into<P: AsRef<Path>, S: AsRef<str>, T: AsRef<Tensor>>(
 /// ```
 pub fn verify<P: AsRef<Path>>(paths: &[P], verify: &str) -> Result<()> {
     call(ffi::verify(&all_utf8(paths)?, verify))
+}
+
+/// Creates what the first load to a GPU would create, and the process keeps for later loads: pinned host memory, streams and
+/// device kernels. Does nothing for the CPU.
+///
+/// ```
+/// fst_tch::prepare(tch::Device::cuda_if_available())?;
+/// # Ok::<(), fst::Error>(())
+/// ```
+pub fn prepare(device: Device) -> Result<()> {
+    call(ffi::prepare(&device_name(device)))
+}
+
+/// Frees what the process keeps between loads, and returns the bytes of host memory that were freed.
+///
+/// Loads in progress keep what they use, and the next load allocates what it needs.
+///
+/// ```
+/// fst_tch::release_memory()?;
+/// # Ok::<(), fst::Error>(())
+/// ```
+pub fn release_memory() -> Result<i64> {
+    call(ffi::release_memory())
 }
 
 /// Saves tensors as a safetensors file, with `metadata` in its header, from the CPU or a GPU.
