@@ -10,13 +10,19 @@ use crate::num::to_usize;
 use crate::options::{Options, ReaderChoice};
 use crate::os::local_file::LocalFile;
 use crate::profile::{self, Count, Stage};
+use crate::reader::page_cache::{self, Advice};
 use crate::reader::pread::PreadReader;
 use crate::reader::{Reader, ReaderKind};
 use serde_json::json;
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Largest number of bytes from the first to the last one of a region. Copying more takes longer than mapping them.
 pub const SPAN_BYTES_MAX: u64 = 32 << 10;
+/// Bytes after which the next ones are requested of a file that is read in small regions, one after the other. The kernel
+/// itself reads no more than each region, because files are opened for reads at random.
+const STEP_BYTES: u64 = 128 << 10;
 /// Largest number of rows, which are copied one by one.
 const ROWS_MAX: u64 = 1 << 10;
 
@@ -44,6 +50,7 @@ pub unsafe fn read(checkpoint: &Checkpoint, region: &TensorRegion, options: &Opt
     let Some(file) = checkpoint.source(region.source)?.file() else { return Ok(false) };
     checkpoint.check_headers([region.source].into_iter())?;
     let range = &region.range;
+    read_ahead(file, range.begin..range.end());
     // SAFETY: the caller's promise.
     let out = unsafe { slice_at(address, to_usize(range.bytes())) };
     let read = |into: &mut [u8]| read_at(file, range.begin, into).map_err(|error| error.tensor(&*region.name));
@@ -59,6 +66,16 @@ pub unsafe fn read(checkpoint: &Checkpoint, region: &TensorRegion, options: &Opt
         into.copy_from_slice(span.get(begin..begin + into.len()).ok_or_else(misfit)?);
     }
     Ok(true)
+}
+
+/// Requests the bytes of the next two steps, if the region is the first in its step that follows an earlier one.
+fn read_ahead(file: &LocalFile, region: Range<u64>) {
+    let last = file.small_end.swap(region.end, Ordering::Relaxed);
+    let follows = last > 0 && (last..=last.saturating_add(STEP_BYTES)).contains(&region.start);
+    if follows && last / STEP_BYTES != region.end / STEP_BYTES {
+        let end = region.end.saturating_add(2 * STEP_BYTES).min(file.length);
+        page_cache::advise(file, &(region.end..end), Advice::WillNeed);
+    }
 }
 
 fn read_at(file: &Arc<LocalFile>, offset: u64, into: &mut [u8]) -> Result<()> {

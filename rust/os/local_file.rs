@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 
 /// Open local file of a checkpoint.
 #[derive(Debug)]
@@ -19,6 +20,8 @@ pub struct LocalFile {
     pub file: File,
     /// Length in bytes when the file was opened.
     pub length: u64,
+    /// Offset after the last small region that was read.
+    pub small_end: AtomicU64,
 }
 
 impl LocalFile {
@@ -37,7 +40,7 @@ impl LocalFile {
         if let Err(error) = fadvise(&file, 0, None, Advice::Random) {
             tracing::debug!(path = %path.display(), %error, "fadvise failed");
         }
-        LocalFile { path, file, length }
+        LocalFile { path, file, length, small_end: AtomicU64::new(0) }
     }
 
     /// Fills `into` with the bytes from `offset`.

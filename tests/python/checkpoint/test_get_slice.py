@@ -1,5 +1,6 @@
 """`get_slice`: equality with safetensors for results and errors, and bytes read."""
 
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 import fst
 from fst._core.classes import Checkpoint, Memory
-from procfs import SLACK_BYTES, read_bytes
+from procfs import SLACK_BYTES, read_bytes, storage_bytes
 from rawfile import assert_same, random_raw, write
 
 TENSORS = {
@@ -209,6 +210,23 @@ def test_small_results_are_copied(tmp_path, monkeypatch):
         monkeypatch.delenv("FST_READER")
         with pytest.raises(OSError, match=r'tensor "large".*ended'):
             file.get_slice("large")[8]
+
+
+def test_small_tensors_in_file_order_are_read_ahead(tmp_path):
+    tensors = {f"{index:03}": random_raw("U8", (8192,)) for index in range(100)}
+    path = write(tmp_path / "m.safetensors", tensors)
+    with fst.safe_open(path) as file:
+        os.sync()
+        with path.open() as stored:
+            os.posix_fadvise(stored.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        counts = []
+        for name in file.keys():  # noqa: SIM118
+            before = storage_bytes()
+            file.get_tensor(name)
+            counts.append(storage_bytes() - before)
+    if counts[0] == 0:
+        pytest.skip("the file is in memory")
+    assert sum(count > 0 for count in counts) <= 16 + 100 * 8 // 128 + 2
 
 
 def test_calls_of_the_core(path, monkeypatch):
