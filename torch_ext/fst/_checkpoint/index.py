@@ -45,6 +45,8 @@ def plan_torch_index(index: Any, shape: Sequence[int]) -> IndexedRead | None:
     items = index if isinstance(index, tuple) else (index,)
     if items and all(type(item) is slice for item in items) and len(items) <= len(shape):
         return _plan_slices(items, shape)
+    if type(index) is list and shape and (rows := _plan_rows(index, shape)) is not None:
+        return rows
     # A bool adds a dimension, and a mask covers several. uint8 is a mask, too, and PyTorch refuses most other dtypes.
     if any(isinstance(item, bool) or not _holds_positions(item) for item in items):
         return None
@@ -142,6 +144,20 @@ def _plan_slices(slices: Sequence[slice], shape: Sequence[int]) -> IndexedRead |
         ranges.append(index_range)
     ranges += [(0, size, 1) for size in shape[len(slices) :]]
     return IndexedRead([Region(ranges)], 0, None)
+
+
+def _plan_rows(rows: list[Any], shape: Sequence[int]) -> IndexedRead | None:
+    """Plans the read for a list of positions in the first dimension, or returns None if they are far apart."""
+    size, *inner = shape
+    if not rows or not all(type(row) is int and -size <= row < size for row in rows):
+        return None
+    positions = [row % size for row in rows]
+    first = min(positions)
+    length = max(positions) + 1 - first
+    if length * math.prod(inner) > _HULL_ELEMENTS:
+        return None
+    region = Region([(first, length, 1), *((0, other, 1) for other in inner)])
+    return IndexedRead([region], 0, ([position - first for position in positions],))
 
 
 def _text(item: Any) -> str:
