@@ -39,6 +39,10 @@ pub trait Device: Send + Sync + 'static {
     /// Whether [`Device::pin`] pins memory.
     const PINS: bool;
 
+    /// Number of copies in flight, without that of the next slot, that keep the device busy: 0 if they are done when
+    /// [`Device::copy`] returns.
+    const COPIES_AHEAD: usize;
+
     /// Pins host memory, so that the device can access it directly.
     ///
     /// Returns `None` where this is unnecessary or refused. Copies work without it.
@@ -173,8 +177,8 @@ pub struct DeviceLimits {
     pub chunk_bytes: usize,
     /// Copies out of one chunk.
     pub copies_max: usize,
-    /// Slots that keep one worker busy: 1 if copies are done when [`Device::copy`] returns.
-    pub slots_per_worker: usize,
+    /// Largest number of workers that read parts of one chunk.
+    pub workers_per_slot: usize,
     /// Smallest size to which chunks are reduced, so that small loads use all workers and the device has work early, in
     /// bytes. `None` if chunks are not reduced.
     pub reduced_bytes_min: Option<usize>,

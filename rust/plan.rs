@@ -13,7 +13,7 @@
 
 mod run;
 
-use self::run::{Run, overlapping, push_runs, sort, split_first, split_shared};
+use self::run::{Run, overlapping, push_runs, sort, split_shared};
 use crate::cast::elements::Cast;
 use crate::checkpoint::region::TensorRegion;
 use crate::error::{Error, Kind, Result};
@@ -60,17 +60,6 @@ pub struct Limits {
     /// Size of the units that a reader reads as a whole, in bytes from the start of a tensor. Long rows are divided
     /// between units where a chunk has room for one. 1 if there are none.
     pub unit_bytes: u64,
-    /// Smaller chunks at the beginning, so that the device has work early. `None` if all are alike.
-    pub first: Option<FirstChunks>,
-}
-
-/// First chunks of a plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FirstChunks {
-    /// Largest chunk, in bytes, under the conditions of [`Limits::chunk_bytes`].
-    pub chunk_bytes: u64,
-    /// Number of bytes that are divided into such chunks.
-    pub bytes: u64,
 }
 
 impl Limits {
@@ -315,20 +304,7 @@ pub fn plan(regions: &[TensorRegion], destinations: &[Destination], limits: &Lim
     sort(&mut runs);
     split_shared(&mut runs, limits);
     let mut planner = Planner { limits, chunks: Vec::new(), open: None };
-    let rest = match limits.first {
-        Some(FirstChunks { chunk_bytes, bytes }) => {
-            let limits = Limits { chunk_bytes, ..*limits };
-            let count = split_first(&mut runs, bytes, &limits);
-            let (first, rest) = runs.split_at(count);
-            let mut first_planner = Planner { limits: &limits, chunks: Vec::new(), open: None };
-            first.iter().for_each(|run| first_planner.add(*run, None));
-            first_planner.close();
-            planner.chunks = first_planner.chunks;
-            rest
-        }
-        None => &runs,
-    };
-    for group in overlapping(rest) {
+    for group in overlapping(&runs) {
         let shared_end = group.iter().map(Run::end).max().filter(|_| group.len() > 1);
         group.iter().for_each(|run| planner.add(*run, shared_end));
     }

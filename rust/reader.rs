@@ -68,6 +68,11 @@ pub trait Reader: Send + Sync {
         Ok(())
     }
 
+    /// Returns whether several threads, each with a part of these reads, are faster than one.
+    fn divides(&self, _: &[Read]) -> bool {
+        false
+    }
+
     /// Returns whether [`scatter`](Reader::scatter) is better than [`fill`](Reader::fill) with copies out of the slot: the
     /// reader copies the bytes anyway.
     fn scatters(&self) -> bool {

@@ -10,11 +10,11 @@
 //! instead, so that the load need not wait.
 
 pub mod pool;
+pub mod shared_slot;
 
 use crate::device::{CopyInFlight, Device};
 use crate::error::Result;
 use crate::plan::SlotCopy;
-use crate::profile::{self, Stage};
 pub use pool::{Block, PAGE_BYTES, Request, Slot};
 use std::collections::VecDeque;
 use std::mem;
@@ -54,20 +54,19 @@ impl<D: Device> Staging<D> {
 
     /// Waits for a free slot. Calls `check` from time to time, and ends with its error.
     ///
-    /// One worker at a time pins another slot, because the driver starts no copy meanwhile. The other workers wait for the
-    /// copies from the slots that there are.
+    /// The load takes another slot while fewer copies are in flight than keep the device busy. One worker at a time pins it,
+    /// because the driver starts no copy meanwhile. The other workers wait for the copies from the slots that there are.
     ///
     /// # Errors
     /// The error of the copy that had to finish first, that of `check`, or `out-of-memory`.
     pub fn acquire(&self, check: impl Fn() -> Result<()>) -> Result<Slot> {
-        let _span = profile::span(Stage::Slot);
         let mut may_grow = true;
         loop {
             let mut state = self.lock();
             if let Some(slot) = state.free.pop() {
                 return Ok(slot);
             }
-            may_grow &= state.slot_count < self.slot_count_max;
+            may_grow &= state.slot_count < self.slot_count_max && state.copying.len() <= D::COPIES_AHEAD;
             let oldest = state.copying.pop_front();
             // No lock is held during calls of the driver, which may take their time.
             drop(state);

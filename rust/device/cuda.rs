@@ -47,14 +47,14 @@ use timing::{Laps, Timer};
 
 /// Number of copy streams for chunks with a kernel, which runs while the copy engine copies the next chunk.
 const COPY_STREAMS: usize = 2;
-/// A worker reads into one slot while the device copies from another.
-const SLOTS_PER_WORKER: usize = 2;
+/// Number of workers that read one chunk. They fill a slot of 4 MiB in twice the time in which it is copied.
+const WORKERS_PER_SLOT: usize = 8;
 /// The table behind a chunk takes up to 1/16 of the slot.
 const TABLE_DIVISOR: usize = 16;
 /// Alignment of the table in a slot, in bytes.
 const TABLE_ALIGNMENT: usize = 16;
-/// Smallest size to which chunks are reduced, in bytes. A copy of 256 KiB takes 5 us, and queueing it costs as much.
-const CHUNK_BYTES_MIN: usize = 256 << 10;
+/// Smallest size to which chunks are reduced, in bytes. A copy of 512 KiB takes 10 us, and queueing it costs half of that.
+const CHUNK_BYTES_MIN: usize = 512 << 10;
 /// Copies from this size on cost little more than their bytes, so that a chunk of them needs no kernel.
 const COPY_BYTES: usize = 512 << 10;
 /// Up to this many copies also need no kernel: one copy and one launch cost as much.
@@ -312,6 +312,7 @@ impl Device for Cuda {
     type CopyEvent = CopyEvent;
     type StreamEvent = Vec<Arc<Lent<Event>>>;
     const PINS: bool = true;
+    const COPIES_AHEAD: usize = 2;
 
     fn pin(&self, memory: &mut [u8]) -> Option<Pinned> {
         let _span = profile::span(Stage::Pin).bytes(memory.len());
@@ -357,7 +358,7 @@ impl Device for Cuda {
             slot_bytes,
             chunk_bytes: slot_bytes,
             copies_max: usize::MAX,
-            slots_per_worker: SLOTS_PER_WORKER,
+            workers_per_slot: WORKERS_PER_SLOT,
             reduced_bytes_min: Some(CHUNK_BYTES_MIN),
             reads_in_place: false,
         };

@@ -11,7 +11,7 @@ use crate::reader::ChosenReader;
 
 /// Engine of a transfer, on a device whose events are of type `E`.
 ///
-/// For each batch, a transfer calls [`Engine::begin`], [`Engine::run`] for every chunk on any of its threads, and
+/// For each batch, a transfer calls [`Engine::begin`], [`Engine::run`] for every chunk on any of its threads, in order, and
 /// [`Engine::end_reads`]. It does not begin a batch while another runs. Planning may take place at any time.
 ///
 /// An engine that is dropped waits for its copies, so that the caller may free scratch memory and destinations.
@@ -25,15 +25,16 @@ pub trait Engine<E>: Send + Sync {
     /// Returns the memory that a batch of these chunks needs.
     fn batch_needs(&self, chunks: &[Chunk]) -> BatchNeeds;
 
-    /// Begins a batch after the work before `after`, and returns the number of threads that may run its chunks.
+    /// Begins a batch after the work before `after`, and returns the threads that may run its chunks.
     ///
     /// Without `after`, the batch has at most one chunk, whose copies go to the caller's current stream.
     ///
     /// # Errors
     /// `device` or `out-of-memory`.
-    fn begin(&self, after: Option<&E>, needs: &BatchNeeds, scratch: Scratch) -> Result<usize>;
+    fn begin(&self, after: Option<&E>, needs: &BatchNeeds, scratch: Scratch) -> Result<Workers>;
 
-    /// Reads a chunk and starts the copies to its destinations. Calls `check` while it waits for memory, and before it
+    /// Reads a chunk and starts the copies to its destinations. Returns whether the copies were started: a chunk has as many
+    /// calls as [`Workers::per_chunk`] says, each of which may read a part of the chunk. Calls `check` while it waits for memory, and before it
     /// repeats a read. Only an engine that has all bytes in host memory takes an inspector.
     ///
     /// # Safety
@@ -42,7 +43,8 @@ pub trait Engine<E>: Send + Sync {
     /// # Errors
     /// `io`, with the path and the byte; `device`, `out-of-memory`, or the error of `check` or of the inspector. No copy
     /// out of the memory of this chunk is in flight then.
-    unsafe fn run(&self, chunk: &Chunk, inspected: Option<Inspected<'_>>, check: Check<'_>) -> Result<()>;
+    unsafe fn run(&self, chunk: &Chunk, turn: Turn, inspected: Option<Inspected<'_>>, check: Check<'_>)
+    -> Result<bool>;
 
     /// Ends the reads of a batch. Copies may still be in flight.
     fn end_reads(&self);
@@ -52,6 +54,24 @@ pub trait Engine<E>: Send + Sync {
     /// # Errors
     /// `device` if a copy failed.
     fn drain(&self) -> Result<()>;
+}
+
+/// Threads for the chunks of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Workers {
+    /// Number of threads.
+    pub threads: usize,
+    /// Largest number of threads that read parts of one chunk.
+    pub per_chunk: usize,
+}
+
+/// Turn of a worker at a chunk.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    /// Number of the chunk in the batch.
+    pub chunk: usize,
+    /// Number of this turn among those at the chunk. With an inspector, there is one.
+    pub index: usize,
 }
 
 /// Sees the bytes of chunks before they are copied to their destinations.
@@ -84,6 +104,8 @@ pub struct Inspected<'a> {
 /// Memory that a batch needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchNeeds {
+    /// Number of chunks.
+    pub chunks: usize,
     /// Bytes that pass through slots of host memory.
     pub staged_bytes: usize,
     /// Bytes of the largest slot.

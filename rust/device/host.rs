@@ -34,6 +34,7 @@ impl Device for Host {
     type CopyEvent = ();
     type StreamEvent = ();
     const PINS: bool = false;
+    const COPIES_AHEAD: usize = 0;
 
     fn prepare(&self) -> Result<()> {
         Ok(())
@@ -68,7 +69,7 @@ impl Device for Host {
             slot_bytes,
             chunk_bytes: slot_bytes,
             copies_max: usize::MAX,
-            slots_per_worker: 1,
+            workers_per_slot: 1,
             reduced_bytes_min: None,
             reads_in_place: true,
         }

@@ -1,21 +1,23 @@
 //! Engine that reads into staging slots and lets the device copy from there.
 
-use crate::device::engine::{BatchNeeds, Engine, Inspected};
+use crate::device::engine::{BatchNeeds, Engine, Inspected, Turn, Workers};
 use crate::device::{Device, DeviceLimits, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::numa::Node;
 use crate::os::retry::Check;
-use crate::plan::{self, Chunk, FirstChunks, Limits, Piece, Read, SlotCopy, SlotPart};
+use crate::plan::{self, Chunk, Limits, Piece, Read, SlotCopy, SlotPart};
+use crate::profile::{self, Stage};
 use crate::reader::ring::Linux;
 use crate::reader::uring::Rings;
 use crate::reader::{self, ChosenReader, Opened, ReadLimits, Reader};
 use crate::remote::limits::REQUESTS_START;
 use crate::source::Source;
+use crate::staging::shared_slot::SharedSlot;
 use crate::staging::{PAGE_BYTES, Request, Staging, pool};
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Smallest size to which requests are divided so that more streams take part, in bytes.
 const REQUEST_BYTES_MIN: usize = 512 << 10;
@@ -23,9 +25,6 @@ const REQUEST_BYTES_MIN: usize = 512 << 10;
 /// Loads of more bytes than this are shared by all workers, where the device reduces chunks. The threads take some tens of
 /// microseconds to start, in which one thread reads about half of it.
 const SHARED_BYTES_MIN: u64 = 1 << 20;
-
-/// Part of a chunk, as a divisor, that each worker reads first, so that the device soon has work.
-const FIRST_DIVISOR: u64 = 8;
 
 /// Shortest row that goes from a request to its destination by itself, in bytes. Shorter ones are faster to copy out of a
 /// slot, all with one loop.
@@ -42,8 +41,9 @@ pub struct StagedEngine<D: Device> {
     staging_bytes: usize,
     /// Size of the slots of large loads, in bytes.
     slot_bytes: usize,
-    slots_per_worker: usize,
     workers_max: usize,
+    /// Largest number of workers that read parts of one chunk.
+    workers_per_slot: usize,
     node: Option<Node>,
     memory: Mutex<ChunkMemory<D>>,
 }
@@ -54,11 +54,14 @@ enum ChunkMemory<D: Device> {
     None,
     /// A slot for the only chunk.
     Slot(Request),
-    /// Slots for several chunks.
-    Staging(Arc<Staging<D>>),
+    /// Slots for several chunks, and the slot of each chunk that several workers read.
+    Staging(Arc<Staging<D>>, Arc<[ChunkSlot]>),
 }
 
-/// Prepares a device, and pins as much staging memory as a large load of local files uses, or less if the bound or other
+/// Shared slot of a chunk, set by the worker that comes first. `None` inside if this worker reads the whole chunk.
+type ChunkSlot = OnceLock<Option<SharedSlot>>;
+
+/// Prepares a device, and pins as much staging memory as a large load of cached files uses, or less if the bound or other
 /// loads leave less. The next loads use it.
 ///
 /// # Errors
@@ -68,7 +71,8 @@ pub fn prepare<D: Device>(device: &D, options: &Options) -> Result<()> {
     let limits = device.limits(device.local_slot_bytes(whole_pages(options.chunk_bytes)));
     let request = Request { bytes: limits.slot_bytes, node: device.node(), staging_bytes: options.staging_bytes };
     let mut slots = Vec::new();
-    while slots.len() < options.threads * limits.slots_per_worker
+    // Slots that are read into, one that is taken for the next chunk, and those in flight.
+    while slots.len() < options.threads.div_ceil(limits.workers_per_slot) + 1 + D::COPIES_AHEAD
         && let Some(mut slot) = pool::take(&request)?
     {
         slot.pin(|memory| device.pin(memory));
@@ -106,7 +110,7 @@ impl<D: Device> StagedEngine<D> {
         let whole_unit_bytes = if unit_bytes == 1 { 1 } else { unit_bytes + alignment - 1 };
         let missing_bytes = to_usize(whole_unit_bytes).saturating_sub(device.limits(slot_bytes).chunk_bytes);
         let slot_bytes = (slot_bytes + 2 * missing_bytes).next_multiple_of(PAGE_BYTES);
-        let DeviceLimits { slot_bytes, chunk_bytes, copies_max, slots_per_worker, reads_in_place, reduced_bytes_min } =
+        let DeviceLimits { slot_bytes, chunk_bytes, copies_max, workers_per_slot, reads_in_place, reduced_bytes_min } =
             device.limits(slot_bytes);
         let chunk_bytes = to_u64(chunk_bytes);
         let limits = Limits {
@@ -116,7 +120,6 @@ impl<D: Device> StagedEngine<D> {
             alignment,
             copies_max,
             unit_bytes,
-            first: None,
         };
         // Requests to remote stores have a size of their own.
         let reduced_bytes_min = reduced_bytes_min.filter(|_| request_bytes.is_none());
@@ -129,8 +132,9 @@ impl<D: Device> StagedEngine<D> {
             chunk_bytes_min,
             staging_bytes: options.staging_bytes,
             slot_bytes,
-            slots_per_worker,
             workers_max: threads.max(1),
+            // Slots for requests to stores are filled by one request.
+            workers_per_slot: workers_per_slot.min(threads).max(1),
             memory: Mutex::new(ChunkMemory::None),
         })
     }
@@ -175,20 +179,25 @@ impl<D: Device> StagedEngine<D> {
         Request { bytes, node: self.node, staging_bytes: self.staging_bytes }
     }
 
-    /// Ensures staging with as many slots as the options allow, but no more or larger ones than the batch needs.
+    /// Ensures staging for a batch, with as many slots as the options allow, but no more or larger ones than the batch needs.
     fn ensure_staging(&self, needs: &BatchNeeds) -> Result<()> {
         let request = self.request(needs);
-        let useful = self.workers_max * self.slots_per_worker;
+        let useful = self.workers_max + D::COPIES_AHEAD;
         let count = (self.staging_bytes.min(needs.staged_bytes) / request.bytes).clamp(1, useful);
-        let suffices = match &*self.memory() {
-            ChunkMemory::Staging(staging) => staging.suffices(count, &request),
-            _ => false,
+        let present = match &*self.memory() {
+            ChunkMemory::Staging(staging, _) if staging.suffices(count, &request) => Some(Arc::clone(staging)),
+            _ => None,
         };
-        if !suffices {
-            // The old slots return to the pool before new ones are taken.
-            self.drain()?;
-            *self.memory() = ChunkMemory::Staging(Arc::new(Staging::new(Arc::clone(&self.device), count, request)));
-        }
+        let staging = match present {
+            Some(staging) => staging,
+            None => {
+                // The old slots return to the pool before new ones are taken.
+                self.drain()?;
+                Arc::new(Staging::new(Arc::clone(&self.device), count, request))
+            }
+        };
+        let slots = (0..needs.chunks).map(|_| OnceLock::new()).collect();
+        *self.memory() = ChunkMemory::Staging(staging, slots);
         Ok(())
     }
 }
@@ -199,21 +208,17 @@ impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
     }
 
     fn limits(&self, bytes: u64) -> Limits {
-        let Limits { chunk_bytes: most, alignment, unit_bytes, .. } = self.limits;
-        let workers = to_u64(self.workers_max);
+        let Limits { chunk_bytes: most, alignment, .. } = self.limits;
         // A load of one chunk needs no threads.
         let Some(least) = self.chunk_bytes_min.filter(|least| *least < most && bytes > SHARED_BYTES_MIN) else {
             return self.limits;
         };
-        let chunk_bytes = bytes.div_ceil(2 * workers).next_multiple_of(alignment).clamp(least, most);
-        let first_bytes = (chunk_bytes / FIRST_DIVISOR).next_multiple_of(alignment).max(least);
-        let first = FirstChunks { chunk_bytes: first_bytes, bytes: workers * first_bytes };
-        let has_first = unit_bytes == 1 && 2 * first_bytes <= chunk_bytes;
-        Limits { chunk_bytes, first: has_first.then_some(first), ..self.limits }
+        let chunk_bytes = bytes.div_ceil(to_u64(self.workers_max)).next_multiple_of(alignment).clamp(least, most);
+        Limits { chunk_bytes, ..self.limits }
     }
 
     fn batch_needs(&self, chunks: &[Chunk]) -> BatchNeeds {
-        let mut batch = BatchNeeds::default();
+        let mut batch = BatchNeeds { chunks: chunks.len(), ..BatchNeeds::default() };
         for chunk in chunks {
             if let Chunk::Staged { bytes, copies, .. } = chunk {
                 let chunk = self.device.chunk_needs(*bytes, copies);
@@ -225,7 +230,7 @@ impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
         batch
     }
 
-    fn begin(&self, after: Option<&D::StreamEvent>, needs: &BatchNeeds, scratch: Scratch) -> Result<usize> {
+    fn begin(&self, after: Option<&D::StreamEvent>, needs: &BatchNeeds, scratch: Scratch) -> Result<Workers> {
         match after {
             _ if needs.slot_bytes == 0 => {}
             Some(_) => self.ensure_staging(needs)?,
@@ -235,10 +240,73 @@ impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
             }
         }
         self.device.begin(after, scratch)?;
-        Ok(self.workers_max)
+        let divides = after.is_some() && self.readers.iter().any(|opened| opened.reader.divides(&[]));
+        let per_chunk = if divides { self.workers_per_slot } else { 1 };
+        Ok(Workers { threads: self.workers_max, per_chunk })
     }
 
-    unsafe fn run(&self, chunk: &Chunk, inspected: Option<Inspected<'_>>, check: Check<'_>) -> Result<()> {
+    unsafe fn run(
+        &self,
+        chunk: &Chunk,
+        turn: Turn,
+        inspected: Option<Inspected<'_>>,
+        check: Check<'_>,
+    ) -> Result<bool> {
+        if inspected.is_none()
+            && let Some(is_started) = self.run_part(chunk, turn, check)?
+        {
+            return Ok(is_started);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.run_whole(chunk, inspected, check) }.map(|()| true)
+    }
+
+    fn end_reads(&self) {}
+
+    fn drain(&self) -> Result<()> {
+        match mem::replace(&mut *self.memory(), ChunkMemory::None) {
+            ChunkMemory::Staging(staging, _) => staging.drain(),
+            ChunkMemory::Slot(_) | ChunkMemory::None => Ok(()),
+        }
+    }
+}
+
+impl<D: Device> StagedEngine<D> {
+    /// Reads a part of a chunk, and starts the copies if it is the last one. Returns whether they were started, or `None` if
+    /// this worker has to read the whole chunk.
+    fn run_part(&self, chunk: &Chunk, turn: Turn, check: Check<'_>) -> Result<Option<bool>> {
+        let is_skipped = (turn.index > 0).then_some(false);
+        let Chunk::Staged { source, bytes, reads, copies } = chunk else { return Ok(is_skipped) };
+        if self.workers_per_slot == 1 {
+            return Ok(is_skipped);
+        }
+        let ChunkMemory::Staging(staging, slots) = self.memory().clone() else { return Ok(is_skipped) };
+        let Some(chunk_slot) = slots.get(turn.chunk) else { return Ok(is_skipped) };
+        let reader = self.reader(*source)?;
+        let mut taken = None;
+        let shared = {
+            let _span = chunk_slot.get().is_none().then(|| profile::span(Stage::Slot));
+            chunk_slot.get_or_init(|| {
+                let is_shared = SharedSlot::has_parts(*bytes, self.workers_per_slot) && reader.divides(reads);
+                let slot = if is_shared { staging.acquire(check).map(Some) } else { Ok(None) };
+                let (slot, result) = slot.map_or_else(|error| (None, Err(error)), |slot| (slot, Ok(())));
+                taken = Some(result);
+                slot.map(|slot| SharedSlot::new(slot, *bytes, self.workers_per_slot))
+            })
+        };
+        let is_first = taken.transpose()?.is_some();
+        let fill = |reads: &[Read], part: &mut [u8]| reader.fill(reads, part, check);
+        match shared {
+            Some(shared) => staging.fill_part(shared, turn.index, reads, copies, fill).map(Some),
+            None => Ok(if is_first { None } else { Some(false) }),
+        }
+    }
+
+    /// Reads a chunk and starts the copies to its destinations.
+    ///
+    /// # Safety
+    /// The caller meets the conditions of [`Engine::run`].
+    unsafe fn run_whole(&self, chunk: &Chunk, inspected: Option<Inspected<'_>>, check: Check<'_>) -> Result<()> {
         let internal = |what: &str| Error::new(Kind::Internal, format!("{what}: {chunk:?}"));
         match chunk {
             &Chunk::InPlace { tensor, source, offset, length, address } => {
@@ -271,8 +339,11 @@ impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
                         let copy = self.device.copy(slot.bytes_mut(), *bytes, copies)?;
                         slot.release_after(copy)
                     }
-                    ChunkMemory::Staging(staging) => {
-                        let mut slot = acquire_in_turn(inspected, check, || staging.acquire(check))?;
+                    ChunkMemory::Staging(staging, _) => {
+                        let mut slot = acquire_in_turn(inspected, check, || {
+                            let _span = profile::span(Stage::Slot);
+                            staging.acquire(check)
+                        })?;
                         let filled = reader.fill(reads, slot.bytes_mut(), check);
                         match filled.and_then(|()| inspect(inspected, slot.bytes_mut(), reads, copies, check)) {
                             Ok(()) => staging.submit(slot, *bytes, copies),
@@ -286,15 +357,6 @@ impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
             }
         }
     }
-
-    fn end_reads(&self) {}
-
-    fn drain(&self) -> Result<()> {
-        match mem::replace(&mut *self.memory(), ChunkMemory::None) {
-            ChunkMemory::Staging(staging) => staging.drain(),
-            ChunkMemory::Slot(_) | ChunkMemory::None => Ok(()),
-        }
-    }
 }
 
 impl<D: Device> Clone for ChunkMemory<D> {
@@ -302,7 +364,7 @@ impl<D: Device> Clone for ChunkMemory<D> {
         match self {
             ChunkMemory::None => ChunkMemory::None,
             ChunkMemory::Slot(request) => ChunkMemory::Slot(*request),
-            ChunkMemory::Staging(staging) => ChunkMemory::Staging(Arc::clone(staging)),
+            ChunkMemory::Staging(staging, slots) => ChunkMemory::Staging(Arc::clone(staging), Arc::clone(slots)),
         }
     }
 }

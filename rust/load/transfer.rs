@@ -4,7 +4,7 @@ use crate::cast::elements::Cast;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::TensorRegion;
 use crate::checkpoint::verify::Coverage;
-use crate::device::engine::{BatchNeeds, Engine, Inspected};
+use crate::device::engine::{BatchNeeds, Engine, Inspected, Turn, Workers};
 use crate::device::{Device, Scratch};
 use crate::error::{Error, Result};
 use crate::load::staged::{StagedEngine, whole_pages};
@@ -209,19 +209,22 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
     unsafe fn run(&mut self, after: Option<&D::StreamEvent>, batch: &Batch, scratch: Scratch) -> Result<()> {
         profile::memory(Memory::Scratch, scratch.bytes);
         let Planner { engine, .. } = &self.planner;
-        let threads = engine.begin(after, &batch.needs, scratch)?;
+        let Workers { threads, per_chunk } = engine.begin(after, &batch.needs, scratch)?;
         let verifier = self.verifier.as_ref();
+        // A chunk is hashed as a whole.
+        let turns = if verifier.is_some() { 1 } else { per_chunk };
         let order = verifier.map(|verifier| verifier.begin(&batch.chunks));
         let check = || verifier.map_or(Ok(()), Verifier::check).and_then(|()| self.observer.check());
-        let filled = threads::for_each(threads, batch.chunks.len(), |turn| {
-            let index = order.as_ref().map_or(Some(turn), |order| order.get(turn).copied());
+        let filled = threads::for_each(threads, batch.chunks.len() * turns, |index| {
+            let turn = Turn { chunk: index / turns, index: index % turns };
+            let index = order.as_ref().map_or(Some(turn.chunk), |order| order.get(turn.chunk).copied());
             let run = |chunk| {
                 check()?;
-                let inspected = verifier.map(|inspector| Inspected { inspector, turn });
+                let inspected = verifier.map(|inspector| Inspected { inspector, turn: turn.chunk });
                 // SAFETY: the caller's promise about the destinations of the batch.
-                let run = unsafe { engine.run(chunk, inspected, &check) };
-                run.map_err(|error| self.planner.name_tensor(chunk, error))?;
-                self.observer.copies_started(chunk)
+                let run = unsafe { engine.run(chunk, turn, inspected, &check) };
+                let is_started = run.map_err(|error| self.planner.name_tensor(chunk, error))?;
+                if is_started { self.observer.copies_started(chunk) } else { Ok(()) }
             };
             let result = index.and_then(|index| batch.chunks.get(index)).map_or(Ok(()), run);
             result.map_err(|error| match verifier {

@@ -118,33 +118,6 @@ pub(super) fn split_shared(runs: &mut Vec<Run>, limits: &Limits) {
     *runs = split;
 }
 
-/// Cuts the first sorted runs for smaller chunks, until these have `bytes` bytes or a run is not one row that no other
-/// needs. Returns the number of runs for such chunks.
-pub(super) fn split_first(runs: &mut Vec<Run>, bytes: u64, limits: &Limits) -> usize {
-    let room = limits.row_bytes_max();
-    // A part may be longer by an element. The places are those of blocks where reads are widened to blocks.
-    let cell_bytes = room.saturating_sub(ITEM_BYTES_MAX) / limits.alignment * limits.alignment;
-    let mut parts = Vec::new();
-    let (mut taken, mut first_bytes) = (0, 0);
-    for group in overlapping(runs) {
-        let &[run] = group else { break };
-        if run.rows > 1 || first_bytes >= bytes || cell_bytes < ITEM_BYTES_MAX {
-            break;
-        }
-        let item_bytes = run.cast.map_or(1, |cast| cast.from.item_bytes());
-        if run.row_bytes > room {
-            run.cut(Cells { bytes: cell_bytes, item_bytes }, &mut parts);
-        } else {
-            parts.push(run);
-        }
-        first_bytes += run.row_bytes;
-        taken += 1;
-    }
-    let count = parts.len();
-    runs.splice(..taken, parts);
-    count
-}
-
 /// Places at which overlapping runs are cut: the starts of the elements at multiples of a number of bytes.
 #[derive(Clone, Copy)]
 struct Cells {

@@ -67,10 +67,15 @@ impl<K: RingKernel> Reader for AutoReader<K> {
         self.buffered.read(offset, into, check)
     }
 
+    /// Returns whether all bytes are cached. The disk serves one thread as fast as several.
+    fn divides(&self, reads: &[Read]) -> bool {
+        let span = reads.first().zip(reads.last()).map(|(first, last)| first.offset..end_of(last));
+        span.is_none_or(|span| page_cache::is_all_cached(&self.source, &span))
+    }
+
     fn fill(&self, reads: &[Read], slot: &mut [u8], check: Check<'_>) -> Result<()> {
         // One system call for many small reads: most often all of them are cached.
-        let span = reads.first().zip(reads.last()).map(|(first, last)| first.offset..end_of(last));
-        if reads.len() > 1 && span.is_some_and(|span| page_cache::is_all_cached(&self.source, &span)) {
+        if reads.len() > 1 && self.divides(reads) {
             return self.buffered.fill(reads, slot, check);
         }
         let mut cached = Vec::new();

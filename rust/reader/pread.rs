@@ -5,6 +5,7 @@ use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use crate::os::local_file::LocalFile;
 use crate::os::retry::{Check, read_full};
+use crate::plan::Read;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -48,6 +49,10 @@ impl<F: ReadAt> PreadReader<F> {
 impl<F: ReadAt> Reader for PreadReader<F> {
     fn limits(&self) -> ReadLimits {
         ReadLimits::BUFFERED
+    }
+
+    fn divides(&self, _: &[Read]) -> bool {
+        true
     }
 
     fn read(&self, offset: u64, into: &mut [u8], check: Check<'_>) -> Result<()> {

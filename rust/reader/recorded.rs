@@ -47,6 +47,10 @@ impl Reader for RecordedReader {
         self.reader.fill(reads, slot, check)
     }
 
+    fn divides(&self, reads: &[Read]) -> bool {
+        self.reader.divides(reads)
+    }
+
     fn scatters(&self) -> bool {
         self.reader.scatters()
     }

@@ -32,6 +32,7 @@ mod save;
 mod scatter;
 mod scripted_kernel;
 mod selection;
+mod shared_slot;
 mod signatures;
 mod tensors_format;
 mod transfer;

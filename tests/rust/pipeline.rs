@@ -402,6 +402,35 @@ fn workers_pin_one_slot_at_a_time() {
     }
 }
 
+/// The options leave memory for one chunk.
+#[test]
+fn several_workers_read_each_cached_chunk() {
+    let options = Options { chunk_bytes: 1 << 20, staging_bytes: 1 << 20, threads: 4, ..TIGHT };
+    for (reader, sim) in [ReaderChoice::Pread, ReaderChoice::Auto, ReaderChoice::Pread].into_iter().zip(schedules()) {
+        let options = Options { reader, ..options.clone() };
+        let model = Model::new(&[(Dtype::U8, &[1_400_000]), (Dtype::F32, &[100, 1000]), (Dtype::BF16, &[500_000])]);
+        let gpu = Gpu::new(&sim, 0);
+        let load = Load::all(&gpu, &model);
+        let mut transfer = load.open(options.clone()).unwrap();
+        let chunks = transfer.planner().prepare(&load.destinations()).unwrap().chunks().len();
+        let profile = profile::start();
+        load.fill(&mut transfer, &load.destinations()).unwrap();
+        transfer.finish().unwrap();
+        let trace: Value = serde_json::from_str(&profile::stop(profile).unwrap()).unwrap();
+        load.assert_holds(&model);
+        assert!(spans_of(&trace, "read").len() > 3 * chunks, "{chunks} chunks: {trace:?}");
+
+        let length = fs::metadata(&model.paths[0]).unwrap().len();
+        let load = Load::all(&gpu, &model);
+        fs::File::options().write(true).open(&model.paths[0]).unwrap().set_len(length - 1000).unwrap();
+        let error = load.run(options).unwrap_err();
+        let message = error.to_string();
+        let named = [model.paths[0].to_str().unwrap(), &model.tensors[2].name, &format!("byte {}", length - 1000)];
+        assert!(error.kind() == Kind::Io && named.iter().all(|name| message.contains(name)), "{message}");
+        assert_eq!(pool::release(), 1 << 20);
+    }
+}
+
 #[test]
 fn every_reader_loads_every_dtype_to_a_gpu() {
     let dtypes = Dtype::all().filter(|dtype| dtype.scalar_type().is_some());

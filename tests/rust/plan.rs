@@ -6,7 +6,7 @@ use fst::checkpoint::region::{IndexRange, TensorRegion};
 use fst::dtype::Dtype;
 use fst::error::Kind;
 use fst::format::header::Entry;
-use fst::plan::{Chunk, Destination, FirstChunks, Limits, Read, SlotCopy, pieces, plan};
+use fst::plan::{Chunk, Destination, Limits, Read, SlotCopy, pieces, plan};
 use proptest::prelude::*;
 
 const DATA_BEGIN: u64 = 100;
@@ -183,14 +183,9 @@ fn index_ranges_of(shape: &[u64], picks: Option<&[prop::sample::Index; 3]>) -> V
 fn limits() -> impl Strategy<Value = Limits> {
     let alignment = prop::sample::select(vec![1_u64, 4, 16]);
     let unit_bytes = prop::sample::select(vec![1_u64, 3, 16, 64]);
-    let chunks = (1_u64..20, prop::option::of((1_u64..20, 0_u64..400)));
-    (alignment, chunks, 0_u64..20, prop::option::of(1_u64..60), 1_usize..20, unit_bytes).prop_map(
-        |(alignment, (chunk, first), gap_bytes, in_place_bytes, copies_max, unit_bytes)| Limits {
+    (alignment, 1_u64..20, 0_u64..20, prop::option::of(1_u64..60), 1_usize..20, unit_bytes).prop_map(
+        |(alignment, chunk, gap_bytes, in_place_bytes, copies_max, unit_bytes)| Limits {
             chunk_bytes: (7 + chunk * 9).next_multiple_of(alignment) + alignment,
-            first: first.map(|(first, bytes)| FirstChunks {
-                chunk_bytes: (7 + first.min(chunk) * 9).next_multiple_of(alignment) + alignment,
-                bytes,
-            }),
             gap_bytes: gap_bytes.max(alignment),
             in_place_bytes: in_place_bytes.filter(|_| alignment == 1),
             alignment,
@@ -277,15 +272,8 @@ proptest! {
     }
 }
 
-const LIMITS: Limits = Limits {
-    chunk_bytes: 1000,
-    gap_bytes: 16,
-    in_place_bytes: None,
-    alignment: 1,
-    copies_max: 100,
-    unit_bytes: 1,
-    first: None,
-};
+const LIMITS: Limits =
+    Limits { chunk_bytes: 1000, gap_bytes: 16, in_place_bytes: None, alignment: 1, copies_max: 100, unit_bytes: 1 };
 
 fn whole_plan(regions: &[TensorRegion], limits: &Limits) -> Vec<Chunk> {
     let mut address = 0;
@@ -317,28 +305,6 @@ fn adjacent_tensors_are_read_together_in_file_order() {
     let Chunk::Staged { reads, copies, .. } = &chunks[0] else { panic!("{chunks:?}") };
     assert_eq!((reads.len(), reads[0].offset, reads[0].length, copies.len()), (1, DATA_BEGIN, 500, 50));
     assert_eq!(whole_plan(&regions, &Limits { copies_max: 20, ..LIMITS }).len(), 3);
-}
-
-#[test]
-fn first_chunks_are_smaller() {
-    let mut begin = DATA_BEGIN;
-    let regions = [1500, 700, 40, 40, 2300].map(|bytes| {
-        let shape = [bytes];
-        let tensor = entry(Dtype::U8, &shape, begin);
-        begin = tensor.end;
-        TensorRegion::whole(0, tensor).unwrap()
-    });
-    let first = Some(FirstChunks { chunk_bytes: 256, bytes: 1000 });
-    let chunks = whole_plan(&regions, &Limits { first, ..LIMITS });
-    let lengths: Vec<usize> = chunks
-        .iter()
-        .map(|chunk| match chunk {
-            Chunk::Staged { bytes, .. } => *bytes,
-            Chunk::InPlace { .. } => panic!("{chunk:?}"),
-        })
-        .collect();
-    assert!(lengths[..5].iter().all(|&bytes| bytes <= 256), "{lengths:?}");
-    assert_eq!(lengths[5..], [500, 780, 1000, 1000, 300]);
 }
 
 #[test]

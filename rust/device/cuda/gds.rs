@@ -16,8 +16,8 @@ use super::cufile::{Driver, Handle, ReadError, RegisteredBuffer};
 use super::driver::Event;
 use super::gpu::Lent;
 use super::kernels::Kernels;
-use super::{Cuda, SCRATCH_BYTES_MAX, SLOTS_PER_WORKER, table_of};
-use crate::device::engine::{BatchNeeds, Engine, Inspected};
+use super::{Cuda, SCRATCH_BYTES_MAX, table_of};
+use crate::device::engine::{BatchNeeds, Engine, Inspected, Turn, Workers};
 use crate::device::{CopyInFlight, Device, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
@@ -33,6 +33,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Alignment of reads in the file and in memory, in bytes. cuFile copies other reads through buffers of its own.
 const BLOCK_BYTES: u64 = 4 << 10;
+/// A worker reads into one slot while the kernel empties another.
+const SLOTS_PER_WORKER: usize = 2;
 /// Page size of a GPU, in bytes, to which registered memory is aligned.
 const GPU_PAGE_BYTES: usize = 64 << 10;
 
@@ -156,7 +158,7 @@ impl Engine<Vec<Arc<Lent<Event>>>> for DirectEngine {
     fn limits(&self, _: u64) -> Limits {
         let ReadLimits { alignment, gap_bytes, in_place_bytes, .. } = ReadLimits::direct(BLOCK_BYTES);
         let chunk_bytes = to_u64(self.slot_bytes_max);
-        Limits { chunk_bytes, gap_bytes, in_place_bytes, alignment, copies_max: usize::MAX, unit_bytes: 1, first: None }
+        Limits { chunk_bytes, gap_bytes, in_place_bytes, alignment, copies_max: usize::MAX, unit_bytes: 1 }
     }
 
     fn batch_needs(&self, chunks: &[Chunk]) -> BatchNeeds {
@@ -170,10 +172,15 @@ impl Engine<Vec<Arc<Lent<Event>>>> for DirectEngine {
         }
         let fit = (SCRATCH_BYTES_MAX - GPU_PAGE_BYTES) / slot_bytes;
         let slot_count = chunks.len().min(SLOTS_PER_WORKER * self.workers_max).min(fit);
-        BatchNeeds { staged_bytes: 0, slot_bytes, scratch_bytes: GPU_PAGE_BYTES + slot_bytes * slot_count }
+        BatchNeeds {
+            chunks: chunks.len(),
+            staged_bytes: 0,
+            slot_bytes,
+            scratch_bytes: GPU_PAGE_BYTES + slot_bytes * slot_count,
+        }
     }
 
-    fn begin(&self, after: Option<&Vec<Arc<Lent<Event>>>>, needs: &BatchNeeds, scratch: Scratch) -> Result<usize> {
+    fn begin(&self, after: Option<&Vec<Arc<Lent<Event>>>>, needs: &BatchNeeds, scratch: Scratch) -> Result<Workers> {
         self.cuda.begin(after, Scratch::default())?;
         match after {
             Some(after) => after.iter().try_for_each(|event| event.wait())?,
@@ -182,7 +189,7 @@ impl Engine<Vec<Arc<Lent<Event>>>> for DirectEngine {
         self.drain()?;
         let slot_bytes = needs.slot_bytes;
         let Some(count) = to_usize(scratch.bytes).saturating_sub(GPU_PAGE_BYTES).checked_div(slot_bytes) else {
-            return Ok(1);
+            return Ok(Workers { threads: 1, per_chunk: 1 });
         };
         let base = scratch.address.next_multiple_of(to_u64(GPU_PAGE_BYTES));
         let bytes = count * slot_bytes;
@@ -192,10 +199,10 @@ impl Engine<Vec<Arc<Lent<Event>>>> for DirectEngine {
         );
         let slot = |index: usize| (Slot { base, begin: to_u64(index * slot_bytes) }, None);
         *self.slots() = Slots { queue: (0..count).map(slot).collect(), registered: registered.ok() };
-        Ok(self.workers_max.min(count.div_ceil(SLOTS_PER_WORKER)))
+        Ok(Workers { threads: self.workers_max.min(count.div_ceil(SLOTS_PER_WORKER)), per_chunk: 1 })
     }
 
-    unsafe fn run(&self, chunk: &Chunk, _: Option<Inspected<'_>>, check: Check<'_>) -> Result<()> {
+    unsafe fn run(&self, chunk: &Chunk, _: Turn, _: Option<Inspected<'_>>, check: Check<'_>) -> Result<bool> {
         let internal = |what: &str| Error::new(Kind::Internal, format!("{what}: {chunk:?}"));
         let Chunk::Staged { source, reads, copies, .. } = chunk else {
             return Err(internal("a read into host memory"));
@@ -209,7 +216,7 @@ impl Engine<Vec<Arc<Lent<Event>>>> for DirectEngine {
             Err(error) => (None, Err(error)),
         };
         self.slots().queue.push_back((slot, event));
-        result
+        result.map(|()| true)
     }
 
     fn end_reads(&self) {
