@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! cargo bench --bench gpu_model -- [timeline] [set=stream] [dense] [moe] [adapter] [sizes] [rounds=5] [scale=11]
-//! cargo bench --bench gpu_model -- [slots=20] [prepared] [windows=8] [malloc_us=22] ...
+//! cargo bench --bench gpu_model -- [slots=20] [prepared] [windows=8] [ranks=8] [malloc_us=22] ...
 //! ```
 //!
 //! The second line has changes: fewer slots, slots that are pinned before the load, another number of windows in which
-//! tensors are allocated, other parameters.
+//! tensors are allocated, processes that load at once with one lock of the driver, other parameters.
 //!
 //! The driver and the reads are those of tests/nullcuda/src/model.rs, with the parameters of benches/h100.toml. Time is
 //! stretched, so that the CPU's part of fst, which is not, is small beside it. docs/decisions/gpu-model.md has the results.
@@ -28,14 +28,17 @@ use fst::plan::Destination;
 use fst::staging::pool;
 use fst_nullcuda::model::{Costs, Kind, Span};
 use libloading::Library;
+use memmap2::MmapRaw;
 use rustix::time::{ClockId, clock_gettime};
 use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::io::Write;
 use std::mem;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// First address of the destinations, which no process can map.
 const DEVICE_BASE: u64 = 0x00D0_0000_0000_0000;
@@ -61,6 +64,7 @@ struct Driver {
     read: unsafe extern "C" fn(usize, usize),
     pages: unsafe extern "C" fn(usize, usize),
     sleep: unsafe extern "C" fn(f64),
+    share: unsafe extern "C" fn(*mut AtomicU64),
 }
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
@@ -84,6 +88,7 @@ fn driver() -> &'static Driver {
                 read: *library.get(b"timed_read").unwrap(),
                 pages: *library.get(b"timed_pages").unwrap(),
                 sleep: *library.get(b"timed_sleep").unwrap(),
+                share: *library.get(b"timed_share").unwrap(),
             }
         }
     })
@@ -158,6 +163,9 @@ struct Arguments {
     has_timeline: bool,
     is_prepared: bool,
     windows: Option<usize>,
+    ranks: usize,
+    /// Memory that the ranks share, in the process of one.
+    shared: Option<Shared>,
     costs: Vec<(String, f64)>,
 }
 
@@ -172,6 +180,8 @@ impl Arguments {
             has_timeline: false,
             is_prepared: false,
             windows: None,
+            ranks: 1,
+            shared: None,
             costs: Vec::new(),
         };
         for argument in std::env::args().skip(1).filter(|argument| argument != "--bench") {
@@ -181,6 +191,8 @@ impl Arguments {
                 Some(("rounds", value)) => parsed.rounds = value.parse().unwrap(),
                 Some(("scale", value)) => parsed.scale = value.parse().unwrap(),
                 Some(("windows", value)) => parsed.windows = Some(value.parse().unwrap()),
+                Some(("ranks", value)) => parsed.ranks = value.parse().unwrap(),
+                Some(("shared", value)) => parsed.shared = Some(Shared::open(Path::new(value))),
                 Some((name, value)) => parsed.costs.push((name.into(), value.parse().unwrap())),
                 None if argument == "timeline" => parsed.has_timeline = true,
                 None if argument == "prepared" => parsed.is_prepared = true,
@@ -194,6 +206,65 @@ impl Arguments {
             parsed.loads = ["dense", "moe", "adapter", "sizes"].map(String::from).to_vec();
         }
         parsed
+    }
+}
+
+/// Memory that the processes of all ranks map: the driver's lock, and the number of ranks that have come to a barrier.
+struct Shared(MmapRaw);
+
+impl Shared {
+    fn open(path: &Path) -> Shared {
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let shared = Shared(MmapRaw::map_raw(&file).unwrap());
+        // SAFETY: the memory stays mapped as long as the program uses the driver.
+        unsafe { (driver().share)(shared.0.as_mut_ptr().cast()) };
+        shared
+    }
+
+    /// Waits until all ranks have called this function as often.
+    fn wait(&self, ranks: usize) {
+        // SAFETY: the file has two counters.
+        let arrived = unsafe { &*self.0.as_ptr().cast::<AtomicU64>().add(1) };
+        let all = (arrived.fetch_add(1, Ordering::AcqRel) / ranks as u64 + 1) * ranks as u64;
+        while arrived.load(Ordering::Acquire) < all {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Runs the loads in a process for each rank, all at once, and prints the time of the slowest rank.
+fn run_ranks(arguments: &Arguments, directory: &Path) {
+    println!("load                         ms, slowest of {} ranks, and the fastest", arguments.ranks);
+    for set in &arguments.sets {
+        for load in &arguments.loads {
+            let shared = directory.join("shared");
+            std::fs::write(&shared, [0; 16]).unwrap();
+            let rank = |_| {
+                let mut command = Command::new(std::env::current_exe().unwrap());
+                let same = std::env::args().skip(1).filter(|argument| argument.contains('=') || argument == "prepared");
+                command.args(same).args([load, &format!("set={set}"), &format!("shared={}", shared.display())]);
+                command.stdout(Stdio::piped()).spawn().unwrap()
+            };
+            let ranks: Vec<Child> = (0..arguments.ranks).map(rank).collect();
+            let times = ranks.into_iter().map(|rank| {
+                let output = rank.wait_with_output().unwrap().stdout;
+                let time = |line: &str| line.split_whitespace().map(|ms| ms.parse().unwrap()).collect();
+                String::from_utf8(output).unwrap().lines().map(time).collect()
+            });
+            // Times of each round, first and second, of each rank.
+            let times: Vec<Vec<Vec<f64>>> = times.collect();
+            for (index, name) in ["first", "second"].iter().enumerate() {
+                let mut rounds: Vec<(f64, f64)> = (0..arguments.rounds)
+                    .map(|round| {
+                        let times = times.iter().map(|rank| rank[round][index]);
+                        (times.clone().fold(0.0, f64::max), times.fold(f64::MAX, f64::min))
+                    })
+                    .collect();
+                rounds.sort_by(|one, other| one.0.total_cmp(&other.0));
+                let (slowest, fastest) = rounds[rounds.len() / 2];
+                println!("{set} {:24} {slowest:6.1} {fastest:6.1}", format!("{load}, {name}"));
+            }
+        }
     }
 }
 
@@ -406,7 +477,12 @@ fn load_twice(path: &Path, options: &Options, costs: Costs, arguments: &Argument
     if arguments.is_prepared {
         load(path, options, costs, arguments.windows, true);
     }
-    [true, false].map(|is_first| load(path, options, costs, arguments.windows, is_first))
+    [true, false].map(|is_first| {
+        if let Some(shared) = &arguments.shared {
+            shared.wait(arguments.ranks);
+        }
+        load(path, options, costs, arguments.windows, is_first)
+    })
 }
 
 /// States of the copy engine. It is idle while a ready chunk waits for the driver's lock (`l:`), held by a registration, a
@@ -554,6 +630,10 @@ fn main() {
     }
     let directory = std::env::temp_dir().join(format!("fst-gpu-model-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
+    if arguments.ranks > 1 && arguments.shared.is_none() {
+        run_ranks(&arguments, &directory);
+        return std::fs::remove_dir_all(directory).unwrap();
+    }
     let file = |load: &str| -> (PathBuf, u64) {
         let (path, sizes) = (directory.join(load), sizes(load));
         write_file(&path, &sizes);
@@ -561,7 +641,9 @@ fn main() {
     };
     let options = Options { reader: ReaderChoice::Pread, threads: THREADS, ..Options::default() };
     for set in &arguments.sets {
-        print_head(set);
+        if arguments.shared.is_none() {
+            print_head(set);
+        }
         for load in &arguments.loads {
             let (path, bytes) = file(load);
             if load == "sizes" {
@@ -591,6 +673,10 @@ fn main() {
                     println!("{load}, {name} load:");
                     print_timeline(run);
                 }
+            }
+            if arguments.shared.is_some() {
+                runs.iter().for_each(|[first, second]| println!("{} {}", first.ms, second.ms));
+                continue;
             }
             let (first, second) = runs.into_iter().map(|[first, second]| (first, second)).unzip();
             print_row(&format!("{load}, first"), first, measured[0], bytes);

@@ -12,8 +12,8 @@ use std::ops::Range;
 use std::slice;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Smallest part of a chunk, in bytes. A thread copies it in about 40 us, and takes some microseconds to wake up.
-const PART_BYTES_MIN: usize = 128 << 10;
+/// Smallest part of a chunk, in bytes. A thread copies it in about 20 us, and takes some microseconds to wake up.
+const PART_BYTES_MIN: usize = 64 << 10;
 
 /// Slot of a chunk that is filled in parts, in any order, by any threads.
 pub struct SharedSlot {

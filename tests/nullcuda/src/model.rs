@@ -9,10 +9,10 @@
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, SystemTime};
 
 /// Unit in which the model knows whether pages exist, in bytes.
 const PAGES_BYTES: usize = 64 << 10;
@@ -105,7 +105,6 @@ pub struct Span {
 struct State {
     costs: Costs,
     spans: Vec<Span>,
-    lock_free: u64,
     memory_free: u64,
     engine_free: u64,
     engine_stream: usize,
@@ -128,7 +127,11 @@ struct Stream {
 }
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
-static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
+/// Time from which the driver's lock is free, perhaps in memory that the processes of several ranks share.
+static LOCK_FREE: AtomicPtr<AtomicU64> = AtomicPtr::new(&raw const OWN_LOCK_FREE as *mut AtomicU64);
+static OWN_LOCK_FREE: AtomicU64 = AtomicU64::new(0);
+/// Value of [`LOCK_FREE`] while a process changes it.
+const CHANGING: u64 = u64::MAX;
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 
 thread_local! {
@@ -139,8 +142,25 @@ thread_local! {
     };
 }
 
+/// Time that all processes have in common.
 fn clock() -> u64 {
-    u64::try_from(EPOCH.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// Reserves the driver's lock from a time on. `hold` returns the end of the reservation that begins at its argument. Returns
+/// both.
+fn reserve_lock(asked: u64, hold: impl FnOnce(u64) -> u64) -> (u64, u64) {
+    // SAFETY: the pointer is that of a static value, or of memory that stays mapped.
+    let free = unsafe { &*LOCK_FREE.load(Ordering::Relaxed) };
+    let begin = loop {
+        match free.swap(CHANGING, Ordering::Acquire) {
+            CHANGING => thread::yield_now(),
+            time => break asked.max(time),
+        }
+    };
+    let end = hold(begin);
+    free.store(end, Ordering::Release);
+    (begin, end)
 }
 
 /// Time of this thread, had it never woken up late.
@@ -181,9 +201,7 @@ impl State {
     /// Reserves the driver's lock. Returns the end of the call.
     fn call(&mut self, kind: Kind, us: f64) -> u64 {
         let asked = now();
-        let begin = asked.max(self.lock_free);
-        let end = begin + self.time(us);
-        self.lock_free = end;
+        let (begin, end) = reserve_lock(asked, |begin| begin + self.time(us));
         self.push(kind, asked, begin, end, 0);
         end
     }
@@ -297,10 +315,9 @@ pub(crate) fn wait(event: usize) {
 pub(crate) fn pin(address: usize, bytes: usize) {
     spend(|state| {
         let asked = now();
-        let begin = asked.max(state.lock_free);
-        let visited = state.visit_pages(begin, address, bytes, state.costs.pin_page_us);
-        let end = visited + state.time(state.costs.pin_us);
-        state.lock_free = end;
+        let us = state.costs.pin_page_us;
+        let (begin, end) =
+            reserve_lock(asked, |begin| state.visit_pages(begin, address, bytes, us) + state.time(state.costs.pin_us));
         state.push(Kind::Pin, asked, begin, end, bytes);
         end
     });
@@ -314,6 +331,15 @@ pub(crate) fn unpin(address: usize) {
     while state.pages.remove(&unit) {
         unit += 1;
     }
+}
+
+/// Makes the driver's lock that of all processes that pass the same memory.
+///
+/// # Safety
+/// `lock` stays valid, and is zero at first.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn timed_share(lock: *mut AtomicU64) {
+    LOCK_FREE.store(lock, Ordering::Relaxed);
 }
 
 /// Starts a recording, from now on with these costs.
