@@ -20,6 +20,7 @@ pub mod driver;
 mod gds;
 pub mod gpu;
 pub mod kernels;
+mod table;
 mod timing;
 
 use super::engine::Engine;
@@ -43,6 +44,7 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use table::{COPIES_MAX, bytes_of, is_gathered, is_scattered, table_of};
 use timing::{Laps, Timer};
 
 /// Number of copy streams for chunks with a kernel, which runs while the copy engine copies the next chunk.
@@ -55,10 +57,6 @@ const TABLE_DIVISOR: usize = 16;
 const TABLE_ALIGNMENT: usize = 16;
 /// Smallest size to which chunks are reduced, in bytes. A copy of 512 KiB takes 10 us, and queueing it costs half of that.
 const CHUNK_BYTES_MIN: usize = 512 << 10;
-/// Copies from this size on cost little more than their bytes, so that a chunk of them needs no kernel.
-const COPY_BYTES: usize = 512 << 10;
-/// Up to this many copies also need no kernel: one copy and one launch cost as much.
-const COPIES_MAX: usize = 2;
 /// Alignment of each copy stream's part of the scratch memory, in bytes.
 const SCRATCH_ALIGNMENT: usize = 512;
 /// Upper bound for scratch memory, in bytes, whatever the chunk size.
@@ -483,45 +481,6 @@ pub unsafe fn wait_for_event(event: usize, ordinal: i32) -> Result<()> {
     let gpu = Gpu::of(ordinal)?;
     // SAFETY: the caller's promise.
     unsafe { gpu.context.wait(ptr::with_exposed_provenance_mut(event)) }
-}
-
-/// Returns the kernel's table for the copies of a chunk that begins at `address` on the device.
-fn table_of(copies: &[SlotCopy], address: u64) -> Result<Table> {
-    let mut table = Table::default();
-    for copy in copies {
-        // A copy without a cast moves bytes.
-        let (from, to) = copy.cast.map_or((Dtype::U8, Dtype::U8), |cast| (cast.from, cast.to));
-        table.push(StridedCopy {
-            source: address + to_u64(copy.slot_begin),
-            target: copy.address,
-            row_elements: to_u64(copy.row_bytes) / from.item_bytes(),
-            rows: to_u64(copy.rows),
-            source_stride_bytes: to_u64(copy.slot_stride),
-            from,
-            to,
-        })?;
-    }
-    Ok(table)
-}
-
-/// Returns whether a chunk goes up whole and is scattered by a kernel, if there are kernels.
-fn is_scattered(copies: &[SlotCopy]) -> bool {
-    let rows = copies.iter().map(|copy| copy.rows).sum();
-    copies.iter().any(|copy| copy.cast.is_some()) || needs_kernel(rows, bytes_of(copies))
-}
-
-/// Returns whether contiguous pieces are fetched with one copy, if there are kernels and scratch memory.
-fn is_gathered(pieces: &[Fetch]) -> bool {
-    needs_kernel(pieces.len(), pieces.iter().map(|piece| piece.length).sum())
-}
-
-/// Returns whether a kernel moves this number of pieces faster than as many copies.
-fn needs_kernel(pieces: usize, bytes: usize) -> bool {
-    pieces > COPIES_MAX && bytes < pieces * COPY_BYTES
-}
-
-fn bytes_of(copies: &[SlotCopy]) -> usize {
-    copies.iter().map(SlotCopy::bytes).sum()
 }
 
 fn lock(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {
