@@ -10,8 +10,9 @@ const POPULATE_BYTES_MIN: usize = 64 << 10;
 /// Makes the pages of new memory present before it is written.
 ///
 /// Writing to new memory raises a page fault per page. One call for all pages takes about 60 % of the time of their
-/// faults. Memory whose first and last page are present is left alone, because a call for present pages is not free.
-/// So is all memory if the kernel has no such call (before Linux 5.14).
+/// faults. Memory whose first and last whole page are present is left alone, because a call for present pages is not
+/// free. The pages at its ends may be present because neighbouring memory was written. So is all memory if the kernel has
+/// no such call (before Linux 5.14).
 pub fn populate(memory: &mut [u8]) {
     static IS_MISSING: AtomicBool = AtomicBool::new(false);
     if memory.len() < POPULATE_BYTES_MIN || IS_MISSING.load(Ordering::Relaxed) {
@@ -21,7 +22,7 @@ pub fn populate(memory: &mut [u8]) {
     let range = memory.as_mut_ptr_range();
     let begin = range.start.map_addr(|address| address / page_bytes * page_bytes);
     let last = range.end.map_addr(|address| (address - 1) / page_bytes * page_bytes);
-    if is_present(begin) && is_present(last) {
+    if is_present(begin.wrapping_byte_add(page_bytes)) && is_present(last.wrapping_byte_sub(page_bytes)) {
         return;
     }
     let length = last.addr() + page_bytes - begin.addr();

@@ -33,6 +33,15 @@ fn pages_of_new_memory_become_present_and_bytes_stay() {
 }
 
 #[test]
+fn pages_between_written_neighbours_become_present() {
+    let mut memory = MmapMut::map_anon(PAGES * PAGE_BYTES).unwrap();
+    let inside = 1..PAGES * PAGE_BYTES - 1;
+    (memory[0], memory[inside.end]) = (1, 1);
+    populate(&mut memory[inside]);
+    assert!(present(&memory).into_iter().all(|page| page));
+}
+
+#[test]
 fn small_memory_is_left_alone() {
     let mut memory = MmapMut::map_anon(PAGES * PAGE_BYTES).unwrap();
     populate(&mut memory[..PAGE_BYTES]);
