@@ -12,8 +12,6 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fs, io, ptr};
 
-/// Size and alignment of a huge page in bytes.
-pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Share of the free blocks that this process takes, as a divisor. The kernel keeps some of them, and other processes
 /// take memory at the same time.
 const SHARE_DIVISOR: u64 = 2;
@@ -28,9 +26,20 @@ struct Budget {
 
 static BUDGET: PerProcess<Mutex<Option<Budget>>> = PerProcess::new(Mutex::default);
 
+/// Returns the size and alignment of a huge page, in bytes.
+pub fn huge_page_bytes() -> u64 {
+    huge_page_bytes_of(to_u64(rustix::param::page_size()))
+}
+
+/// Returns 2 MiB for pages of 4 KiB, and 512 MiB for pages of 64 KiB, which some kernels for 64-bit Arm have: a huge page
+/// has as many pages as entries of 8 bytes fit in one.
+fn huge_page_bytes_of(page_bytes: u64) -> u64 {
+    (page_bytes / 8).saturating_mul(page_bytes)
+}
+
 /// Asks for huge pages in new memory, if the kernel has free ones. Other memory at the address stays as it is.
 pub fn advise(address: u64, bytes: u64) {
-    let page_bytes = to_u64(HUGE_PAGE_BYTES);
+    let page_bytes = huge_page_bytes();
     let begin = address.next_multiple_of(page_bytes);
     let end = address.saturating_add(bytes) / page_bytes * page_bytes;
     if begin >= end || !takes_huge_pages(end - begin) {
@@ -74,6 +83,7 @@ pub fn is_order(text: &str) -> bool {
 /// Adds up the free blocks in lines such as `Node 0, zone   Normal  30498  58458 ...`, which have the number of blocks of
 /// one page, two, four and so on. The kernel keeps the zones `DMA` and `DMA32` for devices while the others have pages.
 pub fn free_bytes_of(buddyinfo: &str, page_bytes: u64) -> u64 {
+    let bytes_min = huge_page_bytes_of(page_bytes);
     let mut nodes: BTreeMap<&str, u64> = BTreeMap::new();
     for line in buddyinfo.lines() {
         let Some((node, zone)) = line.split_once(", zone") else { continue };
@@ -83,7 +93,7 @@ pub fn free_bytes_of(buddyinfo: &str, page_bytes: u64) -> u64 {
         }
         let blocks = (0_u32..).zip(words);
         let bytes = blocks.filter_map(|(order, count)| {
-            let block_bytes = page_bytes.checked_shl(order).filter(|bytes| *bytes >= to_u64(HUGE_PAGE_BYTES))?;
+            let block_bytes = page_bytes.checked_shl(order).filter(|bytes| *bytes >= bytes_min)?;
             Some(block_bytes.saturating_mul(count.parse().ok()?))
         });
         let sum = nodes.entry(node).or_default();

@@ -101,7 +101,7 @@ fn process_id() -> u32 {
         if page.is_null() {
             return process::id();
         }
-        // Threads that come first at the same time each have a page, of which one stays in use. A page is 4 KiB.
+        // Threads that come first at the same time each have a page, of which one stays in use.
         PAGE.store(page, Ordering::Release);
     }
     // SAFETY: a page is never unmapped, and zero is a valid number.

@@ -4,8 +4,8 @@
 
 use crate::device::{CopyInFlight, Pinned};
 use crate::error::{Error, Kind, Result};
-use crate::num::to_u64;
-use crate::os::huge_pages::{self, HUGE_PAGE_BYTES};
+use crate::num::{to_u64, to_usize};
+use crate::os::huge_pages;
 use crate::os::numa::{self, Node};
 use crate::os::per_process::PerProcess;
 use crate::profile::{self, Memory, Stage};
@@ -45,7 +45,8 @@ impl Block {
     pub fn allocate(bytes: usize, node: Option<Node>) -> Result<Block> {
         let _span = profile::span(Stage::Allocate).bytes(bytes);
         // The kernel uses huge pages for what begins at a multiple of their size, where it does not place all mappings.
-        let alignment = if bytes < HUGE_PAGE_BYTES { PAGE_BYTES } else { HUGE_PAGE_BYTES };
+        let huge_page_bytes = to_usize(huge_pages::huge_page_bytes());
+        let alignment = if bytes < huge_page_bytes { PAGE_BYTES } else { huge_page_bytes };
         let memory = MmapMut::map_anon(bytes.saturating_add(alignment - PAGE_BYTES)).map_err(|error| {
             Error::new(Kind::OutOfMemory, format!("cannot allocate {bytes} bytes of host memory for staging: {error}"))
         })?;

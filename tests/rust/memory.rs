@@ -1,7 +1,7 @@
 //! New memory whose pages are made present or huge, and memory that is gone.
 
 use crate::files::{self, PAGE_BYTES};
-use fst::os::huge_pages::{HUGE_PAGE_BYTES, free_bytes_of, is_order};
+use fst::os::huge_pages::{free_bytes_of, huge_page_bytes, is_order};
 use fst::os::memory::{populate, read};
 use fst::staging::pool::Block;
 use memmap2::{MmapMut, MmapOptions};
@@ -56,6 +56,8 @@ fn free_blocks_are_those_of_the_fullest_node() {
     let bytes = 309 * (2 << 20) + 248 * (4 << 20);
     assert_eq!(free_bytes_of(one, 4096), bytes);
     assert_eq!(free_bytes_of(&format!("{one}Node 1, zone   Normal 9 9 9 9 9 9 9 9 9 2 0 \n"), 4096), 4 << 20);
+    // Blocks of 64 MiB, where a huge page has 512 MiB.
+    assert_eq!(free_bytes_of(one, 64 << 10), 0);
     assert_eq!(free_bytes_of("no buddyinfo", 4096), 0);
     for (order, is_reported) in [("9\n", true), ("4294967295\n", false), ("-1\n", false), ("", false)] {
         assert_eq!(is_order(order), is_reported, "{order:?}");
@@ -64,11 +66,12 @@ fn free_blocks_are_those_of_the_fullest_node() {
 
 #[test]
 fn large_blocks_begin_at_huge_pages() {
-    for bytes in [PAGE_BYTES, HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES - PAGE_BYTES] {
+    let huge_page_bytes = huge_page_bytes() as usize;
+    for bytes in [PAGE_BYTES, huge_page_bytes, 3 * huge_page_bytes - PAGE_BYTES] {
         let mut block = Block::allocate(bytes, None).unwrap();
         let memory = block.bytes_mut();
         assert_eq!(memory.len(), bytes);
-        assert_eq!(memory.as_ptr().addr() % bytes.min(HUGE_PAGE_BYTES), 0);
+        assert_eq!(memory.as_ptr().addr() % bytes.min(huge_page_bytes), 0);
         memory.fill(1);
     }
 }
