@@ -4,7 +4,7 @@ Everything static is in pyproject.toml. What is left for code: the layer calls P
 interface changes with every minor release. A build from source serves the PyTorch of the environment that the package
 is installed into. `release/build_wheel.py` names several in `FST_TORCH_ROOTS`, directories of their Python packages.
 `FST_PROFILE` is the profile of cargo, `release` by default. `dev` compiles a changed line in seconds, and checks for
-overflows.
+overflows. Cargo's `CARGO_BUILD_TARGET` selects another processor, such as aarch64-unknown-linux-gnu.
 """
 
 import importlib.util
@@ -22,6 +22,8 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import PlatformError
 
 REFERENCE_TORCH = "2.11.0"
+# Platform that the libraries run on, if not that of this interpreter. Cargo has a directory for it.
+TARGET = os.environ.get("CARGO_BUILD_TARGET", "")
 
 
 def target_environ() -> dict[str, str]:
@@ -144,7 +146,8 @@ class CargoBuild(build_ext):
         destination.parent.mkdir(parents=True, exist_ok=True)
         # Cargo has a directory for each profile, of which `dev` is called `debug`.
         directory = "debug" if profile == "dev" else profile
-        shutil.copyfile(Path(os.environ.get("CARGO_TARGET_DIR", "target"), directory, ext.output), destination)
+        built = Path(os.environ.get("CARGO_TARGET_DIR", "target"), TARGET, directory, ext.output)
+        shutil.copyfile(built, destination)
 
     def copy_extensions_to_source(self) -> None:
         for ext in self.extensions:
@@ -164,7 +167,7 @@ class PlatformWheel(bdist_wheel):
     """No file of the wheel depends on the Python version or its binary interface, only on the platform."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        return "py3", "none", super().get_tag()[2]
+        return "py3", "none", f"linux_{TARGET.partition('-')[0]}" if TARGET else super().get_tag()[2]
 
 
 version = re.search(r'^version = "(.+)"$', Path("Cargo.toml").read_text(), re.MULTILINE)

@@ -2,6 +2,8 @@
 
 The wheel has the core once, and the layer for each release. Its tag names the oldest glibc that it runs with. Debug
 information goes to DIRECTORY/debug, where `add-symbol-file` of gdb and `perf --symfs` can use it.
+
+Cargo's `CARGO_BUILD_TARGET` selects another processor, as `make wheel-arm` does.
 """
 
 import argparse
@@ -12,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from releases import CHECKOUT, RELEASES
+from releases import CHECKOUT, PROCESSOR, RELEASES
 from reproducible import flags
 from torch_headers import torch_headers
 
@@ -100,9 +102,9 @@ def commit_time() -> str:
     return done.stdout.strip() if done.returncode == 0 else EARLIEST
 
 
-def tool(*command: str | Path) -> None:
-    """Runs a program of binutils."""
-    subprocess.run(command, check=True)
+def tool(name: str, *arguments: str | Path) -> None:
+    """Runs a program of binutils for the processor."""
+    subprocess.run([f"{PROCESSOR}-linux-gnu-{name}" if PROCESSOR else name, *arguments], check=True)
 
 
 def only(directory: Path) -> Path:

@@ -7,7 +7,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from releases import CHECKOUT
+from releases import CHECKOUT, PROCESSOR, TARGET
 
 
 def torch_headers(release: str) -> Path:
@@ -15,13 +15,15 @@ def torch_headers(release: str) -> Path:
 
     What is built with them runs with later patches. The directory is kept in cargo's target directory.
     """
-    folder = Path(os.environ.get("CARGO_TARGET_DIR", CHECKOUT / "target"), "torch", release).absolute()
+    folder = Path(os.environ.get("CARGO_TARGET_DIR", CHECKOUT / "target"), TARGET, "torch", release).absolute()
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
             unpacked = Path(temporary, "unpacked")
             pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-            subprocess.run([*pip, "--only-binary=:all:", "--dest", temporary, f"torch=={release}.0"], check=True)
+            platform = [f"--platform=manylinux_2_28_{PROCESSOR}"] if PROCESSOR else []
+            options = [*platform, "--only-binary=:all:", "--dest", temporary]
+            subprocess.run([*pip, *options, f"torch=={release}.0"], check=True)
             [wheel] = Path(temporary).glob("torch-*.whl")
             with zipfile.ZipFile(wheel) as file:
                 wanted = ("torch/include/", "torch/version.py")
