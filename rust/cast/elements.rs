@@ -1,7 +1,8 @@
 //! Casts of elements on the CPU, bit-exact with PyTorch's `Tensor.to` on the CPU.
 //!
 //! As in PyTorch, every value goes through f32. An f64 cast to 16 bits is therefore rounded twice. Casts of wide
-//! integers to F64 are the exception, since f32 cannot hold all their digits. PyTorch's result for NaN depends on
+//! integers to F64 are an exception, since f32 cannot hold all their digits, as are casts of F64 to F16 on 64-bit Arm.
+//! PyTorch's result for NaN depends on
 //! whether its vector or its scalar loop handles the element; these casts match the vector loop. `docs/casts.md` has
 //! all rules.
 
@@ -107,6 +108,11 @@ impl Cast {
             (Dtype::U32, Dtype::F64) => map(source, target, |bytes| f64::from(u32::from_le_bytes(bytes)).to_le_bytes()),
             (Dtype::I64, Dtype::F64) => map(source, target, |bytes| (i64::from_le_bytes(bytes) as f64).to_le_bytes()),
             (Dtype::U64, Dtype::F64) => map(source, target, |bytes| (u64::from_le_bytes(bytes) as f64).to_le_bytes()),
+            // PyTorch rounds once on these processors, which have an instruction for it.
+            #[cfg(target_arch = "aarch64")]
+            (Dtype::F64, Dtype::F16) => {
+                map(source, target, |bytes| f16::from_f64(f64::from_le_bytes(bytes)).to_le_bytes());
+            }
             // Aligned f32 values are used in place.
             (Dtype::F32, _) if let Ok(values) = <[f32]>::ref_from_bytes(source) => self.narrow(values, target, halves),
             (_, Dtype::F32) if let Ok(values) = <[f32]>::mut_from_bytes(target) => self.widen(source, values, halves),

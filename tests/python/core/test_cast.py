@@ -29,6 +29,11 @@ def test_every_pair_matches_pytorch(source, device):
     assert_same(tensor, before)
 
 
+def test_f64_is_rounded_to_f16_as_often_as_in_pytorch():
+    """Once on 64-bit Arm, and twice on x86-64."""
+    assert_cast(torch.tensor([1 + 2**-11 + 2**-40], dtype=torch.float64), torch.float16)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn], ids=str)
 def test_shapes_and_strides(dtype, device):
