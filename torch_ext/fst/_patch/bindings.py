@@ -13,9 +13,9 @@ from fst._core.build import PACKAGE
 Namespace = dict[str, Any]
 Place = tuple[Namespace, str]
 
-# Most modules of a program are those of PyTorch and of the packages that PyTorch imports. They do not bind names of
-# safetensors: functions of PyTorch that use it import it when they are called.
-_PASSED_OVER = ("torch.", "sympy.", "mpmath.", "numpy.")
+# Packages whose modules are not searched: most modules of a program. They do not bind names of safetensors: functions
+# of PyTorch that use it import it when they are called.
+_PASSED_OVER = sys.stdlib_module_names | {"torch", "sympy", "mpmath", "numpy", "triton"}
 
 # The core searches dictionaries with Python's own function.
 _mark_holders = ctypes.PyDLL(str(PACKAGE / "libfst_core.so")).fst_mark_holders
@@ -54,9 +54,10 @@ class _Snapshot(NamedTuple):
 class Bindings:
     """Names in the namespaces of all modules that refer to originals or to their replacements.
 
-    The first call of `rebind` looks at every name of every module, except submodules of PyTorch and of packages that
-    PyTorch imports. Later calls look at the names found before, and at modules that were imported or have gained names
-    since. After an interrupted call, the next one looks at every name again.
+    The first call of `rebind` looks at every name of every module, except those of the standard library, of PyTorch and
+    of packages that PyTorch imports. Later calls look at the names found before, and at modules that were imported or
+    have gained names since. After an interrupted call, or if a module was removed, the next one looks at every name
+    again.
     """
 
     def __init__(self) -> None:
@@ -71,11 +72,12 @@ class Bindings:
                 functions and put them back, which does not change the number of names.
         """
         snapshot, self._snapshot = self._snapshot, None
-        modules = list(sys.modules.values())
+        # A copy, because other threads may import modules.
+        imported = sys.modules.copy()
         if snapshot is None or snapshot.pair_count != len(pairs):
-            snapshot = _look(_Snapshot(len(pairs), [], [], [], []), modules, pairs)
-        elif not snapshot.is_current(modules):
-            snapshot = _look(snapshot, modules, pairs)
+            snapshot = _look(_Snapshot(len(pairs), [], [], [], []), imported, pairs)
+        elif not snapshot.is_current(list(imported.values())):
+            snapshot = _look(snapshot, imported, pairs)
         replacements = {id(old): new for old, new in pairs.items()}
         for namespace, name in [*snapshot.places, *((watch, name) for watch in watched for name in list(watch))]:
             value = namespace.get(name)
@@ -84,19 +86,19 @@ class Bindings:
         self._snapshot = snapshot
 
 
-def _look(known: _Snapshot, modules: list[Any], pairs: Mapping[Any, Any]) -> _Snapshot:
+def _look(known: _Snapshot, imported: Mapping[str, Any], pairs: Mapping[Any, Any]) -> _Snapshot:
     """Returns a snapshot of the modules. Searches those that are not in `known` or have gained or lost names."""
-    names = [name for name in list(sys.modules) if not name.startswith(_PASSED_OVER)]
-    namespaces = [_namespace_of(sys.modules.get(name)) for name in names]
+    modules, count = list(imported.values()), len(known.modules)
+    if len(modules) < count or not all(map(operator.is_, modules, known.modules)):
+        known, count = known._replace(namespaces=[], sizes=[], places=[]), 0
+    # Programs add modules after those before, which keep their namespaces.
+    names = [name for name in list(imported)[count:] if name.partition(".")[0] not in _PASSED_OVER]
+    added = [_namespace_of(imported[name]) for name in names]
+    namespaces = known.namespaces + added
     sizes = list(map(len, namespaces))
-    known_sizes = dict(zip(map(id, known.namespaces), known.sizes, strict=True))
-    unchanged, changed = set(), []
-    for namespace, size in zip(namespaces, sizes, strict=True):
-        if known_sizes.get(id(namespace)) == size:
-            unchanged.add(id(namespace))
-        else:
-            changed.append(namespace)
-    places = [place for place in known.places if id(place[0]) in unchanged]
+    changed = [*compress(known.namespaces, map(operator.ne, sizes, known.sizes)), *added]
+    searched = set(map(id, changed))
+    places = [place for place in known.places if id(place[0]) not in searched]
     places += _find(changed, [item for pair in pairs.items() for item in pair])
     return _Snapshot(known.pair_count, modules, namespaces, sizes, places)
 

@@ -70,9 +70,9 @@ def patch(device: Device | DeviceMap = None) -> Patch:
 
     transformers, accelerate, diffusers and all other callers of safetensors then use fst. The patch covers
     `safetensors.safe_open` and `safetensors.torch.load_file`, `load_model`, `save_file` and `save_model`. It replaces
-    the names in every module that has imported them, and in modules that import them later. Submodules of PyTorch,
-    NumPy and SymPy, which do not import them, are not searched. Calls that fst does not support, such as those for
-    tensors of frameworks other than PyTorch and NumPy, still go to safetensors.
+    the names in every module that has imported them, and in modules that import them later. Modules of the standard
+    library, PyTorch, NumPy and SymPy, which do not import them, are not searched. Calls that fst does not support, such
+    as those for tensors of frameworks other than PyTorch and NumPy, still go to safetensors.
 
     The patch affects the whole process and all its threads. A plain call lasts until `unpatch`, even if it is repeated:
 
