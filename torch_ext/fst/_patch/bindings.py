@@ -25,7 +25,7 @@ _next_item = ctypes.cast(ctypes.pythonapi.PyDict_Next, ctypes.c_void_p)
 
 
 class _Snapshot(NamedTuple):
-    """Result of a search of all modules, current until modules are imported, removed or gain names.
+    """Result of a search of all modules.
 
     An object per module, even a weak reference, would bring the next full garbage collection forward, which takes
     longer than a patch. So modules that a program removes stay alive until the next change of the patch.
@@ -43,12 +43,6 @@ class _Snapshot(NamedTuple):
     namespaces: list[Namespace]
     sizes: list[int]
     places: list[Place]
-
-    def is_current(self, modules: list[Any]) -> bool:
-        """Returns whether these are the modules of the snapshot, and have as many names as then."""
-        # Identity, because programs put objects into sys.modules whose comparison may raise.
-        is_same = len(modules) == len(self.modules) and all(map(operator.is_, modules, self.modules))
-        return is_same and list(map(len, self.namespaces)) == self.sizes
 
 
 class Bindings:
@@ -72,12 +66,10 @@ class Bindings:
                 functions and put them back, which does not change the number of names.
         """
         snapshot, self._snapshot = self._snapshot, None
-        # A copy, because other threads may import modules.
-        imported = sys.modules.copy()
         if snapshot is None or snapshot.pair_count != len(pairs):
-            snapshot = _look(_Snapshot(len(pairs), [], [], [], []), imported, pairs)
-        elif not snapshot.is_current(list(imported.values())):
-            snapshot = _look(snapshot, imported, pairs)
+            snapshot = _Snapshot(len(pairs), [], [], [], [])
+        # A copy, because other threads may import modules.
+        snapshot = _look(snapshot, sys.modules.copy(), pairs)
         replacements = {id(old): new for old, new in pairs.items()}
         for namespace, name in [*snapshot.places, *((watch, name) for watch in watched for name in list(watch))]:
             value = namespace.get(name)
@@ -89,6 +81,7 @@ class Bindings:
 def _look(known: _Snapshot, imported: Mapping[str, Any], pairs: Mapping[Any, Any]) -> _Snapshot:
     """Returns a snapshot of the modules. Searches those that are not in `known` or have gained or lost names."""
     modules, count = list(imported.values()), len(known.modules)
+    # Identity, because programs put objects into sys.modules whose comparison may raise.
     if len(modules) < count or not all(map(operator.is_, modules, known.modules)):
         known, count = known._replace(namespaces=[], sizes=[], places=[]), 0
     # Programs add modules after those before, which keep their namespaces.
