@@ -2,8 +2,9 @@
 //! driver reports a violation.
 
 use crate::gpu_load::{Load, bytes_of, mixed_model};
+use crate::load_failures::LOAD_FAULTS;
 use crate::model::Model;
-use crate::sim::abi::Fault;
+use crate::sigint;
 use crate::sim::gpu::Gpu;
 use crate::sim::{Sim, TIGHT, schedules, with_fault_at_every_call};
 use fst::device::Scratch;
@@ -115,8 +116,7 @@ fn a_batch_of_the_caller_runs_after_those_of_the_thread() {
 #[test]
 fn a_fault_at_any_call_is_a_clean_error() {
     let model = mixed_model();
-    // At least a context, two streams, and events that order the copies with the caller.
-    for (fault, least) in [(Fault::OutOfMemory, 4), (Fault::CopyEnqueue, 10), (Fault::CopyAsync, 10)] {
+    for (fault, least) in LOAD_FAULTS {
         with_fault_at_every_call(fault, least, |sim, begin| {
             let gpu = Gpu::new(sim, 0);
             let caller = Caller::new(&gpu, &model);
@@ -161,12 +161,10 @@ fn destinations_may_be_freed_after_the_transfer_is_dropped() {
 
 /// Submits all windows of a load whose thread waits for a slot, and ends it.
 fn end_while_the_thread_waits(end: impl Fn(BackgroundTransfer<Cuda>)) {
-    extern "C" fn ignore(_: libc::c_int) {}
-    let handler: extern "C" fn(libc::c_int) = ignore;
     let model = mixed_model();
     let sim = Sim::start(0);
-    // SAFETY: the handler does nothing.
-    let before = unsafe { libc::signal(libc::SIGINT, handler as libc::sighandler_t) };
+    let before = sigint::handler();
+    sigint::handle_with(sigint::counting());
     let gpu = Gpu::new(&sim, 0);
     let caller = Caller::new(&gpu, &model);
     let request = Request { bytes: ONE_SLOT.chunk_bytes, node: None, staging_bytes: ONE_SLOT.staging_bytes };
@@ -180,8 +178,7 @@ fn end_while_the_thread_waits(end: impl Fn(BackgroundTransfer<Cuda>)) {
     caller.load.use_blocks();
     drop(slot);
     assert_eq!(sim.counters().copies, 0);
-    // SAFETY: the action before.
-    unsafe { libc::signal(libc::SIGINT, before) };
+    sigint::handle_with(before);
 }
 
 #[test]
@@ -192,8 +189,7 @@ fn dropping_a_transfer_ends_the_thread() {
 #[test]
 fn an_interrupt_ends_the_thread() {
     end_while_the_thread_waits(|transfer| {
-        // SAFETY: the process has a handler for SIGINT.
-        unsafe { libc::raise(libc::SIGINT) };
+        sigint::interrupt();
         assert_eq!(transfer.finish().unwrap_err().kind(), Kind::Interrupted);
     });
 }

@@ -10,6 +10,10 @@ use fst::error::Result;
 use fst::options::Options;
 use fst::profile;
 
+/// Faults of a load without kernels, and how many calls may fail at least: those for a context, a stream, and events that
+/// order the copies with the caller.
+pub const LOAD_FAULTS: [(Fault, u64); 3] = [(Fault::OutOfMemory, 4), (Fault::CopyEnqueue, 10), (Fault::CopyAsync, 10)];
+
 /// Loads a model. A load that succeeds must be exact.
 pub fn attempt(sim: &Sim, begin: &dyn Fn(), model: &Model, options: Options) -> Result<()> {
     let gpu = Gpu::new(sim, 0);
@@ -25,14 +29,8 @@ fn a_fault_at_any_call_is_a_clean_error() {
     let model = mixed_model();
     // A build without nvcc launches no kernel.
     let launches = u64::from(IMAGE.is_some());
-    for (fault, least) in [
-        // A context, a stream, and events that order the copies with the caller.
-        (Fault::OutOfMemory, 4),
-        (Fault::CopyEnqueue, 10),
-        (Fault::CopyAsync, 10),
-        (Fault::LaunchEnqueue, launches),
-        (Fault::LaunchAsync, launches),
-    ] {
+    let kernel_faults = [(Fault::LaunchEnqueue, launches), (Fault::LaunchAsync, launches)];
+    for (fault, least) in LOAD_FAULTS.into_iter().chain(kernel_faults) {
         let results = with_fault_at_every_call(fault, least, |sim, begin| attempt(sim, begin, &model, TIGHT));
         // Staging memory that cannot be pinned is not an error.
         assert_eq!(results.iter().any(Result::is_ok), fault == Fault::OutOfMemory, "{results:?}");

@@ -2,8 +2,8 @@
 //! driver reports a violation.
 
 use crate::gpu_load::{Load, bytes_of, mixed_model};
+use crate::load_failures::LOAD_FAULTS;
 use crate::model::Model;
-use crate::sim::abi::Fault;
 use crate::sim::gpu::Gpu;
 use crate::sim::{TIGHT, schedules, with_fault_at_every_call};
 use fst::device::Scratch;
@@ -223,8 +223,7 @@ fn run(caller: &Caller<'_>) -> Result<()> {
 #[test]
 fn a_fault_at_any_call_is_a_clean_error() {
     let model = mixed_model();
-    // At least a context, two streams, and events that order the copies with the caller.
-    for (fault, least) in [(Fault::OutOfMemory, 4), (Fault::CopyEnqueue, 10), (Fault::CopyAsync, 10)] {
+    for (fault, least) in LOAD_FAULTS {
         with_fault_at_every_call(fault, least, |sim, begin| {
             let gpu = Gpu::new(sim, 0);
             let caller = Caller::new(&gpu, &model);
