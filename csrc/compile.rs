@@ -7,8 +7,9 @@ use std::process::Command;
 use std::{env, fs};
 
 /// Files of the layer.
-pub const SOURCES: [&str; 15] = [
+pub const SOURCES: [&str; 18] = [
     "csrc/cast.cpp",
+    "csrc/change.cpp",
     "csrc/checkpoint.cpp",
     "csrc/encryption_key.cpp",
     "csrc/error.cpp",
@@ -21,6 +22,8 @@ pub const SOURCES: [&str; 15] = [
     "csrc/select.cpp",
     "csrc/source.cpp",
     "csrc/transfer.cpp",
+    "csrc/update.cpp",
+    "csrc/version.cpp",
     "csrc/views.cpp",
     "csrc/writer.cpp",
 ];

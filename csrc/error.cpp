@@ -26,4 +26,8 @@ void throw_invalid_argument(const std::string& message) {
   throw_as_torch_error(std::string(invalid_argument(rust::String::lossy(message))));
 }
 
+void throw_version_conflict(const std::string& message) {
+  throw_as_torch_error(std::string(version_conflict(rust::String::lossy(message))));
+}
+
 }  // namespace fst

@@ -15,6 +15,9 @@ namespace fst {
 // Throws c10::ValueError with the code for invalid arguments.
 [[noreturn]] void throw_invalid_argument(const std::string& message);
 
+// Throws c10::ValueError with the code for tensors that do not hold the version that an update needs.
+[[noreturn]] void throw_version_conflict(const std::string& message);
+
 // Calls the core and converts its errors to PyTorch's exceptions.
 template <typename Call>
 auto call_core(Call&& call) -> decltype(call()) {

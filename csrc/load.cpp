@@ -18,6 +18,7 @@
 #include "error.h"
 #include "memory.h"
 #include "transfer.h"
+#include "version.h"
 #include "views.h"
 
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 11
@@ -234,13 +235,17 @@ void check_coverage(const Selection& selection, c10::Device device) {
 
 std::vector<std::string> take_unverified() { return std::exchange(unverified, {}); }
 
-void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype dtype) {
+void check_outputs(const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype dtype) {
   if (out.size() != specs.size()) {
     throw_invalid_argument(c10::str(specs.size(), " names, but ", out.size(), " outputs; give one for every name"));
   }
   for (size_t index = 0; index < specs.size(); ++index) {
     check_output(specs[index], out[index], dtype);
   }
+}
+
+void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype dtype) {
+  check_outputs(specs, out, dtype);
   check_coverage(selection, c10::kCPU);
   call_core([&] { selection.check_digests(); });
   const auto recording = selection.record(rust::String(out.empty() ? "cpu" : out[0].device().str()));
@@ -260,6 +265,7 @@ void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::Ten
     transfer.finish();
   }
   mark_changed(out);
+  forget_version(out);
 }
 
 }  // namespace fst

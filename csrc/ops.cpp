@@ -20,6 +20,8 @@
 #include "save.h"
 #include "select.h"
 #include "source.h"
+#include "update.h"
+#include "version.h"
 #include "writer.h"
 
 namespace fst {
@@ -96,6 +98,19 @@ c10::intrusive_ptr<Loader> stream_files(Strings paths, c10::Device device, const
 
 std::vector<int64_t> requested_dtypes(Strings names, Strings patterns, c10::IntArrayRef dtypes) {
   return requested_types(names, dtype_rules(std::nullopt, patterns, dtypes.vec()));
+}
+
+c10::intrusive_ptr<Update> update_of(std::vector<std::string> names, std::vector<at::Tensor> tensors,
+                                     const std::vector<at::Tensor>& targets, const Update::Positions& positions,
+                                     const std::vector<at::Tensor>& values, const Version& version) {
+  if (positions.size() != targets.size() || values.size() != targets.size()) {
+    throw_invalid_argument("there must be positions and values for each target");
+  }
+  std::vector<Change> changes;
+  for (size_t index = 0; index < targets.size(); ++index) {
+    changes.push_back({targets[index], positions.get(index).value_or(at::Tensor()), values[index]});
+  }
+  return c10::make_intrusive<Update>(std::move(names), std::move(tensors), std::move(changes), version);
 }
 
 int64_t release_memory() {
@@ -264,6 +279,23 @@ TORCH_LIBRARY(fst, m) {
       .def("load_into", &OpenCheckpoint::load_into, "", {torch::arg("names"), torch::arg("out")})
       .def("load_boxes_into", &OpenCheckpoint::load_boxes_into, "",
            {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"), torch::arg("out")});
+  m.class_<Update>("Update")
+      .def(torch::init(update_of), "Staged changes of tensors.",
+           {torch::arg("names"), torch::arg("tensors"), torch::arg("targets"), torch::arg("positions"),
+            torch::arg("values"), torch::arg("version") = none})
+      .def("check", &Update::check)
+      .def("write", &Update::write, "", {torch::arg("begin"), torch::arg("end")})
+      .def("finish", &Update::finish)
+      .def("commit", &Update::commit)
+      .def("rollback", &Update::rollback)
+      .def("version", &Update::version)
+      .def("staged_bytes", &Update::staged_bytes);
+  def_io(
+      "prepare_update(str[] paths, str[] names, Tensor[] out, *, str? version=None, str verify=\"\") -> "
+      "__torch__.torch.classes.fst.Update");
+  def_io("version_of(Tensor[] tensors) -> str?");
+  def_io("set_version(Tensor[] tensors, str? version) -> ()");
+  def_io("_mark_torn(Tensor[] tensors) -> ()");
   m.class_<OpenSource>("Source")
       .def(torch::init<const std::string&>(), "Open file, local or remote.", {torch::arg("path")})
       .def("length", &OpenSource::length)
@@ -322,6 +354,10 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("load_slices", Load<&OpenCheckpoint::load_slices>::of_paths<Strings>);
   m.impl("load_boxes", Load<&OpenCheckpoint::load_boxes>::of_paths<Strings>);
   m.impl("load_into", load_into_outputs);
+  m.impl("prepare_update", prepare_update);
+  m.impl("version_of", version_of);
+  m.impl("set_version", set_version);
+  m.impl("_mark_torn", mark_torn);
   m.impl("save_file", save_tensors);
   m.impl("_save_shard", save_shard);
   m.impl("_write_bytes", write_bytes);

@@ -29,7 +29,7 @@ use self::checkpoint::{Checkpoint, OpenRequest, open, open_request, resolve_file
 use self::cipher::{Cipher, cipher_of_key, derive_key, new_cipher};
 use self::dtype_rules::requested_scalar_types;
 use self::encryption_key::{EncryptionKey, encryption_key, key_for_save, key_of_file, key_of_passphrase, rotate_key};
-use self::error::{exception_of, invalid_argument, out_of_memory};
+use self::error::{exception_of, invalid_argument, out_of_memory, version_conflict};
 use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
 use self::profile::profile_stop;
 use self::save::{
@@ -201,6 +201,7 @@ mod ffi {
     extern "Rust" {
         fn exception_of(text: &str) -> ExceptionClass;
         fn invalid_argument(message: &str) -> String;
+        fn version_conflict(message: &str) -> String;
         fn out_of_memory(tensor: &str, bytes: u64, device: &str) -> String;
 
         fn resolve_files(paths: &[String]) -> Result<Vec<String>>;

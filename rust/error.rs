@@ -58,6 +58,8 @@ named_enum! {
     UnsupportedDtype = "unsupported-dtype",
     /// Arguments do not fit together or do not fit the file.
     InvalidArgument = "invalid-argument",
+    /// Tensors do not hold the version that an update needs.
+    Version = "version",
     /// SIGINT (Ctrl-C) ended the operation.
     Interrupted = "interrupted",
     /// The device or the host is out of memory.

@@ -36,7 +36,8 @@ from fst._load.load import (
     verify,
 )
 from fst._load.stream import Stream, stream
-from fst._module.load_module import ModuleMismatchError, load_module
+from fst._module.check import ModuleMismatchError
+from fst._module.load_module import load_module
 from fst._patch.patch import patch, unpatch
 from fst._profile.profile import Profile, profile
 from fst._profile.summary import ReaderUse, StageTime, Summary

@@ -1,7 +1,6 @@
 """`load_module`: loads a checkpoint into the parameters and buffers of a module."""
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -17,33 +16,19 @@ from fst._core.dtypes import CASTABLE
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
-from fst._core.urls import without_secrets
-from fst._distributed.dtensors import dtensor_layout, is_dtensor, local_tensor, reshard
+from fst._distributed.dtensors import is_dtensor, reshard
 from fst._distributed.load import device_message, fill_shards, open_for_group
 from fst._distributed.meshes import enclosing_mesh, mesh_device, mesh_group
-from fst._distributed.shards import Replicated, ShardRequest
-from fst._module.match import Match, ModuleTensor, match_tensors, non_persistent_buffers, own_tensors
+from fst._distributed.shards import ShardRequest
+from fst._module.check import check_match, differing_on_any, tied_names
+from fst._module.hooks import call_post_hooks
+from fst._module.match import Match, ModuleTensor, match_tensors, module_tensors
 from fst._module.materialize import ModuleOptions, convert_unloaded, load_new, replace
+from fst._module.shards import meshes_of, requested_shards
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
-
-
-class ModuleMismatchError(RuntimeError):
-    """A checkpoint does not fit a module. Nothing was written.
-
-    Attributes:
-        missing_keys: Names that the checkpoint lacks.
-        unexpected_keys: Names that the module lacks.
-        misshapen_keys: Names whose shapes differ between checkpoint and module.
-    """
-
-    def __init__(self, message: str, missing: list[str], unexpected: list[str], misshapen: list[str]) -> None:
-        super().__init__(message)
-        self.missing_keys = missing
-        self.unexpected_keys = unexpected
-        self.misshapen_keys = misshapen
 
 
 def load_module(
@@ -122,7 +107,7 @@ def load_module(
     request = verify_of(verify)
     with defer_interrupts():
         reshard(module)
-        meshes = _meshes_of(module)
+        meshes = meshes_of(module_tensors(module))
         if group is None and meshes:
             group = mesh_group(enclosing_mesh(meshes))
         if group is not None:
@@ -132,8 +117,8 @@ def load_module(
             checkpoint = open_for_group(paths, ranks, request, encryption_key)
             match = ranks.run_on_all(lambda: match_tensors(module, checkpoint.tensors))
             options = ranks.run_on_all(lambda: _with_dtypes(options, match, dtype))
-            differing = _differing_on_any(_tied_names(match), checkpoint, ranks)
-            ranks.run_on_all(lambda: _check(match, module, checkpoint, strict, differing))
+            differing = differing_on_any(tied_names(match), checkpoint, ranks)
+            ranks.run_on_all(lambda: check_match(match, module, checkpoint, strict, differing))
             loaded = _load_together(match, checkpoint, options, ranks)
             return ranks.run_on_all(lambda: _finish(module, match, loaded, options))
     options = _module_options(device, [])
@@ -142,16 +127,9 @@ def load_module(
         checkpoint.verify()
     match = match_tensors(module, checkpoint.tensors)
     options = _with_dtypes(options, match, dtype)
-    differing = [names for names in _tied_names(match) if not have_equal_bits(checkpoint, names)]
-    _check(match, module, checkpoint, strict, differing)
+    differing = [names for names in tied_names(match) if not have_equal_bits(checkpoint, names)]
+    check_match(match, module, checkpoint, strict, differing)
     return _finish(module, match, _load_alone(match, checkpoint, options), options)
-
-
-def _meshes_of(module: Module) -> "list[DeviceMesh]":
-    """Returns the meshes of the module's DTensors that contain this rank, in the order of the module."""
-    tensors = [tensor for child in module.modules() for _, tensor in own_tensors(child) if is_dtensor(tensor)]
-    meshes = dict.fromkeys(tensor.device_mesh for tensor in tensors)
-    return [mesh for mesh in meshes if mesh.get_coordinate() is not None]
 
 
 def _module_options(device: Device, meshes: "Sequence[DeviceMesh]") -> ModuleOptions:
@@ -176,52 +154,6 @@ def _with_dtypes(options: ModuleOptions, match: Match, dtype: Dtype) -> ModuleOp
         if to is not None and each.tensor.dtype in CASTABLE:
             dtypes |= {id(tensor): to for tensor in each.tensors}
     return options._replace(dtypes=dtypes)
-
-
-def _tied_names(match: Match) -> list[list[str]]:
-    """Returns the names of each tensor that has several names in the checkpoint."""
-    return [tensor.stored_names for tensor in match.tensors if len(tensor.stored_names) > 1]
-
-
-def _differing_on_any(tied_names: Sequence[list[str]], checkpoint: OpenCheckpoint, group: Group) -> list[list[str]]:
-    """Returns the names of tied tensors whose stored values differ. Each rank compares a part of the values."""
-
-    def compare() -> tuple[None, bytes]:
-        differing = [names for names in tied_names if not have_equal_bits(checkpoint, names, group.rank, group.size)]
-        return None, json.dumps(differing).encode()
-
-    _, gathered = group.gather_results(compare)
-    differing = [names for data in gathered for names in json.loads(data)]
-    return [names for names in tied_names if names in differing]
-
-
-def _check(
-    match: Match, module: Module, checkpoint: OpenCheckpoint, strict: bool, differing: Sequence[list[str]]
-) -> None:
-    """Raises a ModuleMismatchError that lists all mismatches."""
-    problems = list(match.problems)
-    problems += [
-        f"{_quote(names)}: different values in the checkpoint, one tensor in the module" for names in differing
-    ]
-    if strict:
-        if match.missing:
-            problems.append(f"missing in the checkpoint: {_quote(match.missing)}")
-        if match.unexpected:
-            problems.append(f"missing in the module: {_quote(match.unexpected)}")
-        problems += [
-            f'"{name}": a non-persistent buffer on meta, which no checkpoint holds; initialize it before the load'
-            for name, buffer in non_persistent_buffers(module)
-            if buffer.is_meta
-        ]
-    if problems:
-        files = ", ".join(map(without_secrets, checkpoint.paths))
-        summary = f"{files} does not fit {type(module).__name__}, and nothing was written:"
-        message = "\n    ".join([summary, *problems])
-        raise ModuleMismatchError(message, match.missing, match.unexpected, match.misshapen)
-
-
-def _quote(names: list[str]) -> str:
-    return ", ".join(f'"{name}"' for name in names)
 
 
 class _Loaded(NamedTuple):
@@ -254,7 +186,7 @@ def _load_together(match: Match, checkpoint: OpenCheckpoint, options: ModuleOpti
         out = [(each.stored_names[0], each.tensor) for each in kept]
         out += [(each.stored_names[0], value) for each, value in replacements]
         out += [(name, state) for (_, name), state in zip(match.extra_states, extra_states, strict=True)]
-        shards = [shard for name, tensor in out for shard in _requested_shards(name, tensor, group)]
+        shards = [shard for name, tensor in out for shard in requested_shards(name, tensor, group)]
         return (_Loaded(replacements, extra_states), shards), device_message([tensor for _, tensor in shards])
 
     (loaded, shards), gathered = group.gather_results(allocate)
@@ -276,16 +208,6 @@ def _partition(match: Match, options: ModuleOptions) -> tuple[list[ModuleTensor]
     return kept, replaced
 
 
-def _requested_shards(name: str, tensor: Tensor, group: Group) -> Iterator[tuple[ShardRequest, Tensor]]:
-    """Yields a request for each region of this rank's tensor, with the view that it fills."""
-    if not is_dtensor(tensor):
-        yield ShardRequest(name, Replicated()), tensor
-    elif tensor.device_mesh.get_coordinate() is not None:
-        local = local_tensor(tensor)
-        for shard, region in dtensor_layout(tensor, group.process_group).regions:
-            yield ShardRequest(name, shard), region.view(local)
-
-
 def _finish(module: Module, match: Match, loaded: _Loaded, options: ModuleOptions) -> _IncompatibleKeys:
     """Replaces tensors, sets extra states and calls the hooks of the module."""
     for module_tensor, value in loaded.replacements:
@@ -298,13 +220,5 @@ def _finish(module: Module, match: Match, loaded: _Loaded, options: ModuleOption
     for (child, _), state in zip(match.extra_states, loaded.extra_states, strict=True):
         child.set_extra_state(state)
     keys = _IncompatibleKeys(match.missing, match.unexpected)
-    _call_post_hooks(module, keys)
+    call_post_hooks(module, keys)
     return keys
-
-
-def _call_post_hooks(module: Module, keys: _IncompatibleKeys) -> None:
-    """Calls the post-hooks of `load_state_dict` in its order."""
-    for child in module.children():
-        _call_post_hooks(child, keys)
-    for hook in module._load_state_dict_post_hooks.values():
-        hook(module, keys)

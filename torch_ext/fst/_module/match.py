@@ -91,6 +91,13 @@ def own_tensors(module: Module) -> Iterator[tuple[str, Tensor]]:
             yield name, tensor
 
 
+def module_tensors(module: Module) -> Iterator[Tensor]:
+    """Yields the parameters and persistent buffers of a module and its descendants."""
+    for child in module.modules():
+        for _, tensor in own_tensors(child):
+            yield tensor
+
+
 def non_persistent_buffers(module: Module) -> Iterator[tuple[str, Tensor]]:
     """Yields the non-persistent buffers of a module and its descendants. Checkpoints do not hold them."""
     for prefix, child in module.named_modules():

@@ -1,0 +1,71 @@
+// Update of existing tensors in one step: everything is read and checked before anything is written.
+#pragma once
+
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <torch/custom_class.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "change.h"
+#include "select.h"
+#include "version.h"
+
+namespace fst {
+
+// `torch.classes.fst.Update`: staged changes of tensors. Calls from several threads run one after another.
+class Update : public torch::CustomClassHolder {
+ public:
+  using Positions = c10::List<std::optional<at::Tensor>>;
+
+  // `tensors` are all tensors that get the version, whether they change or not, and `names` their names in errors.
+  Update(std::vector<std::string> names, std::vector<at::Tensor> tensors, std::vector<Change> changes, Version version);
+
+  // Throws a version error if one of the tensors was updated since the update was prepared, or one of those whose
+  // elements change in part was written in any way that autograd notices.
+  void check();
+
+  // Writes all changes on the current streams of their devices, and sets the version. Reads no files.
+  void commit();
+
+  // Steps of `commit` after `check`: writes the changes from `begin` to `end`, and sets the version after the last.
+  void write(int64_t begin, int64_t end);
+  void finish();
+
+  // Frees the staged changes. No tensor changes. Does nothing after a commit.
+  void rollback();
+
+  Version version() const { return version_; }
+
+  // Returns the size of the staged positions and values in bytes.
+  int64_t staged_bytes();
+
+ private:
+  std::unique_lock<std::mutex> lock();
+  void check_locked() const;
+  void write_locked(size_t begin, size_t end);
+  void finish_locked();
+
+  const std::vector<std::string> names_;
+  const std::vector<at::Tensor> tensors_;
+  const Version version_;
+  const pid_t process_ = getpid();
+
+  std::mutex mutex_;
+  bool is_open_ = true;
+  std::vector<Change> changes_;
+  // Writes to `tensors_`, and versions for autograd of the targets, when the update was prepared.
+  std::vector<uint64_t> writes_;
+  std::vector<uint32_t> autograd_versions_;
+};
+
+// Operator fst::prepare_update. Reads and verifies named tensors of a checkpoint, for existing tensors of the stored
+// shapes and dtypes.
+c10::intrusive_ptr<Update> prepare_update(Strings paths, Strings names, const std::vector<at::Tensor>& out,
+                                          const Version& version, const std::string& verify);
+
+}  // namespace fst

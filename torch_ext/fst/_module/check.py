@@ -1,0 +1,74 @@
+"""Checks whether a checkpoint fits a module."""
+
+import json
+from collections.abc import Sequence
+
+from torch.nn import Module
+
+from fst._checkpoint.batched import have_equal_bits
+from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._core.group import Group
+from fst._core.urls import without_secrets
+from fst._module.match import Match, non_persistent_buffers
+
+
+class ModuleMismatchError(RuntimeError):
+    """A checkpoint does not fit a module. Nothing was written.
+
+    Attributes:
+        missing_keys: Names that the checkpoint lacks.
+        unexpected_keys: Names that the module lacks.
+        misshapen_keys: Names whose shapes differ between checkpoint and module.
+    """
+
+    def __init__(self, message: str, missing: list[str], unexpected: list[str], misshapen: list[str]) -> None:
+        super().__init__(message)
+        self.missing_keys = missing
+        self.unexpected_keys = unexpected
+        self.misshapen_keys = misshapen
+
+
+def tied_names(match: Match) -> list[list[str]]:
+    """Returns the names of each tensor that has several names in the checkpoint."""
+    return [tensor.stored_names for tensor in match.tensors if len(tensor.stored_names) > 1]
+
+
+def differing_on_any(tied_names: Sequence[list[str]], checkpoint: OpenCheckpoint, group: Group) -> list[list[str]]:
+    """Returns the names of tied tensors whose stored values differ. Each rank compares a part of the values."""
+
+    def compare() -> tuple[None, bytes]:
+        differing = [names for names in tied_names if not have_equal_bits(checkpoint, names, group.rank, group.size)]
+        return None, json.dumps(differing).encode()
+
+    _, gathered = group.gather_results(compare)
+    differing = [names for data in gathered for names in json.loads(data)]
+    return [names for names in tied_names if names in differing]
+
+
+def check_match(
+    match: Match, module: Module, checkpoint: OpenCheckpoint, strict: bool, differing: Sequence[list[str]]
+) -> None:
+    """Raises a ModuleMismatchError that lists all mismatches."""
+    problems = list(match.problems)
+    problems += [
+        f"{_quote(names)}: different values in the checkpoint, one tensor in the module" for names in differing
+    ]
+    if strict:
+        if match.missing:
+            problems.append(f"missing in the checkpoint: {_quote(match.missing)}")
+        if match.unexpected:
+            problems.append(f"missing in the module: {_quote(match.unexpected)}")
+        problems += [
+            f'"{name}": a non-persistent buffer on meta, which no checkpoint holds; initialize it before the load'
+            for name, buffer in non_persistent_buffers(module)
+            if buffer.is_meta
+        ]
+    if problems:
+        files = ", ".join(map(without_secrets, checkpoint.paths))
+        summary = f"{files} does not fit {type(module).__name__}, and nothing was written:"
+        message = "\n    ".join([summary, *problems])
+        raise ModuleMismatchError(message, match.missing, match.unexpected, match.misshapen)
+
+
+def _quote(names: list[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
