@@ -147,6 +147,10 @@ at::Tensor OpenCheckpoint::load_region(const std::string& name, c10::IntArrayRef
   return std::move(load(*selection, specs, {device, {}, is_mapped}).front());
 }
 
+std::vector<at::Tensor> OpenCheckpoint::load_copies(Strings names, c10::Device device) const {
+  return load_tensors({device, {}, false}, names);
+}
+
 void OpenCheckpoint::overwrite(Strings names, at::TensorList out) const {
   const auto selection = select_named(*checkpoint_, names);
   if (is_verified_ && is_encrypted()) {

@@ -83,6 +83,8 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // Loads one tensor, or an index region of it: `ranges` is empty, or has a start, a length and a step for each
   // dimension. A result on the CPU that is not to be mapped is never a view of a file.
   at::Tensor load_region(const std::string& name, c10::IntArrayRef ranges, c10::Device device, bool is_mapped) const;
+  // Loads tensors into memory of their own: none is a view of a mapped file.
+  std::vector<at::Tensor> load_copies(Strings names, c10::Device device) const;
   // Overwrites tensors of the stored shapes and dtypes, like the operator `load_into`. Reads and verifies the data
   // before anything is written, if digests were requested.
   void overwrite(Strings names, at::TensorList out) const;

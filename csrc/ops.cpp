@@ -266,6 +266,8 @@ TORCH_LIBRARY(fst, m) {
       .def("load_region", &OpenCheckpoint::load_region, "",
            {torch::arg("name"), torch::arg("ranges") = std::vector<int64_t>(),
             torch::arg("device") = c10::Device(c10::kCPU), torch::arg("is_mapped") = true})
+      .def("load_copies", &OpenCheckpoint::load_copies, "",
+           {torch::arg("names"), torch::arg("device") = c10::Device(c10::kCPU)})
       .def("stream", stream, "",
            {torch::arg("names") = none, torch::arg("regions") = none, torch::arg("device") = c10::Device(c10::kCPU),
             torch::arg("dtype") = none, torch::arg("window_bytes") = kWindowBytes, torch::arg("order") = "file",

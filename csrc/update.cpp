@@ -134,8 +134,7 @@ c10::intrusive_ptr<Update> prepare_update(Strings paths, Strings names, const st
     for (const size_t index : indices) {
       selected.push_back(names.get(index));
     }
-    // Views of mapped files would be read during the commit.
-    auto values = checkpoint.load_tensors({device, {}, false}, selected);
+    auto values = checkpoint.load_copies(selected, device);
     for (size_t turn = 0; turn < indices.size(); ++turn) {
       changes[indices[turn]] = {out[indices[turn]], {}, std::move(values[turn])};
     }

@@ -14,7 +14,7 @@ from types import ModuleType
 from fst import _command, storage  # noqa: F401
 from fst._checkpoint.safe_open import safe_open
 from fst._core.encryption_key import EncryptionKey
-from fst._core.errors import IntegrityError, SafetensorError, SourceChangedError
+from fst._core.errors import IntegrityError, SafetensorError, SourceChangedError, VersionError
 from fst._core.group import RankError
 from fst._core.library import version as __version__
 from fst._core.ops import prepare, release_memory
@@ -44,6 +44,9 @@ from fst._profile.summary import ReaderUse, StageTime, Summary
 from fst._save.rotate import rotate_key
 from fst._save.save import save_file, save_file_async
 from fst._save.writer import Writer
+from fst._update.prepare_update import prepare_update
+from fst._update.update import Update
+from fst._update.version import set_version, version_of
 
 __all__ = [
     "EncryptionKey",
@@ -59,7 +62,9 @@ __all__ = [
     "StageTime",
     "Stream",
     "Summary",
+    "Update",
     "Verify",
+    "VersionError",
     "Writer",
     "__version__",
     "cast",
@@ -76,6 +81,7 @@ __all__ = [
     "metadata",
     "patch",
     "prepare",
+    "prepare_update",
     "profile",
     "release_memory",
     "rotate_key",
@@ -83,12 +89,14 @@ __all__ = [
     "save_file",
     "save_file_async",
     "scatter",
+    "set_version",
     "storage",
     "stream",
     "stream_sharded",
     "tensor_names",
     "unpatch",
     "verify",
+    "version_of",
 ]
 
 # Directory in which CMake's find_package(fst) finds the header and the library, like `torch.utils.cmake_prefix_path`.

@@ -19,6 +19,7 @@ ROOMS = [
     "_profile",
     "_distributed",
     "_module",
+    "_update",
     "_safetensors_api",
     "torch",
     "numpy",

@@ -242,6 +242,10 @@ class Checkpoint(Loads):
             return self._run("load_region", name, ranges) if ranges else self._run("load_region", name)
         return self._run("load_region", name, ranges, device, is_mapped)
 
+    def load_copies(self, names: Sequence[str], device: Device) -> list[Tensor]:
+        """Loads named tensors into memory of their own: none is a view of a mapped file."""
+        return self._run("load_copies", names, device)
+
     def load_into(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
         """Overwrites existing tensors of the stored shapes, with the casts of `Tensor.copy_`."""
         self._run("load_into", names, out)

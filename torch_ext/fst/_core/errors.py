@@ -58,6 +58,10 @@ class SourceChangedError(OSError):
     """A remote object was replaced while it was loaded. Loading it again gets the new version."""
 
 
+class VersionError(ValueError):
+    """Tensors do not hold the version that an update needs, or hold a mixture of two versions. Nothing was written."""
+
+
 _CODED = re.compile(r"\[([a-z-]+)\] (.*)", re.DOTALL)
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
@@ -70,6 +74,7 @@ EXCEPTIONS: dict[str, type[BaseException]] = {
     "tensor-not-found": TensorNotFoundError,
     "unsupported-dtype": UnsupportedDtypeError,
     "invalid-argument": ValueError,
+    "version": VersionError,
     "interrupted": KeyboardInterrupt,
     "out-of-memory": torch.OutOfMemoryError,
     "device": RuntimeError,

@@ -217,3 +217,9 @@ def profile_start() -> int:
 def profile_stop(profile: int) -> str:
     """Stops a profile, and returns its recording as JSON."""
     return torch.ops.fst.profile_stop(profile)
+
+
+@translates_errors
+def index_metadata(path: str) -> dict[str, str]:
+    """Returns the texts in the metadata of a checkpoint's index; an empty dict if there is no index."""
+    return dict(torch.ops.fst._index_metadata(path)) if hasattr(torch.ops.fst, "_index_metadata") else {}

@@ -13,11 +13,11 @@ from fst._module.match import Match, non_persistent_buffers
 
 
 class ModuleMismatchError(RuntimeError):
-    """A checkpoint does not fit a module. Nothing was written.
+    """A checkpoint does not fit a module or the target of an update. Nothing was written.
 
     Attributes:
         missing_keys: Names that the checkpoint lacks.
-        unexpected_keys: Names that the module lacks.
+        unexpected_keys: Names that the module or target lacks.
         misshapen_keys: Names whose shapes differ between checkpoint and module.
     """
 

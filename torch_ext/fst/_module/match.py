@@ -168,9 +168,9 @@ class _Matcher:
 
     def _add(self, module: Module, prefix: str, name: str, tensor: Tensor, stored: Tensor | None) -> None:
         match, key = self.match, prefix + name
-        module_tensor = self._by_identity.get(_identity(tensor))
+        module_tensor = self._by_identity.get(identity_of(tensor))
         if module_tensor is None:
-            module_tensor = self._by_identity[_identity(tensor)] = ModuleTensor()
+            module_tensor = self._by_identity[identity_of(tensor)] = ModuleTensor()
             match.tensors.append(module_tensor)
         if not any(tensor is other for other in module_tensor.tensors):
             module_tensor.tensors.append(tensor)
@@ -208,7 +208,7 @@ class _Matcher:
         return [] if name is None else [name]
 
 
-def _identity(tensor: Tensor) -> Any:
+def identity_of(tensor: Tensor) -> Any:
     """Returns a key that is equal for the same tensor object, and for equal views of the same storage."""
     if is_lazy(tensor) or is_traceable_wrapper_subclass(tensor) or tensor.layout != torch.strided:
         return id(tensor)

@@ -1,0 +1,94 @@
+"""Typed wrapper of `torch.classes.fst.Update`, and of the operators that keep versions of tensors."""
+# Operators and methods of the wrapped objects have no static types.
+# mypy: disable-error-code="no-any-return"
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import fst._core.library  # noqa: F401  (registers the classes)
+from fst._core.errors import methods_translate_errors, translates_errors
+
+
+class StagedChange(NamedTuple):
+    """Change of a tensor that is staged, and not yet written.
+
+    Attributes:
+        name: Name of the tensor.
+        target: Memory to overwrite: a dense tensor that is not on meta.
+        positions: Numbers of the elements that change, ascending, as uint32, or `None` for all.
+        values: Values of these elements, or of the whole target in its shape.
+    """
+
+    name: str
+    target: Tensor
+    positions: Tensor | None
+    values: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the positions and values in bytes."""
+        return self.values.nbytes + (0 if self.positions is None else self.positions.nbytes)
+
+
+@methods_translate_errors
+class StagedUpdate:
+    """Changes of tensors that are written together.
+
+    Args:
+        named: All tensors that get the version, whether they change or not, with their names in errors.
+        changes: The changes.
+        version: The version of all tensors after the update.
+    """
+
+    def __init__(
+        self, named: Sequence[tuple[str, Tensor]], changes: Sequence[StagedChange], version: str | None
+    ) -> None:
+        self._object: Any = torch.classes.fst.Update(
+            [name for name, _ in named],
+            [tensor for _, tensor in named],
+            [change.target for change in changes],
+            [change.positions for change in changes],
+            [change.values for change in changes],
+            version,
+        )
+
+    def check(self) -> None:
+        """Raises a `VersionError` if the tensors were written to since the object was created."""
+        self._object.check()
+
+    def write(self, begin: int, end: int) -> None:
+        """Writes the changes from `begin` to `end`."""
+        self._object.write(begin, end)
+
+    def finish(self) -> None:
+        """Sets the version of all tensors, and frees the changes."""
+        self._object.finish()
+
+    def rollback(self) -> None:
+        """Frees the changes, and writes none."""
+        self._object.rollback()
+
+    def staged_bytes(self) -> int:
+        """Returns the size of positions and values in bytes."""
+        return self._object.staged_bytes()
+
+
+@translates_errors
+def version_of(tensors: Sequence[Tensor]) -> str | None:
+    """Returns the version that all tensors have, or `None` if they have none."""
+    return torch.ops.fst.version_of(tensors)
+
+
+@translates_errors
+def set_version(tensors: Sequence[Tensor], version: str | None) -> None:
+    """Sets the version of tensors."""
+    torch.ops.fst.set_version(tensors, version)
+
+
+@translates_errors
+def mark_torn(tensors: Sequence[Tensor]) -> None:
+    """Marks tensors as a mixture of two versions, until a load or an update of them succeeds."""
+    torch.ops.fst._mark_torn(tensors)

@@ -1,0 +1,184 @@
+"""`prepare_update`: reads and stages new values of existing tensors."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from fst._core.arguments import Device, Paths, VerifyRequest, device_of, paths_of, verify_of
+from fst._core.encryption_key import EncryptionKey
+from fst._core.group import Group
+from fst._core.interrupts import defer_interrupts
+from fst._core.staged_update import StagedChange, StagedUpdate, mark_torn
+from fst._distributed.dtensors import reshard
+from fst._distributed.meshes import enclosing_mesh, mesh_device, mesh_group
+from fst._module.shards import meshes_of
+from fst._update.from_checkpoint import prepare_from_checkpoint
+from fst._update.prepared import Prepared, Request
+from fst._update.staging import Staging
+from fst._update.target import Target, aliases_of, named_tensors, storages_of, update_problem
+from fst._update.transform import Transform
+from fst._update.update import Plan, Step, Update
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+# Size of the changes between two events of a commit, in bytes.
+_STEP_BYTES = 64 << 20
+
+
+def prepare_update(
+    target: Target,
+    source: Paths,
+    *,
+    names: Sequence[str] | None = None,
+    version: str | None = None,
+    strict: bool = True,
+    transform: Transform | None = None,
+    atomic: bool = True,
+    staging_device: Device = None,
+    staging_bytes: int | None = None,
+    group: "ProcessGroup | None" = None,
+    verify: VerifyRequest = False,
+    encryption_key: EncryptionKey | None = None,
+) -> Update:
+    """Prepares an update of live weights: reads, checks and stages new values, while the old ones stay in use.
+
+    `Update.commit` then writes the values in place, without reading any file. All or nothing: an error before the
+    commit, `Update.rollback`, or dropping the object leave every byte as it was. Names, shapes and dtypes are checked
+    before data is read. If the target holds DTensors, or with `group`, all ranks call this function, and all commit or
+    none does.
+
+    The tensors get the version of the source. Other loads and updates of the same tensors between `prepare_update` and
+    `commit` make the commit an error. docs/updates.md has examples, and says what other threads and streams see.
+
+    Args:
+        target: A module, a mapping of names to tensors, or a list of tensors. The tensors have values: load the first
+            version with `load_module`. Parameters, buffers, views and DTensors keep their addresses.
+        source: A path or a list of paths, each as in `load_file`.
+        names: For a list of tensors, their names in the checkpoint.
+        version: The version of the source. `None` takes the one in the metadata of the checkpoint's index, if any.
+        strict: Whether names that only the target or only the checkpoint has are errors. Names of a checkpoint that a
+            list lacks never are.
+        transform: A function of a name and a tensor of the checkpoint, called for each of them in the order of the
+            files, with the tensor on the device of the target's tensor of the same name. It returns the new value of
+            that tensor, or a mapping of names to the values of several, or `None`. The values have the shapes and
+            dtypes of the target. If it raises, nothing is written.
+        atomic: If False, `commit` reads, and writes as bytes arrive. It stages 512 MiB at a time, or the largest
+            tensor. After an error, the target holds a mixture of versions, and `version_of` raises until a load succeeds.
+        staging_device: Device of staged values: `None` for the device of each tensor, or "cpu" for pinned host memory,
+            from which a commit copies over the bus.
+        staging_bytes: Upper bound for the size of staged values. `None` bounds it by the free memory.
+        group: Ranks that update together. `None` is the ranks of the mesh of the DTensors, or this process alone.
+        verify: As in `load_file`. Data is compared before anything is written.
+        encryption_key: As in `load_file`.
+
+    Returns:
+        An update to commit or roll back.
+
+    Raises:
+        ModuleMismatchError: Names, shapes or dtypes do not fit.
+        MemoryError: The staged values exceed `staging_bytes` or the free memory. Nothing was read.
+        ValueError: A tensor cannot be overwritten, or the result of `transform` does not fit.
+        RankError: Another rank failed.
+        And the errors of `load_file`. Nothing was written.
+
+    Example:
+        >>> linear = torch.nn.Linear(3, 4)
+        >>> update = fst.prepare_update(linear, "model.safetensors", version="2026-11-25")
+        >>> update.staged_bytes, fst.version_of(linear)
+        (64, None)
+        >>> update.commit()
+        >>> fst.version_of(linear)
+        '2026-11-25'
+    """
+    if staging_bytes is not None and staging_bytes < 0:
+        raise ValueError(f"staging_bytes is {staging_bytes}, but must be at least 0")
+    device = None if staging_device is None else torch.empty(0, device=device_of(staging_device)).device
+    named, paths, request = named_tensors(target, names), paths_of(source), verify_of(verify)
+    with defer_interrupts():
+        ranks = _ranks_of(target, named, group)
+        ranks.run_on_all(lambda: _check_tensors(named))
+        staging = Staging(device, staging_bytes)
+        common = Request(target, named, aliases_of(named), ranks, staging, strict, transform)
+        prepared = prepare_from_checkpoint(common, paths, request, encryption_key)
+        return _update(common, prepared, prepared.version if version is None else version, atomic)
+
+
+def _ranks_of(target: Target, named: Sequence[tuple[str, Tensor]], group: "ProcessGroup | None") -> Group:
+    """Returns the ranks that update together: those of a group, or of the meshes of DTensors, or this process."""
+    if isinstance(target, Module):
+        reshard(target)
+    meshes = meshes_of(tensor for _, tensor in named)
+    if group is None and meshes:
+        group = mesh_group(enclosing_mesh(meshes))
+    if group is not None:
+        device = mesh_device(meshes[0]) if meshes else named[0][1].device if named else torch.device("cpu")
+        return Group.of(group, device)
+    return Group.alone(torch.device("cpu"))
+
+
+def _check_tensors(named: Sequence[tuple[str, Tensor]]) -> None:
+    for name, tensor in named:
+        problem = update_problem(tensor)
+        if problem is not None:
+            raise ValueError(f'tensor "{name}" cannot be updated: {problem}')
+
+
+def _update(common: Request, prepared: Prepared, version: str | None, atomic: bool) -> Update:
+    group, staging, tensors = common.group, common.staging, storages_of(common.named)
+    # Without changes, it checks and sets the version of an update that is not atomic.
+    staged = StagedUpdate(tensors, [], version)
+    if atomic:
+        group.run_on_all(lambda: staging.check_parts(prepared.parts))
+        changes = [change for batch in prepared.changes() for change in batch]
+        staged = group.run_on_all(lambda: StagedUpdate(tensors, changes, version))
+        all_steps = list(_steps(staged, changes, common.aliases))
+
+    def steps() -> Iterator[Step]:
+        if atomic:
+            yield from all_steps
+            return
+        for batch in prepared.changes():
+            yield from _steps(StagedUpdate([], batch, None), batch, common.aliases)
+
+    def finish() -> None:
+        prepared.after()
+        staged.finish()
+
+    plan = Plan(
+        names=list(common.aliases),
+        unchanged=[name for name, own in common.aliases.items() if own not in prepared.changing],
+        group=group,
+        check=staged.check,
+        steps=steps,
+        finish=finish,
+        fail=lambda: mark_torn([tensor for _, tensor in tensors]),
+        rollback=staged.rollback,
+        is_atomic=atomic,
+    )
+    return Update(plan, version, staged.staged_bytes(), prepared.unverified())
+
+
+def _steps(staged: StagedUpdate, changes: Sequence[StagedChange], aliases: Mapping[str, str]) -> Iterator[Step]:
+    """Splits changes into steps. A tensor is complete after the step with its last change."""
+    names: dict[str, list[str]] = {}
+    for name, own in aliases.items():
+        names.setdefault(own, []).append(name)
+    last = {change.name: index for index, change in enumerate(changes)}
+    begin, size = 0, 0
+    for index, change in enumerate(changes):
+        size += change.nbytes
+        if size < _STEP_BYTES and index + 1 < len(changes):
+            continue
+        step = changes[begin : index + 1]
+        complete = {each.name for each in step if last[each.name] <= index}
+        yield Step(
+            frozenset(name for own in complete for name in names[own]),
+            frozenset(each.target.device for each in step),
+            partial(staged.write, begin, index + 1),
+        )
+        begin, size = index + 1, 0
