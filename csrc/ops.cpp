@@ -295,7 +295,7 @@ TORCH_LIBRARY(fst, m) {
   def_io(
       "prepare_update(str[] paths, str[] names, Tensor[] out, *, str? version=None, str verify=\"\") -> "
       "__torch__.torch.classes.fst.Update");
-  def_io("version_of(Tensor[] tensors) -> str?");
+  def_io("version_of(Tensor[] tensors, str[]? names=None) -> str?");
   def_io("set_version(Tensor[] tensors, str? version) -> ()");
   def_io("_mark_torn(Tensor[] tensors) -> ()");
   m.class_<OpenSource>("Source")

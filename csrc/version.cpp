@@ -75,20 +75,24 @@ std::string quoted(const Version& version) { return version ? '"' + *version + '
 
 }  // namespace
 
-Version version_of(at::TensorList tensors) {
+Version version_of(at::TensorList tensors, const std::optional<std::vector<std::string>>& names) {
+  const auto describe = [&](size_t index) {
+    return names && index < names->size() ? "tensor \"" + (*names)[index] + '"'
+                                          : c10::str("tensor ", index, " of ", tensors.size());
+  };
   std::optional<std::pair<size_t, Version>> first;
   std::string problem;
   registry().visit(tensors, false, [&](size_t index, const Contents* contents) {
     const Version version = contents == nullptr ? Version() : contents->version;
     if (contents != nullptr && contents->is_torn) {
-      problem = c10::str("tensor ", index, " of ", tensors.size(),
-                         " may hold a mixture of two versions, because an update that was not atomic failed; load or "
-                         "update the tensors again");
+      problem = describe(index) +
+                " may hold a mixture of two versions, because an update failed while it wrote; load or update all "
+                "tensors again";
     } else if (!first) {
       first.emplace(index, version);
     } else if (first->second != version && problem.empty()) {
-      problem = c10::str("tensor ", first->first, " of ", tensors.size(), " has ", quoted(first->second),
-                         ", but tensor ", index, " has ", quoted(version), "; update or load all of them");
+      problem = describe(first->first) + " has " + quoted(first->second) + ", but " + describe(index) + " has " +
+                quoted(version) + "; update or load all of them, or call set_version";
     }
   });
   if (!problem.empty()) {
@@ -124,9 +128,8 @@ void forget_version(at::TensorList tensors) {
 
 std::vector<uint64_t> writes_of(at::TensorList tensors) {
   std::vector<uint64_t> writes(tensors.size());
-  registry().visit(tensors, false, [&](size_t index, const Contents* contents) {
-    writes[index] = contents == nullptr ? 0 : contents->writes;
-  });
+  // Known from now on, so that later loads are counted.
+  registry().visit(tensors, true, [&](size_t index, const Contents* contents) { writes[index] = contents->writes; });
   return writes;
 }
 

@@ -17,7 +17,8 @@ using Version = std::optional<std::string>;
 
 // Returns the version that all tensors have. Throws a version error if they have different ones, or if an update that
 // wrote bytes as they arrived has failed and no later load or update has succeeded. Ignores tensors without a storage.
-Version version_of(at::TensorList tensors);
+// `names` are for errors.
+Version version_of(at::TensorList tensors, const std::optional<std::vector<std::string>>& names);
 
 // Sets the version of contents that are complete.
 void set_version(at::TensorList tensors, const Version& version);
@@ -28,7 +29,7 @@ void mark_torn(at::TensorList tensors);
 // Removes the versions of tensors that a load has overwritten.
 void forget_version(at::TensorList tensors);
 
-// Returns a number for each tensor that changes with each write by fst.
+// Returns a number for each tensor that changes with each write by fst from now on.
 std::vector<uint64_t> writes_of(at::TensorList tensors);
 
 }  // namespace fst

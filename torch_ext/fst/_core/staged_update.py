@@ -77,9 +77,9 @@ class StagedUpdate:
 
 
 @translates_errors
-def version_of(tensors: Sequence[Tensor]) -> str | None:
-    """Returns the version that all tensors have, or `None` if they have none."""
-    return torch.ops.fst.version_of(tensors)
+def version_of(named: Sequence[tuple[str, Tensor]]) -> str | None:
+    """Returns the version that all tensors have, or `None` if they have none. Errors name them."""
+    return torch.ops.fst.version_of([tensor for _, tensor in named], [name for name, _ in named])
 
 
 @translates_errors

@@ -68,7 +68,8 @@ def prepare_update(
             that tensor, or a mapping of names to the values of several, or `None`. The values have the shapes and
             dtypes of the target. If it raises, nothing is written.
         atomic: If False, `commit` reads, and writes as bytes arrive. It stages 512 MiB at a time, or the largest
-            tensor. After an error, the target holds a mixture of versions, and `version_of` raises until a load succeeds.
+            tensor. After an error, the target holds a mixture of versions, and `version_of` raises until a load
+            succeeds.
         staging_device: Device of staged values: `None` for the device of each tensor, or "cpu" for pinned host memory,
             from which a commit copies over the bus.
         staging_bytes: Upper bound for the size of staged values. `None` bounds it by the free memory.

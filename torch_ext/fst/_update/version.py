@@ -29,7 +29,7 @@ def version_of(target: Target | Tensor) -> str | None:
         >>> fst.version_of(linear)
         '000011'
     """
-    return staged_update.version_of(_tensors_of(target))
+    return staged_update.version_of(_storages_of(target))
 
 
 def set_version(target: Target | Tensor, version: str | None) -> None:
@@ -43,9 +43,8 @@ def set_version(target: Target | Tensor, version: str | None) -> None:
         >>> linear = torch.nn.Linear(3, 4)
         >>> fst.set_version(linear, "000011")
     """
-    staged_update.set_version(_tensors_of(target), version)
+    staged_update.set_version([tensor for _, tensor in _storages_of(target)], version)
 
 
-def _tensors_of(target: Target | Tensor) -> list[Tensor]:
-    named = [("", target)] if isinstance(target, Tensor) else named_tensors(target)
-    return [tensor for _, tensor in storages_of(named)]
+def _storages_of(target: Target | Tensor) -> list[tuple[str, Tensor]]:
+    return storages_of([("", target)] if isinstance(target, Tensor) else named_tensors(target))
