@@ -24,20 +24,6 @@ int8_t number_of(c10::ScalarType type) { return static_cast<int8_t>(type); }
 
 std::string name_of(c10::ScalarType type) { return c10::toString(type); }
 
-// Views a tensor as integers of the same size. Every device can copy integers, and the copy preserves NaNs.
-at::Tensor as_bits(const at::Tensor& tensor) {
-  switch (tensor.element_size()) {
-    case 1:
-      return tensor.view(at::kByte);
-    case 2:
-      return tensor.view(at::kShort);
-    case 4:
-      return tensor.view(at::kInt);
-    default:
-      return tensor.view(at::kLong);
-  }
-}
-
 void split_from(const at::Tensor& tensor, uint64_t element_bytes, uint64_t begin,
                 const std::function<void(const at::Tensor&, uint64_t)>& use) {
   const uint64_t elements = tensor.numel();
@@ -174,6 +160,21 @@ class ScatterLayout {
 }  // namespace
 
 bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
+
+at::Tensor as_bits(const at::Tensor& tensor) {
+  switch (tensor.element_size()) {
+    case 1:
+      return tensor.view(at::kByte);
+    case 2:
+      return tensor.view(at::kShort);
+    case 4:
+      return tensor.view(at::kInt);
+    case 8:
+      return tensor.view(at::kLong);
+    default:
+      return tensor;
+  }
+}
 
 void copy_elements(const at::Tensor& target, const at::Tensor& source, bool non_blocking) {
   const auto is_lazy = [](const at::Tensor& tensor) { return tensor.is_conj() || tensor.is_neg(); };

@@ -22,6 +22,10 @@ constexpr uint64_t kScratchBytes = 64ull << 20;
 // Returns whether the values of the tensor are contiguous in memory, with no pending conjugation or negation.
 bool is_plain(const at::Tensor& tensor);
 
+// Views a tensor as integers of the same size, or returns it if there are none: complex numbers of 16 bytes. Every
+// device can copy integers, and the copy preserves NaNs.
+at::Tensor as_bits(const at::Tensor& tensor);
+
 // Copies all elements. If the dtypes are equal, the copy preserves the bits of NaNs.
 void copy_elements(const at::Tensor& target, const at::Tensor& source, bool non_blocking = true);
 

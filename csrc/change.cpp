@@ -1,22 +1,116 @@
 #include "change.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/List.h>
+#include <ATen/ops/atleast_1d.h>
+
+#include <algorithm>
+#include <string>
 
 #include "cast.h"
+#include "error.h"
 #include "load.h"
+#include "memory.h"
 
 namespace fst {
 
-void write_changes(const std::vector<Change>& changes) {
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  for (const auto& [target, positions, values] : changes) {
-    if (positions.defined()) {
-      target.view({-1}).index_put_({positions.to(target.device(), at::kLong)}, values.to(target.device()));
-    } else {
-      copy_elements(target, values);
-    }
-    mark_changed({target});
+namespace {
+
+std::string describe_staged(const at::Tensor& tensor) {
+  return c10::str(c10::toString(tensor.scalar_type()), " of shape ", tensor.sizes(), " on ", tensor.device());
+}
+
+// Throws unless the change can be written.
+void check_change(size_t index, const Change& change) {
+  const auto refuse = [&](const std::string& message) {
+    throw_invalid_argument(c10::str("change ", index, ": ", message, "; nothing was written"));
+  };
+  const auto& [target, positions, values] = change;
+  const auto refusal = describe_unwritable(target);
+  if (!refusal.empty()) {
+    refuse("the target " + refusal);
   }
+  for (const auto* staged : {&values, &positions}) {
+    if (staged == &positions && !positions.defined()) {
+      continue;
+    }
+    const std::string name = staged == &values ? "values" : "positions";
+    if (!has_memory(*staged)) {
+      refuse("the tensor of " + name + " " + describe_missing_memory(*staged));
+    }
+    if (!staged->is_cpu() && staged->device() != target.device()) {
+      refuse(c10::str("the ", name, " are on ", staged->device(), ", but must be on ", target.device(),
+                      ", as the target, or on cpu"));
+    }
+  }
+  if (values.scalar_type() != target.scalar_type() || values.is_conj() || values.is_neg()) {
+    refuse(c10::str("the values are ", describe_staged(values), ", but must be of the target's dtype ",
+                    c10::toString(target.scalar_type()), ", and no conjugate or negative view"));
+  }
+  if (!positions.defined()) {
+    if (values.sizes() != target.sizes()) {
+      refuse(c10::str("the values have the shape ", values.sizes(), ", but the target has ", target.sizes()));
+    }
+    return;
+  }
+  if (positions.scalar_type() != at::kUInt32 || positions.dim() != 1 || values.dim() != 1 ||
+      positions.numel() != values.numel() || positions.numel() > target.numel()) {
+    refuse(c10::str("the positions are ", describe_staged(positions), ", and the values ", describe_staged(values),
+                    ", but must be 1-d uint32 and as many values, at most the ", target.numel(),
+                    " elements of the target"));
+  }
+}
+
+// Writes elements with PyTorch, in parts whose indices take at most kScratchBytes.
+void write_elements(const Change& change) {
+  const auto target = at::atleast_1d(as_bits(change.target));
+  const auto values = as_bits(change.values);
+  const auto step = static_cast<int64_t>(kScratchBytes / sizeof(int64_t)) / (target.dim() + 1);
+  for (int64_t begin = 0; begin < values.numel(); begin += step) {
+    const auto count = std::min(step, values.numel() - begin);
+    auto rest = change.positions.narrow(0, begin, count).to(target.device()).to(at::kLong);
+    c10::List<std::optional<at::Tensor>> indices;
+    indices.resize(target.dim());
+    for (int64_t dim = target.dim() - 1; dim >= 0; --dim) {
+      indices.set(dim, rest.remainder(target.size(dim)));
+      rest = rest.div(target.size(dim), "floor");
+    }
+    target.index_put_(indices, values.narrow(0, begin, count).to(target.device()));
+  }
+}
+
+}  // namespace
+
+void write_changes(const std::vector<Change>& changes) {
+  for (size_t index = 0; index < changes.size(); ++index) {
+    check_change(index, changes[index]);
+  }
+  // Autograd does not record the writes, as under torch.no_grad().
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  for (const auto& change : changes) {
+    // A write that fails may have changed elements.
+    mark_changed(change.target);
+    if (change.positions.defined()) {
+      write_elements(change);
+    } else {
+      copy_elements(change.target, change.values);
+    }
+  }
+}
+
+void write_change_lists(at::TensorList targets, const c10::List<std::optional<at::Tensor>>& positions,
+                        at::TensorList values) {
+  if (positions.size() != targets.size() || values.size() != targets.size()) {
+    throw_invalid_argument(c10::str(targets.size(), " targets, but ", positions.size(), " positions and ",
+                                    values.size(), " values; give one of each for every target"));
+  }
+  std::vector<Change> changes;
+  changes.reserve(targets.size());
+  for (size_t index = 0; index < targets.size(); ++index) {
+    const std::optional<at::Tensor> at = positions[index];
+    changes.push_back(Change{targets[index], at.value_or(at::Tensor()), values[index]});
+  }
+  write_changes(changes);
 }
 
 }  // namespace fst

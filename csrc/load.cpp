@@ -46,22 +46,14 @@ void check_output(const Spec& spec, const at::Tensor& out, OutputDtype dtype) {
   const auto refuse = [&](const std::string& message) {
     throw_invalid_argument("tensor \"" + name + "\": " + message + "; nothing was written");
   };
-  if (out.defined() && !out.device().is_cpu() && !out.device().is_cuda()) {
-    refuse("the output is on " + out.device().str() + ", but only cpu and cuda tensors can be outputs");
-  }
-  if (!out.defined() || !has_memory(out)) {
-    refuse("the output is not a dense tensor with memory of its own; for a DTensor, pass the local tensor");
+  const auto refusal = describe_unwritable(out);
+  if (!refusal.empty()) {
+    refuse("the output " + refusal);
   }
   const bool has_dtype = dtype == OutputDtype::kAny || out.scalar_type() == stored_type(spec);
   if (!has_dtype || out.sizes() != shape_of(spec)) {
     refuse("the file holds " + describe_type(stored_type(spec), shape_of(spec)) + ", but the output is " +
            describe_type(out.scalar_type(), out.sizes()));
-  }
-  if (out.is_conj() || out.is_neg()) {
-    refuse("the output is a conjugate or negative view");
-  }
-  if (at::has_internal_overlap(out) == at::MemOverlap::Yes) {
-    refuse("several elements of the output share memory");
   }
 }
 
@@ -125,6 +117,22 @@ uint64_t current_stream_handle(c10::Device device) {
   handle = c10::impl::VirtualGuardImpl(device.type()).getStreamNativeHandle(current_stream(device));
 #endif
   return reinterpret_cast<uint64_t>(handle);
+}
+
+std::string describe_unwritable(const at::Tensor& tensor) {
+  if (tensor.defined() && !tensor.device().is_cpu() && !tensor.device().is_cuda()) {
+    return "is on " + tensor.device().str() + ", but only cpu and cuda tensors can be overwritten";
+  }
+  if (!tensor.defined() || !has_memory(tensor)) {
+    return "is not a dense tensor with memory of its own; for a DTensor, pass the local tensor";
+  }
+  if (tensor.is_conj() || tensor.is_neg()) {
+    return "is a conjugate or negative view";
+  }
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    return "has several elements that share memory";
+  }
+  return "";
 }
 
 void fill_with_zeros(const at::Tensor& tensor) {

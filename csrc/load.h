@@ -33,6 +33,9 @@ inline c10::IntArrayRef shape_of(const Spec& spec) { return {spec.shape.data(), 
 // is stored without data.
 inline bool has_data(const Spec& spec) { return spec.bytes > 0; }
 
+// Returns why the elements of a tensor cannot be overwritten, after its name, or an empty text if they can.
+std::string describe_unwritable(const at::Tensor& tensor);
+
 // Sets all elements to zero: those of a region without data.
 void fill_with_zeros(const at::Tensor& tensor);
 

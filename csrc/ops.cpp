@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cast.h"
+#include "change.h"
 #include "checkpoint.h"
 #include "encryption_key.h"
 #include "error.h"
@@ -179,6 +180,9 @@ TORCH_LIBRARY(fst, m) {
   // TorchScript treats a write to the elements of a list as a write to the list and would remove the call as dead code.
   // `a! -> *` declares that the elements may alias anything.
   m.def("load_into(str[] paths, str[] names, Tensor(a! -> *)[] out, *, str verify=\"\") -> ()", tags);
+  // Writes of staged changes, for tests and the Python package only.
+  m.def("_write_changes(Tensor(a! -> *)[] targets, Tensor?[] positions, Tensor[] values) -> ()",
+        {at::Tag::pt2_compliant_tag});
   def_io("save_file(Tensor[] tensors, str[] names, str path, *, Dict(str, str)? metadata=None) -> ()");
   // Steps of a save in several files, and the files of a checkpoint, for the Python package only.
   def_io("_save_shard(Tensor[] tensors, str[] names, str path, Dict(str, str)? metadata, str model) -> ()");
@@ -360,6 +364,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("version_of", version_of);
   m.impl("set_version", set_version);
   m.impl("_mark_torn", mark_torn);
+  m.impl("_write_changes", write_change_lists);
   m.impl("save_file", save_tensors);
   m.impl("_save_shard", save_shard);
   m.impl("_write_bytes", write_bytes);

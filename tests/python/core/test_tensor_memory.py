@@ -79,6 +79,9 @@ CALLS = {
     "_save_shard": 'ops._save_shard([t], ["x"], "new", None, "")',
     "_write_bytes": 'ops._write_bytes(t, "new", "")',
     "load_into": 'ops.load_into(["a"], ["x"], [t])',
+    "_write_changes target": "ops._write_changes([t], [None], [key])",
+    "_write_changes positions": "ops._write_changes([key.clone()], [t], [key])",
+    "_write_changes values": "ops._write_changes([key.clone()], [None], [t])",
     "cast": "ops.cast([t], dtype=torch.float32)",
     "scatter": "ops.scatter(t, [0], [0], [4], [1])",
     "serialize": 'ops.serialize([t], ["x"])',
@@ -134,6 +137,7 @@ MAY_SUCCEED = {
     "_save_shard",
     "_write_bytes",
     "load_into",
+    "_write_changes values",
 }
 
 

@@ -44,6 +44,13 @@ def _load_into(paths: Sequence[str], names: Sequence[str], out: Sequence[Tensor]
     # Shapes do not change, so programs can be compiled without the checkpoint.
 
 
+def _write_changes(targets: Sequence[Tensor], positions: Sequence[Tensor | None], values: Sequence[Tensor]) -> None:
+    # PyTorch also calls fakes for meta tensors. Returning would look like a write.
+    for index, change in enumerate(zip(targets, positions, values, strict=False)):
+        if any(tensor is not None and tensor.is_meta and not isinstance(tensor, FakeTensor) for tensor in change):
+            raise ValueError(f"[invalid-argument] change {index}: a tensor is on meta; nothing was written")
+
+
 def _verify(paths: Sequence[str], verify: str = "digests") -> None:
     """Returns nothing: programs can be compiled without the checkpoint."""
 
@@ -95,6 +102,7 @@ for _name in ("load_file", "load_files", "load_tensors", "load_slices", "load_bo
 
 for _name, _function in (
     ("load_into", _load_into),
+    ("_write_changes", _write_changes),
     ("verify", _verify),
     ("save_file", _save_file),
     ("serialize", _serialize),
