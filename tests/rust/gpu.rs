@@ -15,10 +15,6 @@ mod load_failures;
 mod model;
 mod pipeline;
 mod profile;
-#[cfg(feature = "remote")]
-mod range_server;
-#[cfg(feature = "remote")]
-mod remote_load;
 mod save_from_gpu;
 mod sigint;
 mod sim;

@@ -21,6 +21,8 @@ from rawfile import assert_same
 # The first byte that the second request brings, one in the middle of another request, and the last one.
 POSITIONS = {"first": HEADER, "middle": len(DATA) // 2 + 1001, "last": len(DATA) - 1}
 
+WIDE = {name: tensor.double() for name, tensor in TENSORS.items()}
+
 # In the first answer, after the header of the file.
 INSIDE = HEADER // 2
 RATE = 4e6  # bytes a second, with which the first answer takes a quarter of a second
@@ -150,6 +152,23 @@ def test_answer_is_refused(server, fault, error, message):
     with pytest.raises(error, match=message) as caught:
         fst.load_file(server.url(PATH))
     assert not fault.at or re.search(rf"{PATH}: tensor \"\S+\": byte \d+: ", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [("reset", None), ("status", None), ("wrong-range", OSError), ("weak-etag", fst.SourceChangedError)],
+)
+def test_failed_requests_free_their_slots(server, monkeypatch, kind, error):
+    """Casts are read into slots. Two slots that are lost would make the next load wait for ever."""
+    monkeypatch.setenv("FST_STAGING_BYTES", str(2 * REQUEST))
+    server.fault(PATH, Fault(kind, at=POSITIONS["middle"], times=2, headers={"Retry-After": "0"}))
+    for _ in range(2 if error else 0):
+        with pytest.raises(error):
+            fst.load_file(server.url(PATH), dtype=torch.float64)
+    with fst.profile() as profile:
+        assert_equal(fst.load_file(server.url(PATH), dtype=torch.float64), WIDE)
+    assert server.struck(PATH) == 2
+    assert profile.summary().peak_staging_bytes <= 2 * REQUEST
 
 
 @pytest.mark.parametrize("at", [0, POSITIONS["middle"]])
