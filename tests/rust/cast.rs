@@ -3,7 +3,6 @@
 use fst::cast::elements::Cast;
 use fst::cast::scatter::has_cast;
 use fst::dtype::Dtype;
-use half::{bf16, f16};
 use proptest::prelude::*;
 
 /// Dtypes to which numbers can be cast.
@@ -27,10 +26,6 @@ fn convert(from: Dtype, to: Dtype, source: &[u8]) -> Vec<u8> {
     target
 }
 
-fn bytes_of_f32(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
-}
-
 #[test]
 fn numbers_cast_to_floats_only() {
     for from in Dtype::all() {
@@ -43,16 +38,6 @@ fn numbers_cast_to_floats_only() {
 }
 
 proptest! {
-    #[test]
-    fn f32_rounds_to_f16_and_bf16_like_the_half_crate(bits in prop::collection::vec(any::<u32>(), 1..40)) {
-        let values: Vec<f32> = bits.into_iter().map(f32::from_bits).filter(|value| !value.is_nan()).collect();
-        let source = bytes_of_f32(&values);
-        let f16s: Vec<u8> = values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect();
-        prop_assert_eq!(convert(Dtype::F32, Dtype::F16, &source), f16s);
-        let bf16s: Vec<u8> = values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect();
-        prop_assert_eq!(convert(Dtype::F32, Dtype::BF16, &source), bf16s);
-    }
-
     /// The result is independent of block boundaries and of the alignment of the bytes.
     #[test]
     fn elements_are_cast_independently(

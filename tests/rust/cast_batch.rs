@@ -2,7 +2,6 @@
 
 use fst::cast::batch::{self, Conversion};
 use fst::dtype::Dtype;
-use fst::error::Kind;
 use half::bf16;
 
 /// Casts BF16 tensors of these sizes to F32, and checks every element.
@@ -38,27 +37,4 @@ fn tensors_of_all_sizes_are_cast() {
         widen(&(0..3000).map(|index| index % 300).collect::<Vec<_>>(), threads);
         widen(&[65536, 700_001, 65535, 0, 65537, 3], threads);
     }
-}
-
-#[test]
-fn equal_dtypes_are_copied() {
-    let (source, mut target) = ([1u8, 2, 3], [0u8; 3]);
-    let conversion = Conversion {
-        source: source.as_ptr().expose_provenance() as u64,
-        target: target.as_mut_ptr().expose_provenance() as u64,
-        elements: 3,
-        from: Dtype::U8,
-        to: Dtype::U8,
-    };
-    // SAFETY: both pointers are valid for 3 bytes.
-    unsafe { batch::run(&[conversion], 1) }.unwrap();
-    assert_eq!(target, source);
-}
-
-#[test]
-fn unsupported_cast_is_an_internal_error() {
-    let conversion = Conversion { source: 1, target: 1, elements: 0, from: Dtype::C64, to: Dtype::F32 };
-    // SAFETY: there are no elements.
-    let error = unsafe { batch::run(&[conversion], 1) }.unwrap_err();
-    assert_eq!(error.kind(), Kind::Internal);
 }

@@ -29,25 +29,6 @@ fn rejected(path: &Path, kind: Kind, expected: &str) {
 }
 
 #[test]
-fn a_directory_opens_its_shards_in_order() {
-    let directory = TempDir::new().unwrap();
-    shard(&directory, "b.safetensors", &["x"]);
-    shard(&directory, "a.safetensors", &["y", "z"]);
-    std::fs::write(directory.path().join("config.json"), "{}").unwrap();
-    let checkpoint = Checkpoint::open(&[directory.path()]).unwrap();
-    assert_eq!(names(&checkpoint), ["y", "z", "x"]);
-    assert_eq!(checkpoint.count(), 3);
-    for (position, (file, entry)) in checkpoint.entries().enumerate() {
-        assert_eq!(checkpoint.find(entry.name).unwrap().0, file);
-        assert_eq!(checkpoint.position(entry.name).unwrap(), position);
-        assert_eq!(checkpoint.entry(position).unwrap(), (file, entry));
-    }
-    assert!(checkpoint.entry(3).is_none());
-    assert_eq!(checkpoint.position("q").unwrap_err().kind(), Kind::TensorNotFound);
-    assert_eq!(checkpoint.metadata().unwrap_err().kind(), Kind::IsADirectory);
-}
-
-#[test]
 fn an_index_lists_the_files_of_a_checkpoint() {
     let directory = TempDir::new().unwrap();
     shard(&directory, "one.safetensors", &["x"]);

@@ -1,11 +1,11 @@
 //! Digests: those of pieces in any order, those that a save writes, and those that a load compares.
 
 use crate::files::{self, assert_fails, damage};
-use crate::host_load::{destinations, load, regions, slice};
+use crate::host_load::{destinations, load, regions};
 use crate::save;
+use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
-use fst::checkpoint::verify::{Cover, Partial, Request, Verify};
-use fst::checkpoint::{Checkpoint, OpenOptions};
+use fst::checkpoint::verify::Verify;
 use fst::device::host::Host;
 use fst::digest::manifest::Manifest;
 use fst::digest::{Algorithm, Hash};
@@ -182,23 +182,6 @@ fn saved_digests_are_those_of_the_documented_text() {
 }
 
 #[test]
-fn saves_and_writers_write_digests_that_loads_accept() {
-    for algorithm in ALGORITHMS {
-        let trial = Trial::saved(&metadata(algorithm.name()));
-        let directory = TempDir::new().unwrap();
-        let written = directory.path().join("x.safetensors");
-        write(&written, metadata(algorithm.name())).unwrap();
-        for path in [&trial.path, &written] {
-            assert_eq!(load_errors(path, &Verify::Digests), vec![None; 9]);
-            let checkpoint = open(path);
-            assert_is_sample(&checkpoint, &load(&checkpoint, &regions(&checkpoint), tight()).unwrap());
-            assert_eq!(load_errors(path, &manifest_of(path, Algorithm::Blake3)), vec![None; 9]);
-            assert_eq!(load_errors(path, &manifest_of(path, Algorithm::Sha256)), vec![None; 9]);
-        }
-    }
-}
-
-#[test]
 fn a_damaged_tensor_ends_every_load() {
     for algorithm in ALGORITHMS {
         let trial = Trial::saved(&metadata(algorithm.name()));
@@ -219,20 +202,6 @@ fn a_damaged_tensor_ends_every_load() {
 }
 
 #[test]
-fn a_changed_header_and_missing_digests_are_errors() {
-    let trial = Trial::saved(&metadata("blake3"));
-    let text = fs::read(&trial.path).unwrap();
-    let renamed = String::from_utf8_lossy(&text[..2000]).find("t003").unwrap();
-    damage(&trial.path, renamed as u64);
-    let open = |verify: Verify| Checkpoint::open_with(&[&trial.path], &verify.into());
-    assert_fails(open(Verify::Digests), Kind::Integrity, &["header"]);
-    save(&trial.path, &None).unwrap();
-    assert_fails(open(Verify::Digests), Kind::Integrity, &["digests=\"blake3\""]);
-    let other = Verify::Manifest(Manifest::parse(format!("{}  other\n", "0".repeat(64)).as_bytes()).unwrap());
-    assert_fails(open(other), Kind::Integrity, &["manifest has no digest"]);
-}
-
-#[test]
 fn copied_metadata_renew_the_digests() {
     let trial = Trial::saved(&metadata("sha256"));
     let checkpoint = Checkpoint::open(&[&trial.path]).unwrap();
@@ -241,39 +210,6 @@ fn copied_metadata_renew_the_digests() {
     let copy = Trial::saved(&Some(copied));
     assert_eq!(load_errors(&copy.path, &Verify::Digests), vec![None; 9]);
     assert_fails(save(&trial.path, &metadata("md5")), Kind::InvalidArgument, &[]);
-}
-
-#[test]
-fn parts_of_tensors_are_not_covered() {
-    let trial = Trial::saved(&metadata("sha256"));
-    for (verify, covers_names) in [(Verify::Digests, true), (manifest_of(&trial.path, Algorithm::Sha256), false)] {
-        let open = |partial| {
-            let verify = Request { verify: verify.clone(), partial };
-            Arc::new(Checkpoint::open_with(&[&trial.path], &OpenOptions { verify, ..OpenOptions::default() }).unwrap())
-        };
-        let checkpoint = open(Partial::Raise);
-        let (source, entry) = checkpoint.find("t002").unwrap();
-        let whole = TensorRegion::whole(source, entry).unwrap();
-        let all = slice(source, entry, 0, 0, 40_000);
-        let part = slice(source, entry, 0, 1, 39_999);
-        let regions: Arc<[TensorRegion]> = vec![whole, all, part].into();
-        let mapped = Options { reader: ReaderChoice::Mmap, ..tight() };
-        for result in [
-            load(&checkpoint, &regions, tight()).map(drop),
-            check::check_regions(&checkpoint, &regions, &tight()).map(drop),
-            views(&checkpoint, &regions, &mapped).map(drop),
-        ] {
-            assert_fails(result, Kind::Integrity, &["\"t002\""]);
-        }
-        let checkpoint = open(Partial::Allow);
-        let coverage = checkpoint.coverage(&regions).unwrap().unwrap();
-        let covered: Vec<bool> = coverage.covers.iter().map(|cover| *cover != Cover::Nothing).collect();
-        assert_eq!(covered, [covers_names, covers_names, false]);
-        assert_eq!(checkpoint.without_digests(&regions).unwrap(), ["t002"]);
-        let loaded = load(&checkpoint, &regions, tight()).unwrap();
-        assert!(loaded[0] == loaded[1] && loaded[0][1..] == loaded[2]);
-    }
-    assert!(Checkpoint::open(&[&trial.path]).unwrap().coverage(&[]).unwrap().is_none());
 }
 
 #[test]
@@ -292,31 +228,6 @@ fn a_stream_returns_no_damaged_tensor() {
     let checkpoint = Checkpoint::open_with(&[&trial.path], &manifest.into()).unwrap();
     let refused = stream(&checkpoint, &regions, tight(), Order::Ready, |_| ());
     assert_fails(refused, Kind::InvalidArgument, &[]);
-}
-
-#[test]
-fn several_files_are_compared_with_a_manifest() {
-    let directory = TempDir::new().unwrap();
-    let mut lines = String::new();
-    for index in 0..3 {
-        let name = format!("{index}.safetensors");
-        let data = files::pattern(index, 50_000);
-        let tensor = [(&*format!("t{index}"), safetensors::tensor::Dtype::U8, vec![50_000], data)];
-        let path = files::written(&directory, &name, &tensor);
-        lines += &format!("{}  ./{name}\n", Algorithm::Sha256.digest(&fs::read(path).unwrap()).hex());
-    }
-    fs::write(directory.path().join("note"), "note").unwrap();
-    lines += &format!("BLAKE3 (note) = {}\n", Algorithm::Blake3.digest(b"note").hex());
-    let manifest = Manifest::parse(lines.as_bytes()).unwrap();
-    check::check_manifest(&manifest, directory.path(), &tight()).unwrap();
-    let verify = Verify::Manifest(manifest.clone());
-    let checkpoint = Arc::new(Checkpoint::open_with(&[directory.path()], &verify.clone().into()).unwrap());
-    load(&checkpoint, &regions(&checkpoint), tight()).unwrap();
-    damage(&directory.path().join("2.safetensors"), 40_000);
-    let checked = check::check_manifest(&manifest, directory.path(), &tight());
-    assert_fails(checked, Kind::Integrity, &["2.safetensors"]);
-    let loaded = load(&checkpoint, &regions(&checkpoint), tight());
-    assert_fails(loaded, Kind::Integrity, &["2.safetensors"]);
 }
 
 #[test]

@@ -1,15 +1,10 @@
 //! Dtypes that a load requests by names and patterns.
 
-use crate::files;
-use fst::checkpoint::Checkpoint;
 use fst::checkpoint::dtype_rules::DtypeRules;
-use fst::checkpoint::selection::Selection;
 use fst::dtype::Dtype;
 use fst::error::{Error, Kind};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use tempfile::TempDir;
 
 const BF16: Option<Dtype> = Some(Dtype::BF16);
 const F16: Option<Dtype> = Some(Dtype::F16);
@@ -50,33 +45,6 @@ fn every_rule_must_decide_for_a_tensor() {
     assert!(text.contains(r#""*" decides for each tensor that "*_scale" matches; put "*_scale" before it"#), "{text}");
     // All others may be none.
     assert!(resolve(&[("?*", BF16), ("*", F16)]).is_ok());
-}
-
-#[test]
-fn a_selection_casts_only_floats_of_16_bits_and_more() {
-    use safetensors::tensor::Dtype as Stored;
-    let directory = TempDir::new().unwrap();
-    let tensor = |name, dtype, bytes: usize| (name, dtype, vec![4], files::pattern(3, bytes));
-    let tensors = [
-        tensor("a.weight", Stored::F8_E4M3, 4),
-        tensor("a.weight_scale", Stored::F32, 16),
-        tensor("b.weight", Stored::F32, 16),
-        tensor("c", Stored::I64, 32),
-    ];
-    let path = files::written(&directory, "1.safetensors", &tensors);
-    let checkpoint = Arc::new(Checkpoint::open(&[&path]).unwrap());
-    let names = ["a.weight", "a.weight_scale", "b.weight", "c"].map(str::to_owned);
-    let selection = Selection::named(&checkpoint, &names).unwrap();
-    let dtypes = |rules: &[(&str, Option<Dtype>)]| selection.dtypes(&DtypeRules::new(rules.iter().copied()));
-    let expected = |scale, weight| [Dtype::F8E4M3, scale, weight, Dtype::I64];
-    assert_eq!(dtypes(&[]).unwrap(), expected(Dtype::F32, Dtype::F32));
-    assert_eq!(dtypes(&[("*", BF16)]).unwrap(), expected(Dtype::BF16, Dtype::BF16));
-    assert_eq!(dtypes(&[("*.weight", BF16)]).unwrap(), expected(Dtype::F32, Dtype::BF16));
-    // Patterns are those of the checkpoint, also for a part of it.
-    let part = Selection::named(&checkpoint, &names[3..]).unwrap();
-    assert_eq!(part.dtypes(&DtypeRules::new([("*.weight", BF16)])).unwrap(), [Dtype::I64]);
-    let error = part.dtypes(&DtypeRules::new([("*.wieght", BF16)])).unwrap_err();
-    assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
 }
 
 /// Independent matcher of `*` and `?`.

@@ -6,10 +6,8 @@ use crate::host_load::{load, regions};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use fst::checkpoint::region::{IndexRange, TensorRegion};
-use fst::checkpoint::verify::Verify;
 use fst::checkpoint::{Checkpoint, OpenOptions};
 use fst::device::host::Host;
-use fst::digest::manifest::Manifest;
 use fst::dtype::Dtype;
 use fst::encryption::chunks::CHUNK_BYTES;
 use fst::encryption::key::EncryptionKey;
@@ -18,7 +16,6 @@ use fst::format::Metadata;
 use fst::format::encryption::{ENCRYPTION_KEY, TAGS_NAME};
 use fst::format::layout::{Layout, Tensor};
 use fst::format::shard::Shard;
-use fst::load::check;
 use fst::load::stream::Order;
 use fst::options::{Options, ReaderChoice};
 use fst::save::atomic_file::{ALIGNMENT, OutputFile};
@@ -496,30 +493,6 @@ fn names_and_keys_of_encrypted_files_are_reserved() {
     refused(Layout::new(std::slice::from_ref(&tags), &None).err());
     refused(Writer::begin(output(), None, None, &Options::default()).unwrap().add(tags.clone()).err());
     refused(Writer::begin(output(), None, Some(&key()), &Options::default()).unwrap().add(tags).err());
-}
-
-#[test]
-fn loads_wait_for_the_comparison_with_a_manifest() {
-    let trial = Trial::small();
-    let digest = fst::digest::Algorithm::Sha256.digest(&trial.bytes);
-    let name = trial.path.file_name().unwrap().to_string_lossy();
-    let manifest = Manifest::parse(format!(r#"{{"{name}": "{digest}"}}"#).as_bytes()).unwrap();
-    let verify = Verify::Manifest(manifest.clone());
-    let checkpoint =
-        Arc::new(Checkpoint::open_with(&[&trial.path], &OpenOptions { key: Some(key()), ..verify.into() }).unwrap());
-    let load = || load(&checkpoint, &regions(&checkpoint), Options::default());
-    assert!(checkpoint.is_due());
-    assert_fails(load(), Kind::Internal, &[]);
-    check::check_due(&checkpoint, &Options::default()).unwrap();
-    assert!(!checkpoint.is_due() && load().is_ok());
-    // All bytes are authenticated anyway.
-    let checkpoint =
-        Checkpoint::open_with(&[&trial.path], &OpenOptions { key: Some(key()), ..Verify::Digests.into() }).unwrap();
-    assert!(!checkpoint.is_due());
-    // The manifest alone needs no key.
-    check::check_files(&[&trial.path], &manifest, &Options::default()).unwrap();
-    files::damage(&trial.path, trial.bytes.len() as u64 - 1);
-    assert_fails(check::check_files(&[&trial.path], &manifest, &Options::default()), Kind::Integrity, &[]);
 }
 
 #[test]

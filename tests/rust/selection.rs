@@ -22,24 +22,6 @@ fn strings<const COUNT: usize>(names: [&str; COUNT]) -> [String; COUNT] {
     names.map(str::to_owned)
 }
 
-fn names(selection: &Selection) -> Vec<&str> {
-    selection.regions().iter().map(|region| &*region.name).collect()
-}
-
-#[test]
-fn tensors_are_in_the_order_of_the_files_or_of_the_names() {
-    let checkpoint = checkpoint();
-    let all = Selection::all(&checkpoint).unwrap();
-    assert_eq!(names(&all), ["x", "b", "a"]);
-    assert_eq!(all.in_file_order(), [0, 1, 2]);
-    assert_eq!(all.regions().iter().map(|region| region.source).collect::<Vec<_>>(), [0, 1, 1]);
-    let named = Selection::named(&checkpoint, &strings(["a", "x", "b", "a"])).unwrap();
-    assert_eq!(names(&named), ["a", "x", "b", "a"]);
-    assert_eq!(named.in_file_order(), [1, 2, 0, 3]);
-    let error = Selection::named(&checkpoint, &strings(["a", "c"])).err().unwrap();
-    assert_eq!(error.kind(), Kind::TensorNotFound);
-}
-
 #[test]
 fn index_ranges_must_match_the_dimensions() {
     let checkpoint = checkpoint();

@@ -184,23 +184,6 @@ fn statement_of(model: &Path, changes: Value) -> fst::Result<String> {
 }
 
 #[test]
-fn new_statements_agree_with_the_model() {
-    let model = copy_of_model();
-    fs::write(model.path().join("empty"), "").unwrap();
-    fs::write(model.path().join("model.sig"), "an older signature").unwrap();
-    for (algorithm, shard_bytes) in
-        [("sha256", None), ("blake2b", None), ("blake3", None), ("sha256", Some(100)), ("blake2b", Some(1000))]
-    {
-        let changes = json!({"algorithm": algorithm, "shard_bytes": shard_bytes});
-        let statement = statement_of(model.path(), changes).unwrap();
-        let request = json!({"signature": {"path": model.path().join("model.sig"), "statement": statement}});
-        let count = check(model.path(), &request.to_string(), &Rules::default()).unwrap();
-        // A file without bytes has no shards.
-        assert_eq!(count, if shard_bytes.is_some() { 3 } else { 4 });
-    }
-}
-
-#[test]
 fn requests_for_statements_are_checked() {
     let model = copy_of_model();
     for (changes, expected) in [

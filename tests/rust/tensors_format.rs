@@ -1,7 +1,7 @@
 //! tensorizer's format: what a parser accepts lies in the file, whatever the bytes are, and new files are read as written.
 
 use crate::files::{self, any_damage, apply, assert_fails, from_hex};
-use fst::checkpoint::{Checkpoint, OpenOptions};
+use fst::checkpoint::Checkpoint;
 use fst::digest::Algorithm;
 use fst::dtype::Dtype;
 use fst::encryption::chunks::Chunks;
@@ -218,26 +218,6 @@ fn decrypt_all(path: &Path, key: &EncryptionKey) -> Result<Vec<Vec<u8>>> {
         found.push(data);
     }
     Ok(found)
-}
-
-#[test]
-fn encrypted_files_are_read_as_written() {
-    let (_directory, path) = files::new_path("m");
-    let cipher = Cipher::new(Key::new(&[9; 32]).unwrap(), None);
-    let data = files::pattern(3, (2 << 20) + 5);
-    write_encrypted(&path, &cipher, &[("weight", data.clone())]);
-    let key = EncryptionKey::from_bytes(&[9; 32]).unwrap();
-    let open = || Checkpoint::open_with(&[&path], &OpenOptions::from(&key));
-    let header = open().unwrap().tensor_headers(&["weight".into()]).unwrap().remove(0);
-    assert_eq!(header.hashes, [Algorithm::Sha256.digest_parts([&header.hashed[..], &data])]);
-    assert!(!std::fs::read(&path).unwrap().windows(64).any(|window| window == &data[..64]));
-    assert_eq!(decrypt_all(&path, &key).unwrap(), [data]);
-    assert_fails(Checkpoint::open(&[&path]), Kind::InvalidArgument, &["the file is encrypted; give its key"]);
-    let output = OutputFile::create(&path, Box::new(Linux)).unwrap();
-    let mut writer = Writer::begin_tensors(output, None, &Options::default()).unwrap();
-    writer.write_hashed(new_tensor("weight", Dtype::U8, &[3], true), &[1, 2, 3]).unwrap();
-    writer.finish().unwrap();
-    assert_fails(open(), Kind::Integrity, &["the file is not encrypted"]);
 }
 
 #[test]

@@ -42,23 +42,6 @@ fn whole(checkpoint: &Checkpoint, names: &[&str]) -> Arc<[TensorRegion]> {
 }
 
 #[test]
-fn every_reader_loads_exact_bytes() {
-    let directory = TempDir::new().unwrap();
-    let tensors = sample(&directory);
-    let checkpoint = Checkpoint::open(&[directory.path()]).unwrap();
-    let names: Vec<_> = tensors.iter().map(|(name, _)| name.as_str()).collect();
-    for reader in [ReaderChoice::Auto, ReaderChoice::Mmap, ReaderChoice::Pread, ReaderChoice::Uring] {
-        for (threads, staging_bytes) in [(1, 4 << 10), (16, 8 << 10), (3, 1 << 20)] {
-            let options = Options { threads, staging_bytes, chunk_bytes: 4 << 10, reader, ..Options::default() };
-            let loaded = load(&checkpoint, &whole(&checkpoint, &names), options).unwrap();
-            for ((name, bytes), loaded) in tensors.iter().zip(loaded) {
-                assert_eq!(&loaded, bytes, "{name} with {reader:?}");
-            }
-        }
-    }
-}
-
-#[test]
 fn a_file_truncated_during_the_load_is_an_error() {
     for reader in [ReaderChoice::Mmap, ReaderChoice::Pread, ReaderChoice::Uring, ReaderChoice::Auto] {
         let directory = TempDir::new().unwrap();
@@ -71,18 +54,6 @@ fn a_file_truncated_during_the_load_is_an_error() {
         assert_eq!(error.kind(), Kind::Io);
         assert!(error.to_string().contains("x.safetensors") && error.to_string().contains("byte "), "{error}");
     }
-}
-
-#[test]
-fn a_file_replaced_during_the_load_is_read_as_opened() {
-    let directory = TempDir::new().unwrap();
-    let tensors = sample(&directory);
-    let checkpoint = Checkpoint::open(&[directory.path()]).unwrap();
-    std::fs::remove_file(directory.path().join("x.safetensors")).unwrap();
-    files::raw(&directory, "x.safetensors", "{}", &[]);
-    let (name, bytes) = &tensors[300];
-    let loaded = load(&checkpoint, &whole(&checkpoint, &[name, name, "t0003"]), options(ReaderChoice::Auto)).unwrap();
-    assert_eq!((&loaded[0], &loaded[1]), (bytes, bytes));
 }
 
 #[test]

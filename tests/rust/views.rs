@@ -78,16 +78,6 @@ fn aligned_contiguous_regions_are_views_once() {
 }
 
 #[test]
-fn a_cast_is_not_a_view() {
-    let trial = Trial::new();
-    let regions = ["f", "b"].map(|name| trial.whole(name));
-    let views = trial.views(&regions, &[Some(Dtype::F16), Some(Dtype::U8)], &Options::default());
-    assert_eq!(views.address(0), None);
-    assert!(views.address(1).is_some());
-    assert_eq!(trial.views(&regions, &[None, None], &Options::default()).address(1), None);
-}
-
-#[test]
 fn readers_without_mappings_have_no_views() {
     let trial = Trial::new();
     let regions = [trial.whole("f")];
