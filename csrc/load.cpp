@@ -9,6 +9,7 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -82,12 +83,17 @@ c10::Device resolve_device(c10::Device device) {
   if (!device.is_cuda()) {
     throw_invalid_argument("tensors can be loaded to cpu, cuda and meta devices, not to " + device.str());
   }
+  if (device.index() < -1) {
+    throw_invalid_argument("a CUDA device is not available: its index is above " +
+                           std::to_string(std::numeric_limits<c10::DeviceIndex>::max()) +
+                           ", the largest that PyTorch can store");
+  }
   if (!at::hasCUDA()) {
     throw_invalid_argument(device.str() + " is not available: PyTorch finds no CUDA device; `fst doctor` says why");
   }
   const c10::impl::VirtualGuardImpl guard(device.type());
   const c10::DeviceIndex count = guard.deviceCount();
-  if (device.index() < -1 || device.index() >= count || count == 0) {
+  if (device.index() >= count || count == 0) {
     throw_invalid_argument(device.str() + " is not available: PyTorch finds " + std::to_string(count) +
                            " CUDA devices");
   }

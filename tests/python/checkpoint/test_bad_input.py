@@ -194,6 +194,9 @@ def test_missing_names(tmp_path):
 
 DEVICES = [
     ("cuda:127", ValueError, r"cuda:127 .*CUDA device"),
+    # PyTorch makes it cuda:0, and 999 another index.
+    *((device, ValueError, r"cuda:256 .* from 0 to 127$") for device in ("cuda:256", 256)),
+    (torch.device("cuda:999"), ValueError, "index is above 127"),
     ("cpu:3", ValueError, r'^cpu:3 .*load to "cpu"$'),
     # Unknown devices raise the error of PyTorch.
     *((device, RuntimeError, r"(?i)device") for device in ("gpu", "cuda:x", -1)),
@@ -207,6 +210,9 @@ def test_devices(tmp_path):
     for device, error, message in DEVICES + ([] if torch.cuda.is_available() else WITHOUT_GPU):
         with pytest.raises(error, match=message):
             fst.load_file(path, device)
+    # Operators raise the error without the Python package, too.
+    with pytest.raises(ValueError, match=r'cpu:3 .*load to "cpu"'):
+        torch.ops.fst.load_file(str(path), "cpu:3")
 
 
 def test_tensor_without_data_that_is_too_large(tmp_path):

@@ -87,6 +87,7 @@ SAME_TEXT = {
 SAME_PART = {
     "framework": (lambda lib: lib.open(framework="cobol"), "framework cobol is invalid"),
     "device": (lambda lib: lib.open(device="nope"), "device nope is invalid"),
+    "device with an index": (lambda lib: lib.open(device="cpu:3"), "device cpu:3 is invalid"),
     "device of another type": (lambda lib: lib.open(device=1.5), "device 1.5 is invalid"),
     "NumPy on a GPU": (lambda lib: lib.open(framework="np", device="cuda:0"), "Device cuda:0 is not supported"),
     "backend": (lambda lib: lib.open(backend="x"), 'backend "x" is invalid'),

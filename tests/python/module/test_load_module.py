@@ -117,6 +117,8 @@ def test_devices_and_bad_arguments(path):
         fst.load_module(module, path)
     with pytest.raises(ValueError, match="meta"):
         fst.load_module(module, path, device="meta")
+    with pytest.raises(ValueError, match=r"^cpu:3 is not available"):
+        fst.load_module(module, path, device="cpu:3")
     with pytest.raises(ValueError, match="floating-point"):
         fst.load_module(module, path, dtype=torch.int32)
     with pytest.raises(TypeError, match="dict"):

@@ -241,7 +241,7 @@ def _device_of(device: Device) -> torch.device:
         return torch.device("cpu")
     try:
         return torch.device(device_of(device))
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         text = device if isinstance(device, str) else repr(device)
         raise SafetensorError(f"device {text} is invalid: {error}") from None
 

@@ -34,6 +34,9 @@ DEFAULT_WINDOW_BYTES = 512 << 20
 # Default `exchange_bytes` of streams across ranks: size of a rank's send and receive buffers, beside the window.
 DEFAULT_EXCHANGE_BYTES = 128 << 20
 
+# Largest index of a device that PyTorch can store.
+_LARGEST_DEVICE_INDEX = 127
+
 # Number in place of a dtype for tensors that keep the stored one.
 _STORED_DTYPE = -1
 
@@ -107,15 +110,28 @@ def device_of(device: Device) -> torch.device | str:
     if device is None:
         return torch.get_default_device()
     if isinstance(device, int):
+        _check_index("cuda", device)
         device = torch.device("cuda", device)
     if not isinstance(device, torch.device | str):
         raise TypeError(f"device must be a torch.device, str, int or None, not {type(device).__name__}")
-    if str(device).startswith("cuda") and not torch.compiler.is_compiling():
+    kind, _, index = str(device).partition(":")
+    if index.isdecimal():
+        _check_index(kind, int(index))
+    if kind == "cuda" and not torch.compiler.is_compiling():
         _check_cuda(device)
         if torch.cuda.is_available():
             # Operators initialize CUDA without torch.cuda, whose memory statistics would then stay at zero.
             torch.cuda.init()  # type: ignore[no-untyped-call]
     return device
+
+
+def _check_index(kind: str, index: int) -> None:
+    """Raises an error for an index that PyTorch ignores, or that it turns into another one."""
+    if kind == "cpu" and index != 0:
+        raise ValueError(f'cpu:{index} is not available: all processors are the device "cpu"; load to "cpu"')
+    # PyTorch keeps 8 bits: "cuda:256" becomes cuda:0, and "cuda:999" cuda:-25.
+    if index > _LARGEST_DEVICE_INDEX:
+        raise ValueError(f"{kind}:{index} is not available: PyTorch counts devices from 0 to {_LARGEST_DEVICE_INDEX}")
 
 
 def _check_cuda(device: torch.device | str) -> None:
