@@ -21,7 +21,7 @@ use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::profile::{self, Stage};
 use crate::remote::location::Location;
-use crate::source::files::Files;
+use crate::source::files::{Files, Listing};
 use crate::source::{Place, Protection, Source, UnitSource};
 use hashbrown::HashTable;
 use std::collections::BTreeMap;
@@ -70,6 +70,8 @@ pub struct Checkpoint {
     counts: Vec<usize>,
     /// Loads that should be verified, but that no digest covers.
     partial: Partial,
+    /// Directories and index files that stand for several of the files.
+    listings: Vec<Listing>,
     /// The caller's URLs of objects and prefixes.
     urls: Vec<Location>,
 }
@@ -174,7 +176,7 @@ impl Checkpoint {
         };
         let counts = files.iter().scan(0, add).collect();
         let (merged, hasher) = (HashTable::new(), RandomState::new());
-        let mut checkpoint = Checkpoint { files, merged, hasher, counts, partial, urls };
+        let mut checkpoint = Checkpoint { files, merged, hasher, counts, partial, listings, urls };
         checkpoint.merge()?;
         for index_entry in index_entries {
             let lacking =
@@ -259,6 +261,16 @@ impl Checkpoint {
     /// Iterates over the files whose headers have metadata, with that metadata.
     pub fn metadata_by_file(&self) -> impl Iterator<Item = (&Path, &BTreeMap<String, String>)> {
         self.files.iter().filter_map(|file| Some((file.source.path(), file.header.metadata()?)))
+    }
+
+    /// Returns the metadata in the header of the file with this index.
+    pub fn file_metadata(&self, index: usize) -> Option<&BTreeMap<String, String>> {
+        self.files.get(index)?.header.metadata()
+    }
+
+    /// Returns the directories and index files that stand for several of the files.
+    pub fn listings(&self) -> &[Listing] {
+        &self.listings
     }
 
     /// Returns the metadata in the header of a checkpoint with a single file.

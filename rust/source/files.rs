@@ -2,7 +2,7 @@
 
 use super::Place;
 use super::directory::{Chosen, FILE_SUFFIX, INDEX_SUFFIX, choose};
-use super::index;
+use super::index::{self, Index};
 use crate::error::{Error, Kind, Result};
 use crate::os::local_file::open_regular;
 use crate::os::retry::Check;
@@ -11,7 +11,7 @@ use crate::remote::limits::FIRST_BYTES;
 use crate::remote::location::{self, Location, Service};
 use crate::remote::object::{self, Object};
 use percent_encoding::percent_decode_str;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read};
@@ -41,7 +41,7 @@ pub struct Files {
 }
 
 /// Directory, prefix or index file that a caller named instead of the files.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Listing {
     /// Its path or URL.
     pub path: PathBuf,
@@ -51,6 +51,16 @@ pub struct Listing {
     pub files: Range<usize>,
     /// Whether the content of the index was compared with a digest.
     pub is_compared: bool,
+    /// Number of tensors that the index lists. 0 without an index.
+    pub listed: usize,
+    /// Metadata of the index. Empty without one.
+    pub metadata: BTreeMap<String, String>,
+}
+
+impl Listing {
+    fn of(path: &Path, directory: &str) -> Listing {
+        Listing { path: path.to_path_buf(), directory: directory.to_owned(), ..Listing::default() }
+    }
 }
 
 /// Compares the content of the index at a path or URL with its digest. Returns whether it has one.
@@ -136,7 +146,7 @@ impl Resolver<'_> {
             Chosen::Files(names) => {
                 let places = names.into_iter().map(|name| Place::Path(directory.join(name)));
                 let shown = absolute(directory);
-                self.add_listing(directory, shown.trim_end_matches('/'), false, places);
+                self.add_listing(Listing::of(directory, shown.trim_end_matches('/')), places);
                 Ok(())
             }
         }
@@ -169,7 +179,7 @@ impl Resolver<'_> {
                     Chosen::Files(names) => {
                         let shown = prefix.to_string();
                         let places = names.iter().map(|name| Place::Url(child(name)));
-                        self.add_listing(Path::new(&shown), shown.trim_end_matches('/'), false, places);
+                        self.add_listing(Listing::of(Path::new(&shown), shown.trim_end_matches('/')), places);
                         Ok(())
                     }
                 }
@@ -186,7 +196,7 @@ impl Resolver<'_> {
         }
         // A file that grows meanwhile is read only up to its length at the start.
         let mut file = file.take(length);
-        let (is_compared, shards) = match self.compare {
+        let (is_compared, content) = match self.compare {
             None => (false, index::read(file)),
             Some(compare) => {
                 let mut bytes = Vec::new();
@@ -194,9 +204,9 @@ impl Resolver<'_> {
                 (compare(index, &bytes)?, index::read(bytes.as_slice()))
             }
         };
-        let shards = shards.map_err(|fault| fault.at(index))?;
+        let content = content.map_err(|fault| fault.at(index))?;
         let directory = index.parent().unwrap_or(Path::new(""));
-        self.add_shards(index, parent_of(&absolute(index)), is_compared, shards, |name| {
+        self.add_shards(index, parent_of(&absolute(index)), is_compared, content, |name| {
             Place::Path(directory.join(name))
         });
         Ok(())
@@ -209,9 +219,9 @@ impl Resolver<'_> {
     fn add_opened_index(&mut self, index: &Object) -> Result<()> {
         let bytes = find::read_all(index, INDEX_BYTES_MAX, self.check)?;
         let is_compared = self.compare.map_or(Ok(false), |compare| compare(index.path(), &bytes))?;
-        let shards = index::read(bytes.as_slice()).map_err(|fault| fault.at(index.path()))?;
+        let content = index::read(bytes.as_slice()).map_err(|fault| fault.at(index.path()))?;
         let place_of = |name: &str| Place::Url(index.location().sibling(name));
-        self.add_shards(index.path(), parent_of(&index.location().to_string()), is_compared, shards, place_of);
+        self.add_shards(index.path(), parent_of(&index.location().to_string()), is_compared, content, place_of);
         Ok(())
     }
 
@@ -220,10 +230,12 @@ impl Resolver<'_> {
         index: &Path,
         directory: &str,
         is_compared: bool,
-        shards: BTreeMap<String, BTreeSet<String>>,
+        content: Index,
         place_of: impl Fn(&str) -> Place,
     ) {
         let path: Arc<Path> = Arc::from(index);
+        let Index { shards, metadata } = content;
+        let before = self.files.index_entries.len();
         let mut places = Vec::with_capacity(shards.len());
         for (file, names) in shards {
             let position = self.files.places.len() + places.len();
@@ -234,15 +246,15 @@ impl Resolver<'_> {
             }));
             places.push(place_of(&file));
         }
-        self.add_listing(index, directory, is_compared, places.into_iter());
+        let listed = self.files.index_entries.len() - before;
+        let listing = Listing { is_compared, listed, metadata, ..Listing::of(index, directory) };
+        self.add_listing(listing, places.into_iter());
     }
 
-    fn add_listing(&mut self, path: &Path, directory: &str, is_compared: bool, places: impl Iterator<Item = Place>) {
+    fn add_listing(&mut self, listing: Listing, places: impl Iterator<Item = Place>) {
         let begin = self.files.places.len();
         self.files.places.extend(places);
-        let files = begin..self.files.places.len();
-        let (path, directory) = (path.to_path_buf(), directory.to_owned());
-        self.files.listings.push(Listing { path, directory, files, is_compared });
+        self.files.listings.push(Listing { files: begin..self.files.places.len(), ..listing });
     }
 }
 

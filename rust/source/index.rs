@@ -1,11 +1,12 @@
-//! Index file of a sharded checkpoint: `{"weight_map": {"tensor name": "file name", ...}, ...}`.
+//! Index file of a sharded checkpoint: `{"metadata": {...}, "weight_map": {"tensor name": "file name", ...}, ...}`.
 //!
-//! The file is parsed while it is read. Only the names in `weight_map` take memory, so the rest of the file may hold
-//! anything.
+//! The file is parsed while it is read. Only the names in `weight_map` and the values in `metadata` take memory, so the
+//! rest of the file may hold anything.
 
 use crate::error::{Error, Kind, Result};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+use serde_json::Value;
 use serde_json::error::Category;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,17 +14,26 @@ use std::io::{BufReader, Read};
 use std::path::{Component, Path};
 
 const WEIGHT_MAP: &str = "weight_map";
+const METADATA: &str = "metadata";
 
 /// Sorted names of tensors by the name of their file.
 type Shards = BTreeMap<String, BTreeSet<String>>;
+
+/// Content of an index.
+pub(super) struct Index {
+    /// Names of tensors by file.
+    pub(super) shards: Shards,
+    /// Metadata as texts: a value that is no text is its JSON. Empty if the file has no object of metadata.
+    pub(super) metadata: BTreeMap<String, String>,
+}
 
 /// Reads an index.
 ///
 /// # Errors
 /// `malformed`, without the path of the index; `io` if reading fails.
-pub(super) fn read(file: impl Read) -> Result<Shards> {
+pub(super) fn read(file: impl Read) -> Result<Index> {
     let mut parser = serde_json::Deserializer::from_reader(BufReader::new(file));
-    let parsed = parser.deserialize_map(IndexVisitor).and_then(|shards| parser.end().map(|()| shards));
+    let parsed = parser.deserialize_map(IndexVisitor).and_then(|index| parser.end().map(|()| index));
     parsed.map_err(|error| match error.classify() {
         Category::Io => Error::new(Kind::Io, format!("cannot read: {error}")),
         Category::Data => Error::new(Kind::Malformed, format!("the index is not valid: {error}")),
@@ -39,22 +49,31 @@ fn is_inside(file: &str) -> bool {
 struct IndexVisitor;
 
 impl<'de> Visitor<'de> for IndexVisitor {
-    type Value = Shards;
+    type Value = Index;
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "an object with an object {WEIGHT_MAP:?} of tensor names to file names")
     }
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
         let mut shards = None;
+        let mut metadata = BTreeMap::new();
         while let Some(key) = map.next_key::<String>()? {
-            if key != WEIGHT_MAP {
+            if key == METADATA {
+                metadata = texts(map.next_value()?);
+            } else if key != WEIGHT_MAP {
                 map.next_value::<IgnoredAny>()?;
             } else if shards.replace(map.next_value::<WeightMap>()?.0).is_some() {
                 return Err(A::Error::custom(format!("the key {WEIGHT_MAP:?} occurs twice")));
             }
         }
-        shards
-            .ok_or_else(|| A::Error::custom(format!("expected an object {WEIGHT_MAP:?} of tensor names to file names")))
+        let absent = || A::Error::custom(format!("expected an object {WEIGHT_MAP:?} of tensor names to file names"));
+        Ok(Index { shards: shards.ok_or_else(absent)?, metadata })
     }
+}
+
+fn texts(metadata: Value) -> BTreeMap<String, String> {
+    let Value::Object(entries) = metadata else { return BTreeMap::new() };
+    let text = |value| if let Value::String(text) = value { text } else { value.to_string() };
+    entries.into_iter().map(|(key, value)| (key, text(value))).collect()
 }
 
 struct WeightMap(Shards);
