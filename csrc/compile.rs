@@ -7,10 +7,11 @@ use std::process::Command;
 use std::{env, fs};
 
 /// Files of the layer.
-pub const SOURCES: [&str; 18] = [
+pub const SOURCES: [&str; 19] = [
     "csrc/cast.cpp",
     "csrc/change.cpp",
     "csrc/checkpoint.cpp",
+    "csrc/delta.cpp",
     "csrc/encryption_key.cpp",
     "csrc/error.cpp",
     "csrc/group.cpp",

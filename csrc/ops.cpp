@@ -7,12 +7,14 @@
 
 #include <optional>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
 #include "cast.h"
 #include "change.h"
 #include "checkpoint.h"
+#include "delta.h"
 #include "encryption_key.h"
 #include "error.h"
 #include "group.h"
@@ -141,6 +143,19 @@ std::vector<std::string> list_names_beside(const std::string& url) {
   return {names.begin(), names.end()};
 }
 
+// Changes as lists: positions, which are none where all elements change, and values.
+std::tuple<std::vector<std::optional<at::Tensor>>, std::vector<at::Tensor>> changes_of_deltas(
+    const c10::intrusive_ptr<DeltaChain>& chain, Strings names, const std::vector<at::Tensor>& old,
+    const DeltaChain::Numbers& shapes, const DeltaChain::Numbers& ranges) {
+  std::vector<std::optional<at::Tensor>> positions;
+  std::vector<at::Tensor> values;
+  for (auto& change : chain->changes(names, old, shapes, ranges)) {
+    positions.push_back(change.positions.defined() ? std::optional(change.positions) : std::nullopt);
+    values.push_back(std::move(change.values));
+  }
+  return {std::move(positions), std::move(values)};
+}
+
 // PyTorch does not accept noexcept functions as kernels, and infallible functions of Rust are noexcept.
 int64_t start_profile() { return profile_start(); }
 
@@ -193,6 +208,9 @@ TORCH_LIBRARY(fst, m) {
   def_io("_names_beside(str url) -> str[]");
   def_io("_remove_object(str url) -> ()");
   def_io("_checkpoint_files(str[] paths) -> str[]");
+  // Steps of new deltas, for the Python package only.
+  def_io("_index_metadata(str path) -> Dict(str, str)");
+  def_io("_encode_delta(str[] names, Tensor[] old, Tensor[] new, str encoding, str checksum) -> (Tensor[], str[])");
   // Dtypes that patterns request for each of all names, for the Python package only.
   def_io("_requested_dtypes(str[] names, str[] patterns, int[] dtypes) -> int[]");
   def_io("verify(str[] paths, str verify=\"digests\") -> ()");
@@ -306,6 +324,15 @@ TORCH_LIBRARY(fst, m) {
       .def(torch::init<const std::string&>(), "Open file, local or remote.", {torch::arg("path")})
       .def("length", &OpenSource::length)
       .def("read", &OpenSource::read, "", {torch::arg("begin"), torch::arg("out")});
+  m.class_<DeltaChain>("DeltaChain")
+      .def(torch::init<Strings, const OpenEncryptionKey::Optional&>(), "Open deltas, the oldest first.",
+           {torch::arg("paths"), torch::arg("key") = none})
+      .def("base_version", &DeltaChain::base_version)
+      .def("version", &DeltaChain::version)
+      .def("names", &DeltaChain::names)
+      .def("changes", changes_of_deltas, "",
+           {torch::arg("names"), torch::arg("old"), torch::arg("shapes"), torch::arg("ranges")})
+      .def("unverified", &DeltaChain::unverified);
   m.class_<OpenGroupPlan>("GroupPlan")
       .def(torch::init<const c10::intrusive_ptr<OpenCheckpoint>&, const std::vector<at::Tensor>&,
                        const std::vector<int64_t>&, const std::vector<int64_t>&, const std::string&, int64_t>(),
@@ -374,6 +401,8 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("_names_beside", list_names_beside);
   m.impl("_remove_object", pass<remove_object, std::string>);
   m.impl("_checkpoint_files", checkpoint_files);
+  m.impl("_index_metadata", index_metadata_of);
+  m.impl("_encode_delta", encode_delta);
   m.impl("_requested_dtypes", requested_dtypes);
   m.impl("serialize", serialize);
   m.impl("verify", verify_files_of);

@@ -5,6 +5,7 @@
 mod checkpoint;
 mod cipher;
 mod cast;
+mod delta;
 mod destinations;
 mod dtype_rules;
 mod encryption_key;
@@ -27,6 +28,7 @@ mod writer;
 use self::cast::{can_convert, convert_on_cuda, convert_on_host, is_castable, missing_kernels, wait_for_event};
 use self::checkpoint::{Checkpoint, OpenRequest, open, open_request, resolve_files, tensors_of_bytes};
 use self::cipher::{Cipher, cipher_of_key, derive_key, new_cipher};
+use self::delta::{ChangeList, Deltas, NewFrames, encode_changes, index_metadata, open_deltas};
 use self::dtype_rules::requested_scalar_types;
 use self::encryption_key::{EncryptionKey, encryption_key, key_for_save, key_of_file, key_of_passphrase, rotate_key};
 use self::error::{exception_of, invalid_argument, out_of_memory, version_conflict};
@@ -160,6 +162,18 @@ mod ffi {
         bytes: u64,
     }
 
+    /// Old values of a tensor or of an index region of it.
+    struct HeldTensor {
+        name: String,
+        /// Contiguous values.
+        old: MemoryRange,
+        item_bytes: usize,
+        /// Shape of the whole tensor.
+        shape: Vec<i64>,
+        /// Start, length and step of each dimension. Empty for the whole tensor.
+        ranges: Vec<i64>,
+    }
+
     /// Encoded shard requests of one rank.
     struct ShardRequests {
         numbers: Vec<i64>,
@@ -234,6 +248,39 @@ mod ffi {
         fn reader_names(self: &Checkpoint, ordinal: i32) -> Result<String>;
 
         fn tensors_of_bytes(file: &[u8]) -> Result<Vec<StoredTensor>>;
+
+        fn index_metadata(path: &str) -> Result<Vec<MetadataEntry>>;
+
+        type Deltas;
+        fn open_deltas(paths: &[String], request: &OpenRequest) -> Result<Box<Deltas>>;
+        fn count(self: &Deltas) -> usize;
+        fn base_version(self: &Deltas) -> String;
+        fn version(self: &Deltas) -> String;
+        fn names(self: &Deltas) -> Vec<String>;
+        fn select_frames(self: &Deltas, delta: usize, names: &[String]) -> Result<Box<Selection>>;
+        unsafe fn changes(
+            self: &Deltas,
+            tensors: &[HeldTensor],
+            frames: &[MemoryRange],
+            threads: usize,
+        ) -> Result<Box<ChangeList>>;
+
+        type ChangeList;
+        fn is_whole(self: &ChangeList, tensor: usize) -> bool;
+        fn positions(self: &ChangeList, tensor: usize) -> &[u32];
+        fn values(self: &ChangeList, tensor: usize) -> &[u8];
+
+        type NewFrames;
+        unsafe fn encode_changes(
+            names: &[String],
+            old: &[MemoryRange],
+            changed: &[MemoryRange],
+            encoding: &str,
+            checksum: &str,
+            threads: usize,
+        ) -> Result<Box<NewFrames>>;
+        fn frame(self: &NewFrames, tensor: usize) -> &[u8];
+        fn checksum(self: &NewFrames, tensor: usize) -> String;
 
         type EncryptionKey;
         fn encryption_key(bytes: &[u8], label: &str) -> Result<Box<EncryptionKey>>;

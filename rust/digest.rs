@@ -1,4 +1,4 @@
-//! Digests of bytes: BLAKE3, SHA-256 and BLAKE2b, computed while the bytes move.
+//! Digests of bytes: BLAKE3, SHA-256 and BLAKE2b, computed while the bytes move. Other formats have checksums, too.
 //!
 //! Threads add pieces of an input to a [`Hash`]. The pieces of a BLAKE3 input may come in any order, since its digest is
 //! the root of a tree ([`tree`]). The pieces of a SHA-256 or BLAKE2b input are hashed in the order of their bytes: a
@@ -16,11 +16,13 @@ use crate::os::sigint::POLL_INTERVAL;
 use blake2::{Blake2b512, Digest as _};
 use groups::{GROUP_BYTES, TreeDigest};
 use ring::digest::SHA256;
+use simd_adler32::Adler32;
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use tree::Tree;
+use twox_hash::XxHash3_128;
 
 /// Size in bytes of the digests of BLAKE3 and SHA-256, which files carry.
 pub const DIGEST_BYTES: usize = 32;
@@ -39,6 +41,10 @@ pub enum Algorithm {
     /// CRC-32 with zlib's polynomial, as a little-endian number. It finds damage, not forgery, and only `.tensors` files
     /// have it: no name of an argument means it.
     Crc32,
+    /// XXH3 with 128 bits, as a big-endian number. It finds damage, not forgery, and only deltas have it.
+    Xxh3,
+    /// Adler-32, as a big-endian number. It finds less damage than the others, and only deltas have it.
+    Adler32,
 }
 
 impl Algorithm {
@@ -52,6 +58,8 @@ impl Algorithm {
             Algorithm::Sha256 => "sha256",
             Algorithm::Blake2b => "blake2b",
             Algorithm::Crc32 => "crc32",
+            Algorithm::Xxh3 => "xxh3-128",
+            Algorithm::Adler32 => "adler32",
         }
     }
 
@@ -60,7 +68,8 @@ impl Algorithm {
         match self {
             Algorithm::Blake3 | Algorithm::Sha256 => DIGEST_BYTES,
             Algorithm::Blake2b => DIGEST_BYTES_MAX,
-            Algorithm::Crc32 => size_of::<u32>(),
+            Algorithm::Crc32 | Algorithm::Adler32 => size_of::<u32>(),
+            Algorithm::Xxh3 => size_of::<u128>(),
         }
     }
 
@@ -94,7 +103,7 @@ impl Algorithm {
 }
 
 /// Digest and its algorithm. Its text is the algorithm's name, a colon and hexadecimal digits: 64, 128 of BLAKE2b,
-/// or 8 of CRC-32.
+/// 32 of XXH3, or 8 of CRC-32 and Adler-32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest {
     /// Algorithm.
@@ -198,24 +207,28 @@ impl InputDigest {
 }
 
 /// Hash of bytes in their order, boxed because the sizes differ much.
-enum Context {
+pub(crate) enum Context {
     Blake3(Box<blake3::Hasher>),
     Sha256(Box<ring::digest::Context>),
     Blake2b(Box<Blake2b512>),
     Crc32(crc32fast::Hasher),
+    Xxh3(Box<XxHash3_128>),
+    Adler32(Adler32),
 }
 
 impl Context {
-    fn new(algorithm: Algorithm) -> Context {
+    pub(crate) fn new(algorithm: Algorithm) -> Context {
         match algorithm {
             Algorithm::Blake3 => Context::Blake3(Box::default()),
             Algorithm::Sha256 => Context::Sha256(Box::new(ring::digest::Context::new(&SHA256))),
             Algorithm::Blake2b => Context::Blake2b(Box::default()),
             Algorithm::Crc32 => Context::Crc32(crc32fast::Hasher::new()),
+            Algorithm::Xxh3 => Context::Xxh3(Box::new(XxHash3_128::new())),
+            Algorithm::Adler32 => Context::Adler32(Adler32::new()),
         }
     }
 
-    fn update(&mut self, bytes: &[u8]) {
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
         match self {
             Context::Blake3(hasher) => {
                 hasher.update(bytes);
@@ -223,10 +236,12 @@ impl Context {
             Context::Sha256(context) => context.update(bytes),
             Context::Blake2b(hasher) => hasher.update(bytes),
             Context::Crc32(hasher) => hasher.update(bytes),
+            Context::Xxh3(hasher) => hasher.write(bytes),
+            Context::Adler32(hasher) => hasher.write(bytes),
         }
     }
 
-    fn finish(self) -> Digest {
+    pub(crate) fn finish(self) -> Digest {
         let digest = |algorithm, bytes: &[u8]| {
             let mut digest = Digest::zeros(algorithm);
             digest.value.iter_mut().zip(bytes).for_each(|(byte, &computed)| *byte = computed);
@@ -237,6 +252,8 @@ impl Context {
             Context::Sha256(context) => digest(Algorithm::Sha256, context.finish().as_ref()),
             Context::Blake2b(hasher) => digest(Algorithm::Blake2b, &hasher.finalize()),
             Context::Crc32(hasher) => digest(Algorithm::Crc32, &hasher.finalize().to_le_bytes()),
+            Context::Xxh3(hasher) => digest(Algorithm::Xxh3, &hasher.finish_128().to_be_bytes()),
+            Context::Adler32(hasher) => digest(Algorithm::Adler32, &hasher.finish().to_be_bytes()),
         }
     }
 }
@@ -345,7 +362,7 @@ impl Hash {
                 *state = done(digest, values);
                 Ok(Some(digest))
             }
-            Algorithm::Sha256 | Algorithm::Blake2b | Algorithm::Crc32 => {
+            Algorithm::Sha256 | Algorithm::Blake2b | Algorithm::Crc32 | Algorithm::Xxh3 | Algorithm::Adler32 => {
                 let mut context = self.wait_for_turn(begin, check)?.ok_or_else(misfit)?;
                 context.update(bytes);
                 let mut state = self.lock();

@@ -23,6 +23,11 @@
 //! [the memory of tensors](save::memory) into slots, and writes the slots to an [output file](save::atomic_file). A
 //! [writer](save::writer) does the same for tensors that are appended one by one.
 //!
+//! # Deltas
+//!
+//! A [`delta`] is a checkpoint with the changes of another one. Its frames are loaded like any tensors, and decoded to the
+//! elements that change.
+//!
 //! # Interfaces
 //!
 //! Loads and saves hash bytes on their way with [`digest`], and compare digests with those that a file carries
@@ -52,6 +57,7 @@ pub mod source;
 pub mod format;
 pub mod cast;
 pub mod checkpoint;
+pub mod delta;
 pub mod plan;
 pub mod group;
 pub mod reader;

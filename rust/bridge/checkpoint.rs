@@ -44,6 +44,10 @@ pub(super) fn open_request(verify: &str) -> Result<Box<OpenRequest>> {
 }
 
 impl OpenRequest {
+    pub(super) fn options(&self) -> &OpenOptions {
+        &self.0
+    }
+
     pub(super) fn set_key(&mut self, key: &EncryptionKey) {
         self.0.key = Some(key.key().clone());
     }

@@ -31,7 +31,8 @@ impl IndexRange {
         IndexRange { start: 0, length: size, step: 1 }
     }
 
-    fn fits(&self, size: u64) -> bool {
+    /// Returns whether the range lies inside a dimension of this size.
+    pub(crate) fn fits(&self, size: u64) -> bool {
         let last = self.length.saturating_sub(1).checked_mul(self.step).and_then(|last| last.checked_add(self.start));
         // An empty range must still start inside the dimension or at its end.
         self.step > 0 && self.start <= size && (self.length == 0 || last.is_some_and(|last| last < size))

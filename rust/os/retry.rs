@@ -12,6 +12,9 @@ use std::time::Duration;
 /// Decides whether to go on. Fails after Ctrl-C, for example, or when the result is no longer needed.
 pub type Check<'a> = &'a dyn Fn() -> Result<()>;
 
+/// [`Check`] that several threads call.
+pub type SharedCheck<'a> = &'a (dyn Fn() -> Result<()> + Sync);
+
 /// Pause before a call that failed with `EAGAIN` or `EBUSY` is repeated.
 pub const BUSY_WAIT: Duration = Duration::from_millis(1);
 

@@ -9,6 +9,7 @@ mod cast;
 mod cast_batch;
 mod checkpoint;
 mod conformance;
+mod delta;
 mod digest_groups;
 mod digests;
 mod dtype;

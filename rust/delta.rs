@@ -1,0 +1,49 @@
+//! Deltas: checkpoints with the changes from one version of a model to the next.
+//!
+//! A delta is a directory or prefix with an index, whose `metadata` states the versions and the encoding. Each tensor that
+//! changes is stored under its own name, as a `U8` tensor with one zstd [frame]. The metadata of its file has the checksum
+//! of the new bytes under that name. docs/deltas.md has the format.
+//!
+//! A [`chain`] opens deltas. [`decode`] computes the elements of a tensor that change, from its old bytes and the frames of
+//! all deltas of the chain; [`encode`] is the reverse for one delta. Neither uses files.
+
+pub mod chain;
+pub mod changes;
+pub mod decode;
+pub mod encode;
+mod frame;
+mod patch;
+pub mod properties;
+
+use crate::digest::Algorithm;
+use crate::error::named_enum;
+
+named_enum! {
+    /// Encoding of the changes in a frame.
+    Encoding,
+    /// Returns the name in an index and in arguments.
+    name:
+    /// New bytes XOR old bytes, for all bytes of the tensor. Decodes to nonsense on any other old bytes.
+    Xor = "xor",
+    /// Number of the bytes that change, their positions, and their new values. The numbers have 32 bits.
+    Overwrite = "overwrite",
+}
+
+impl Encoding {
+    /// Returns the encoding with this name.
+    pub fn from_name(name: &str) -> Option<Encoding> {
+        Encoding::ALL.iter().copied().find(|encoding| encoding.name() == name)
+    }
+}
+
+/// Checksums of deltas.
+pub const CHECKSUMS: [Algorithm; 3] = [Algorithm::Xxh3, Algorithm::Blake3, Algorithm::Adler32];
+
+/// Returns the checksum with this name.
+pub fn checksum_from_name(name: &str) -> Option<Algorithm> {
+    CHECKSUMS.into_iter().find(|algorithm| algorithm.name() == name)
+}
+
+/// Size in bytes of the blocks in which tensors are decoded and encoded: old bytes, new bytes and the bytes of a frame
+/// stay in the L2 cache. A multiple of all sizes of elements.
+const BLOCK_BYTES: usize = 256 << 10;

@@ -1,0 +1,96 @@
+//! Elements of a tensor that change.
+
+use crate::num::{to_u64, to_usize};
+
+/// Size of a position in bytes.
+const POSITION_BYTES: usize = size_of::<u32>();
+/// Bytes that are compared at once. A multiple of all sizes of elements.
+const COMPARED_BYTES: usize = 16;
+
+/// New values of elements.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Numbers of the elements that change, in ascending order, or `None` if `values` has all elements.
+    pub positions: Option<Vec<u32>>,
+    /// Bytes of the values.
+    pub values: Vec<u8>,
+}
+
+/// Collects the changes of a tensor. Takes at most the memory of the tensor.
+pub struct Collector<'a> {
+    old: &'a [u8],
+    item_bytes: usize,
+    changes: Changes,
+}
+
+impl<'a> Collector<'a> {
+    /// Begins with the old bytes of a tensor whose elements have `item_bytes`: 1, 2, 4, 8 or 16.
+    pub fn new(old: &'a [u8], item_bytes: usize) -> Collector<'a> {
+        let mut collector =
+            Collector { old, item_bytes, changes: Changes { positions: Some(Vec::new()), values: Vec::new() } };
+        // Positions have 32 bits.
+        if to_u64(old.len() / item_bytes) > u64::from(u32::MAX) + 1 {
+            collector.keep_all();
+        }
+        collector
+    }
+
+    /// Compares the new bytes that begin at byte `begin`. The bytes before were added.
+    pub fn add(&mut self, begin: usize, new: &[u8]) {
+        let old = self.old.get(begin..begin + new.len()).unwrap_or_default();
+        match self.item_bytes {
+            1 => self.compare::<1>(begin, old, new),
+            2 => self.compare::<2>(begin, old, new),
+            4 => self.compare::<4>(begin, old, new),
+            8 => self.compare::<8>(begin, old, new),
+            _ => self.compare::<COMPARED_BYTES>(begin, old, new),
+        }
+        let changed = self.changes.positions.as_ref().map_or(0, Vec::len);
+        if changed > 0 && changed * (POSITION_BYTES + self.item_bytes) >= self.old.len() {
+            self.keep_all();
+        }
+    }
+
+    /// Returns the changes.
+    pub fn finish(mut self) -> Changes {
+        self.changes.positions.iter_mut().for_each(Vec::shrink_to_fit);
+        self.changes.values.shrink_to_fit();
+        self.changes
+    }
+
+    fn compare<const ITEM: usize>(&mut self, begin: usize, old: &[u8], new: &[u8]) {
+        let Some(positions) = &mut self.changes.positions else {
+            if let Some(values) = self.changes.values.get_mut(begin..begin + new.len()) {
+                values.copy_from_slice(new);
+            }
+            return;
+        };
+        let values = &mut self.changes.values;
+        let mut add_items = |begin: usize, old: &[u8], new: &[u8]| {
+            let items = old.as_chunks::<ITEM>().0.iter().zip(new.as_chunks::<ITEM>().0);
+            for (element, (_, new)) in (begin / ITEM..).zip(items).filter(|(_, (old, new))| old != new) {
+                positions.push(u32::try_from(element).unwrap_or(u32::MAX));
+                values.extend_from_slice(new);
+            }
+        };
+        let (old_parts, old_rest) = old.as_chunks::<COMPARED_BYTES>();
+        let (new_parts, new_rest) = new.as_chunks::<COMPARED_BYTES>();
+        for (part, (old, new)) in old_parts.iter().zip(new_parts).enumerate().filter(|(_, (old, new))| old != new) {
+            add_items(begin + part * COMPARED_BYTES, old, new);
+        }
+        add_items(begin + old_parts.len() * COMPARED_BYTES, old_rest, new_rest);
+    }
+
+    /// Continues with the values of all elements.
+    fn keep_all(&mut self) {
+        let mut all = self.old.to_vec();
+        let positions = self.changes.positions.take().unwrap_or_default();
+        for (position, value) in positions.into_iter().zip(self.changes.values.chunks_exact(self.item_bytes)) {
+            let begin = to_usize(position.into()) * self.item_bytes;
+            if let Some(item) = all.get_mut(begin..begin + self.item_bytes) {
+                item.copy_from_slice(value);
+            }
+        }
+        self.changes.values = all;
+    }
+}

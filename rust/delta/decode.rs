@@ -1,0 +1,148 @@
+//! Elements that deltas change, from the old bytes of a tensor and its frames.
+//!
+//! All deltas of a chain are applied to one block after the other, so a tensor takes the memory of its changes and of one
+//! block, however many deltas there are.
+
+use super::changes::{Changes, Collector};
+use super::patch::Patch;
+use super::{BLOCK_BYTES, Encoding};
+use crate::checkpoint::region::StridedRange;
+use crate::digest::{Context, Digest};
+use crate::error::{Error, Kind, Result};
+use crate::num::{to_u64, to_usize};
+use crate::os::retry::SharedCheck;
+use crate::os::threads;
+use std::cmp::Reverse;
+use std::path::Path;
+
+/// Tensor and its changes.
+pub struct Tensor<'a> {
+    /// Name in the deltas.
+    pub name: &'a str,
+    /// Old bytes of the tensor, or of a region of it.
+    pub old: &'a [u8],
+    /// Size of an element in bytes: 1, 2, 4, 8 or 16.
+    pub item_bytes: usize,
+    /// Size of the whole tensor in bytes.
+    pub tensor_bytes: u64,
+    /// Place of the old bytes in the whole tensor, which begins at byte 0. `None` if the old bytes are all of it.
+    pub region: Option<StridedRange>,
+    /// Frames, of the oldest delta first.
+    pub frames: Vec<Frame<'a>>,
+}
+
+/// Changes of a tensor in one delta.
+pub struct Frame<'a> {
+    /// Encoding of the delta.
+    pub encoding: Encoding,
+    /// Bytes of the frame.
+    pub bytes: &'a [u8],
+    /// Checksum of the tensor after these changes.
+    pub checksum: Digest,
+    /// File of the frame, for errors.
+    pub path: &'a Path,
+    /// First byte of the frame in its file, for errors.
+    pub begin: u64,
+}
+
+/// Computes the changes of tensors on several threads, in the order of the list.
+///
+/// # Errors
+/// `malformed` for a frame that is not valid or does not fit its tensor; `integrity` for a whole tensor whose new bytes
+/// differ from the checksum; that of `check`.
+pub fn changes_of_all(threads: usize, tensors: &[Tensor<'_>], check: SharedCheck<'_>) -> Result<Vec<Changes>> {
+    // Large tensors first, so that no thread is left with one at the end.
+    let mut order: Vec<usize> = (0..tensors.len()).collect();
+    order.sort_by_key(|&index| Reverse(tensors.get(index).map_or(0, |tensor| tensor.tensor_bytes)));
+    let missing = || Error::new(Kind::Internal, "no such tensor");
+    let decoded = threads::map(threads, order.len(), |job| {
+        let index = order.get(job).ok_or_else(missing)?;
+        changes(tensors.get(*index).ok_or_else(missing)?, check)
+    })?;
+    let mut sorted: Vec<(usize, Changes)> = order.into_iter().zip(decoded).collect();
+    sorted.sort_by_key(|(index, _)| *index);
+    Ok(sorted.into_iter().map(|(_, changes)| changes).collect())
+}
+
+/// Computes the changes of a tensor.
+///
+/// # Errors
+/// Those of [`changes_of_all`].
+pub fn changes(tensor: &Tensor<'_>, check: SharedCheck<'_>) -> Result<Changes> {
+    let Tensor { old, tensor_bytes, region, frames, .. } = tensor;
+    let at = |frame: &Frame<'_>, error: Error| error.at(frame.path).tensor(tensor.name).offset(frame.begin);
+    let mut patches = Vec::with_capacity(frames.len());
+    for frame in frames {
+        let patch = Patch::new(frame.encoding, frame.bytes, *tensor_bytes).map_err(|error| at(frame, error))?;
+        patches.push((frame, patch));
+    }
+    // The checksum of the last delta implies those of the others.
+    let last = frames.last().filter(|_| region.is_none());
+    let mut checksum = last.map(|frame| Context::new(frame.checksum.algorithm));
+    let mut collector = Collector::new(old, tensor.item_bytes);
+    let (mut block, mut scratch) = (Vec::new(), Vec::new());
+    let mut begin = 0;
+    while begin < *tensor_bytes {
+        check()?;
+        let end = tensor_bytes.min(&(begin + to_u64(BLOCK_BYTES))).to_owned();
+        block.clear();
+        match region {
+            None => block.extend_from_slice(old.get(to_usize(begin)..to_usize(end)).unwrap_or_default()),
+            Some(region) => {
+                block.resize(to_usize(end - begin), 0);
+                copy_rows(region, begin, &mut block, |offset, row| {
+                    if let Some(old) = old.get(offset..offset + row.len()) {
+                        row.copy_from_slice(old);
+                    }
+                });
+            }
+        }
+        for (frame, patch) in &mut patches {
+            patch.apply(begin, &mut block, &mut scratch).map_err(|error| at(frame, error))?;
+        }
+        if let Some(checksum) = &mut checksum {
+            checksum.update(&block);
+        }
+        match region {
+            None => collector.add(to_usize(begin), &block),
+            Some(region) => {
+                let first = to_usize(region.bytes_before(begin));
+                scratch.clear();
+                copy_rows(region, begin, &mut block, |_, row| scratch.extend_from_slice(row));
+                collector.add(first, &scratch);
+            }
+        }
+        begin = end;
+    }
+    for (frame, patch) in patches {
+        patch.finish().map_err(|error| at(frame, error))?;
+    }
+    if let Some((frame, checksum)) = last.zip(checksum) {
+        let computed = checksum.finish();
+        if computed != frame.checksum {
+            let message = format!(
+                "the new bytes have {computed}; {} was expected. The delta is damaged, or the tensor does not have the \
+                 values of the base version; load the newest full checkpoint, and apply the deltas after it",
+                frame.checksum
+            );
+            return Err(at(frame, Error::new(Kind::Integrity, message)));
+        }
+    }
+    Ok(collector.finish())
+}
+
+/// Calls `copy` for the bytes of each row of a region in the block that begins at byte `begin` of the tensor, with the
+/// offset of these bytes in the region.
+fn copy_rows(region: &StridedRange, begin: u64, block: &mut [u8], mut copy: impl FnMut(usize, &mut [u8])) {
+    let end = begin + to_u64(block.len());
+    let (mut offset, last) = (region.bytes_before(begin), region.bytes_before(end));
+    while offset < last {
+        let (row, inside) = (offset / region.row_bytes, offset % region.row_bytes);
+        let from = region.row_begin(row) + inside;
+        let length = (region.row_bytes - inside).min(last - offset);
+        if let Some(bytes) = block.get_mut(to_usize(from - begin)..to_usize(from - begin + length)) {
+            copy(to_usize(offset), bytes);
+        }
+        offset += length;
+    }
+}

@@ -1,0 +1,166 @@
+//! Frames of a new delta, from the old and the new bytes of tensors.
+
+use super::{BLOCK_BYTES, Encoding};
+use crate::digest::{Algorithm, Context, Digest};
+use crate::error::{Error, Kind, Result};
+use crate::num::to_u64;
+use crate::os::retry::SharedCheck;
+use crate::os::threads;
+use std::cmp::Reverse;
+use zstd_safe::zstd_sys::ZSTD_EndDirective;
+use zstd_safe::{CCtx, CParameter, InBuffer, OutBuffer, get_error_name};
+
+/// Level of compression that all writers of the format use: higher ones cost more time than they save in a transfer.
+const LEVEL: i32 = 1;
+
+/// Bytes of a tensor in two versions.
+pub struct Pair<'a> {
+    /// Name, for errors.
+    pub name: &'a str,
+    /// Bytes in the base version.
+    pub old: &'a [u8],
+    /// Bytes in the new version, of the same number.
+    pub new: &'a [u8],
+}
+
+/// Changes of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewFrame {
+    /// Bytes of the frame.
+    pub bytes: Vec<u8>,
+    /// Checksum of the new bytes.
+    pub checksum: Digest,
+}
+
+/// Encodes the changes of tensors on several threads, in the order of the list. `None` for a tensor without changes.
+///
+/// # Errors
+/// `invalid-argument` for a tensor that is too large for the encoding; that of `check`.
+pub fn frames(
+    threads: usize,
+    pairs: &[Pair<'_>],
+    encoding: Encoding,
+    checksum: Algorithm,
+    check: SharedCheck<'_>,
+) -> Result<Vec<Option<NewFrame>>> {
+    let mut order: Vec<usize> = (0..pairs.len()).collect();
+    order.sort_by_key(|&index| Reverse(pairs.get(index).map_or(0, |pair| pair.new.len())));
+    let missing = || Error::new(Kind::Internal, "no such tensor");
+    let encoded = threads::map(threads, order.len(), |job| {
+        let pair = pairs.get(*order.get(job).ok_or_else(missing)?).ok_or_else(missing)?;
+        frame(pair, encoding, checksum, check).map_err(|error| error.tensor(pair.name))
+    })?;
+    let mut sorted: Vec<(usize, Option<NewFrame>)> = order.into_iter().zip(encoded).collect();
+    sorted.sort_by_key(|(index, _)| *index);
+    Ok(sorted.into_iter().map(|(_, frame)| frame).collect())
+}
+
+/// Encodes the changes of a tensor. Returns `None` if it has none.
+fn frame(pair: &Pair<'_>, encoding: Encoding, checksum: Algorithm, check: SharedCheck<'_>) -> Result<Option<NewFrame>> {
+    if pair.old == pair.new {
+        return Ok(None);
+    }
+    let mut context = Context::new(checksum);
+    let bytes = match encoding {
+        Encoding::Xor => {
+            let mut writer = FrameWriter::new(to_u64(pair.new.len()))?;
+            let mut block = Vec::with_capacity(BLOCK_BYTES);
+            for (old, new) in blocks(pair) {
+                check()?;
+                context.update(new);
+                block.clear();
+                block.extend(old.iter().zip(new).map(|(old, new)| old ^ new));
+                writer.write(&block)?;
+            }
+            writer.finish()?
+        }
+        Encoding::Overwrite => {
+            let mut count = 0;
+            for (old, new) in blocks(pair) {
+                check()?;
+                context.update(new);
+                count += old.iter().zip(new).filter(|(old, new)| old != new).count();
+            }
+            let changed = u32::try_from(count).ok().filter(|_| to_u64(pair.new.len()) <= u64::from(u32::MAX) + 1);
+            let Some(changed) = changed else {
+                let message = "the encoding \"overwrite\" has no positions beyond 4 GiB; use \"xor\"";
+                return Err(Error::new(Kind::InvalidArgument, message));
+            };
+            let mut writer = FrameWriter::new(to_u64(size_of::<u32>()) + to_u64(count) * 5)?;
+            writer.write(&changed.to_le_bytes())?;
+            let mut position = 0_u32;
+            let mut part = Vec::new();
+            for (old, new) in blocks(pair) {
+                check()?;
+                part.clear();
+                for (old, new) in old.iter().zip(new) {
+                    if old != new {
+                        part.extend_from_slice(&position.to_le_bytes());
+                    }
+                    position = position.wrapping_add(1);
+                }
+                writer.write(&part)?;
+            }
+            for (old, new) in blocks(pair) {
+                check()?;
+                part.clear();
+                part.extend(old.iter().zip(new).filter(|(old, new)| old != new).map(|(_, new)| new));
+                writer.write(&part)?;
+            }
+            writer.finish()?
+        }
+    };
+    Ok(Some(NewFrame { bytes, checksum: context.finish() }))
+}
+
+fn blocks<'a>(pair: &Pair<'a>) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
+    pair.old.chunks(BLOCK_BYTES).zip(pair.new.chunks(BLOCK_BYTES))
+}
+
+/// Writer of one frame.
+struct FrameWriter {
+    context: CCtx<'static>,
+    frame: Vec<u8>,
+}
+
+impl FrameWriter {
+    /// Begins a frame with `bytes` of content, which its header states.
+    fn new(bytes: u64) -> Result<FrameWriter> {
+        let refused = || Error::new(Kind::OutOfMemory, "no memory for a zstd encoder");
+        let mut context = CCtx::try_create().ok_or_else(refused)?;
+        context.set_parameter(CParameter::CompressionLevel(LEVEL)).map_err(failed)?;
+        context.set_pledged_src_size(Some(bytes)).map_err(failed)?;
+        Ok(FrameWriter { context, frame: Vec::new() })
+    }
+
+    fn write(&mut self, content: &[u8]) -> Result<()> {
+        self.step(content, ZSTD_EndDirective::ZSTD_e_continue)
+    }
+
+    fn finish(mut self) -> Result<Vec<u8>> {
+        self.step(&[], ZSTD_EndDirective::ZSTD_e_end)?;
+        self.frame.shrink_to_fit();
+        Ok(self.frame)
+    }
+
+    fn step(&mut self, content: &[u8], directive: ZSTD_EndDirective) -> Result<()> {
+        let mut input = InBuffer::around(content);
+        loop {
+            self.frame.reserve(CCtx::out_size());
+            let end = self.frame.len();
+            let mut output = OutBuffer::around_pos(&mut self.frame, end);
+            let left = self.context.compress_stream2(&mut output, &mut input, directive).map_err(failed)?;
+            let is_done = match directive {
+                ZSTD_EndDirective::ZSTD_e_end => left == 0,
+                _ => input.pos() == content.len(),
+            };
+            if is_done {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn failed(code: usize) -> Error {
+    Error::new(Kind::Internal, format!("zstd cannot compress: {}", get_error_name(code)))
+}

@@ -1,0 +1,144 @@
+//! Changes in one frame, applied to the blocks of a tensor in their order.
+
+use super::frame::FrameReader;
+use super::{BLOCK_BYTES, Encoding};
+use crate::error::{Error, Kind, Result};
+use crate::num::to_usize;
+
+/// Number of positions that are decoded at once.
+const POSITIONS: usize = BLOCK_BYTES / size_of::<u32>();
+
+/// Changes of a tensor.
+pub enum Patch<'a> {
+    /// Bytes to combine with the old ones.
+    Xor(FrameReader<'a>),
+    /// Bytes to write.
+    Overwrite(Box<Overwrite<'a>>),
+}
+
+impl<'a> Patch<'a> {
+    /// Begins to decode the frame of a tensor with this number of bytes.
+    ///
+    /// # Errors
+    /// `malformed` if the frame is not valid.
+    pub fn new(encoding: Encoding, frame: &'a [u8], tensor_bytes: u64) -> Result<Patch<'a>> {
+        Ok(match encoding {
+            Encoding::Xor => Patch::Xor(FrameReader::new(frame)?),
+            Encoding::Overwrite => Patch::Overwrite(Box::new(Overwrite::new(frame, tensor_bytes)?)),
+        })
+    }
+
+    /// Applies the changes to the next block, which begins at byte `begin` of the tensor and has at most
+    /// [`BLOCK_BYTES`].
+    ///
+    /// # Errors
+    /// `malformed` if the frame is not valid.
+    pub fn apply(&mut self, begin: u64, block: &mut [u8], scratch: &mut Vec<u8>) -> Result<()> {
+        match self {
+            Patch::Xor(frame) => {
+                scratch.resize(block.len(), 0);
+                frame.read(scratch)?;
+                for (byte, change) in block.iter_mut().zip(scratch.iter()) {
+                    *byte ^= change;
+                }
+                Ok(())
+            }
+            Patch::Overwrite(overwrite) => overwrite.apply(begin, block),
+        }
+    }
+
+    /// Checks, after the last block, that the frame has no more changes.
+    ///
+    /// # Errors
+    /// `malformed`.
+    pub fn finish(self) -> Result<()> {
+        match self {
+            Patch::Xor(frame) => frame.finish(),
+            Patch::Overwrite(overwrite) => overwrite.finish(),
+        }
+    }
+}
+
+/// Positions and values, which follow each other in a frame. Two readers decode them side by side, so that memory is
+/// bounded.
+pub struct Overwrite<'a> {
+    positions: FrameReader<'a>,
+    values: FrameReader<'a>,
+    tensor_bytes: u64,
+    /// Number of changes that were not decoded yet.
+    left: usize,
+    /// Decoded changes, of which those before `next` were applied.
+    decoded: Vec<(u32, u8)>,
+    next: usize,
+    /// Last decoded position.
+    last: Option<u32>,
+}
+
+impl<'a> Overwrite<'a> {
+    fn new(frame: &'a [u8], tensor_bytes: u64) -> Result<Overwrite<'a>> {
+        let (mut positions, mut values) = (FrameReader::new(frame)?, FrameReader::new(frame)?);
+        let mut count = [0; size_of::<u32>()];
+        positions.read(&mut count)?;
+        let count = u32::from_le_bytes(count);
+        if u64::from(count) > tensor_bytes {
+            let message = format!("{count} bytes change, but the tensor has {tensor_bytes}");
+            return Err(Error::new(Kind::Malformed, message));
+        }
+        let mut skipped = vec![0; BLOCK_BYTES];
+        let mut before = size_of::<u32>() * (to_usize(count.into()) + 1);
+        while before > 0 {
+            let part = before.min(BLOCK_BYTES);
+            values.read(skipped.get_mut(..part).unwrap_or_default())?;
+            before -= part;
+        }
+        let left = to_usize(count.into());
+        Ok(Overwrite { positions, values, tensor_bytes, left, decoded: Vec::new(), next: 0, last: None })
+    }
+
+    fn apply(&mut self, begin: u64, block: &mut [u8]) -> Result<()> {
+        loop {
+            for &(position, value) in self.decoded.get(self.next..).unwrap_or_default() {
+                // Positions ascend, so none is before the block.
+                let Some(byte) = block.get_mut(to_usize(u64::from(position) - begin)) else { return Ok(()) };
+                *byte = value;
+                self.next += 1;
+            }
+            if self.left == 0 {
+                return Ok(());
+            }
+            self.decode()?;
+        }
+    }
+
+    /// Decodes the next changes.
+    fn decode(&mut self) -> Result<()> {
+        let count = self.left.min(POSITIONS);
+        let (mut positions, mut values) = (vec![0; count * size_of::<u32>()], vec![0; count]);
+        self.positions.read(&mut positions)?;
+        self.values.read(&mut values)?;
+        self.decoded.clear();
+        for (position, value) in positions.as_chunks().0.iter().zip(values) {
+            let position = u32::from_le_bytes(*position);
+            if self.last.is_some_and(|last| last >= position) {
+                let message =
+                    format!("byte position {position} follows {}; positions must ascend", self.last.unwrap_or(0));
+                return Err(Error::new(Kind::Malformed, message));
+            }
+            if u64::from(position) >= self.tensor_bytes {
+                let message =
+                    format!("byte position {position} is outside of the tensor, which has {} bytes", self.tensor_bytes);
+                return Err(Error::new(Kind::Malformed, message));
+            }
+            self.last = Some(position);
+            self.decoded.push((position, value));
+        }
+        (self.left, self.next) = (self.left - count, 0);
+        Ok(())
+    }
+
+    fn finish(self) -> Result<()> {
+        // Every position is inside of the tensor, so all blocks together have taken all changes.
+        debug_assert!(self.left == 0 && self.next == self.decoded.len());
+        self.values.finish()
+    }
+}

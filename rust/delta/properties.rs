@@ -1,0 +1,63 @@
+//! Properties of a delta, which the metadata of its index states.
+
+use super::{CHECKSUMS, Encoding, checksum_from_name};
+use crate::digest::Algorithm;
+use crate::error::{Error, Kind, Result};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Key whose presence makes a checkpoint a delta.
+const ENCODING: &str = "delta_encoding";
+const VERSION: &str = "version";
+const BASE_VERSION: &str = "base_version";
+const CHECKSUM: &str = "checksum_format";
+const COMPRESSION: &str = "compression_format";
+/// Only compression of frames.
+const ZSTD: &str = "zstd";
+
+/// Versions and encoding of a delta.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Properties {
+    /// Version that the delta changes.
+    pub base_version: String,
+    /// Version that it results in.
+    pub version: String,
+    /// Encoding of its frames.
+    pub encoding: Encoding,
+    /// Algorithm of its checksums.
+    pub checksum: Algorithm,
+}
+
+impl Properties {
+    /// Reads the metadata of the index at a path.
+    ///
+    /// # Errors
+    /// `malformed` if it is not that of a delta, or states something unknown.
+    pub fn read(path: &Path, metadata: &BTreeMap<String, String>) -> Result<Properties> {
+        let malformed = |message: String| Error::new(Kind::Malformed, message).at(path);
+        if !metadata.contains_key(ENCODING) {
+            let message = format!("not a delta, but a full checkpoint: its index has no metadata {ENCODING:?}");
+            return Err(malformed(message));
+        }
+        let value = |key: &str| {
+            let absent = || malformed(format!("the metadata of the index has no {key:?}, which a delta must state"));
+            metadata.get(key).map(String::as_str).ok_or_else(absent)
+        };
+        let unknown = |key: &str, known: &[&str]| {
+            let is = metadata.get(key).map_or("", String::as_str);
+            malformed(format!("the metadata of the index states {key:?}: {is:?}; known are {}", known.join(", ")))
+        };
+        let compression = value(COMPRESSION)?;
+        if compression != ZSTD {
+            return Err(unknown(COMPRESSION, &[ZSTD]));
+        }
+        let encodings: Vec<_> = Encoding::ALL.iter().map(|encoding| encoding.name()).collect();
+        Ok(Properties {
+            base_version: value(BASE_VERSION)?.to_owned(),
+            version: value(VERSION)?.to_owned(),
+            encoding: Encoding::from_name(value(ENCODING)?).ok_or_else(|| unknown(ENCODING, &encodings))?,
+            checksum: checksum_from_name(value(CHECKSUM)?)
+                .ok_or_else(|| unknown(CHECKSUM, &CHECKSUMS.map(Algorithm::name)))?,
+        })
+    }
+}
