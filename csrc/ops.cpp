@@ -210,6 +210,7 @@ TORCH_LIBRARY(fst, m) {
   def_io("_checkpoint_files(str[] paths) -> str[]");
   // Steps of new deltas, for the Python package only.
   def_io("_index_metadata(str path) -> Dict(str, str)");
+  def_io("_is_delta(str[] paths) -> bool");
   def_io("_encode_delta(str[] names, Tensor[] old, Tensor[] new, str encoding, str checksum) -> (Tensor[], str[])");
   // Dtypes that patterns request for each of all names, for the Python package only.
   def_io("_requested_dtypes(str[] names, str[] patterns, int[] dtypes) -> int[]");
@@ -402,6 +403,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("_remove_object", pass<remove_object, std::string>);
   m.impl("_checkpoint_files", checkpoint_files);
   m.impl("_index_metadata", index_metadata_of);
+  m.impl("_is_delta", is_delta);
   m.impl("_encode_delta", encode_delta);
   m.impl("_requested_dtypes", requested_dtypes);
   m.impl("serialize", serialize);

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "cast.h"
 #include "checkpoint.h"
+#include "delta.h"
 #include "error.h"
 #include "load.h"
 
@@ -26,7 +28,58 @@ std::vector<uint32_t> autograd_versions(const std::vector<Change>& changes) {
   return versions;
 }
 
+// Returns the version in the metadata of the only path's index.
+Version version_in_index(Strings paths) {
+  if (paths.size() == 1) {
+    const auto metadata = index_metadata_of(paths.get(0));
+    const auto found = metadata.find("version");
+    if (found != metadata.end()) {
+      return found->value();
+    }
+  }
+  return std::nullopt;
+}
+
+c10::intrusive_ptr<Update> prepare_deltas(Strings paths, Strings names, const std::vector<at::Tensor>& out,
+                                          const Version& version) {
+  const DeltaChain chain(paths);
+  const auto held = version_of(out, names.vec());
+  if (held != chain.base_version()) {
+    throw_version_conflict(paths.get(0) + ": the delta changes version \"" + chain.base_version() +
+                           "\", but the tensors have " + (held ? '"' + *held + '"' : "no version; call set_version") +
+                           "; nothing was written");
+  }
+  const auto changing = chain.names();
+  const std::set<std::string> known(changing.begin(), changing.end());
+  c10::List<std::string> selected;
+  std::vector<at::Tensor> old;
+  DeltaChain::Numbers shapes;
+  for (size_t index = 0; index < out.size(); ++index) {
+    if (known.contains(names.get(index))) {
+      selected.push_back(names.get(index));
+      old.push_back(out[index]);
+      shapes.push_back(out[index].sizes().vec());
+    }
+  }
+  auto changes = chain.changes(selected, old, shapes, DeltaChain::Numbers(selected.size()));
+  return c10::make_intrusive<Update>(names.vec(), out, std::move(changes), version ? version : chain.version());
+}
+
 }  // namespace
+
+bool is_delta(Strings paths) {
+  std::vector<bool> are_deltas;
+  for (size_t index = 0; index < paths.size(); ++index) {
+    are_deltas.push_back(index_metadata_of(paths.get(index)).contains("delta_encoding"));
+  }
+  const auto whole = std::ranges::find(are_deltas, false);
+  const bool any = std::ranges::find(are_deltas, true) != are_deltas.end();
+  if (any && whole != are_deltas.end()) {
+    throw_invalid_argument(std::string(paths.get(whole - are_deltas.begin())) +
+                           ": is no delta, but other paths are; update with a whole checkpoint first, by itself");
+  }
+  return any;
+}
 
 Update::Update(std::vector<std::string> names, std::vector<at::Tensor> tensors, std::vector<Change> changes,
                Version version)
@@ -122,6 +175,12 @@ void Update::finish_locked() {
 
 c10::intrusive_ptr<Update> prepare_update(Strings paths, Strings names, const std::vector<at::Tensor>& out,
                                           const Version& version, const std::string& verify) {
+  if (names.size() != out.size()) {
+    throw_invalid_argument(c10::str(names.size(), " names, but ", out.size(), " tensors; give one for every name"));
+  }
+  if (is_delta(paths)) {
+    return prepare_deltas(paths, names, out, version);
+  }
   const OpenCheckpoint checkpoint(paths, {.verify = verify});
   check_outputs(specs_of(*select_named(checkpoint.files(), names)), out, OutputDtype::kStored);
   std::map<c10::Device, std::vector<size_t>, DeviceOrder> by_device;
@@ -139,7 +198,7 @@ c10::intrusive_ptr<Update> prepare_update(Strings paths, Strings names, const st
       changes[indices[turn]] = {out[indices[turn]], {}, std::move(values[turn])};
     }
   }
-  return c10::make_intrusive<Update>(names.vec(), out, std::move(changes), version);
+  return c10::make_intrusive<Update>(names.vec(), out, std::move(changes), version ? version : version_in_index(paths));
 }
 
 }  // namespace fst

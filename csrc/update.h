@@ -63,8 +63,11 @@ class Update : public torch::CustomClassHolder {
   std::vector<uint32_t> autograd_versions_;
 };
 
+// Returns whether paths lead to deltas, by the metadata of their indices. Throws if only some of them do.
+bool is_delta(Strings paths);
+
 // Operator fst::prepare_update. Reads and verifies named tensors of a checkpoint, for existing tensors of the stored
-// shapes and dtypes.
+// shapes and dtypes. Or computes the changes of tensors by a chain of deltas.
 c10::intrusive_ptr<Update> prepare_update(Strings paths, Strings names, const std::vector<at::Tensor>& out,
                                           const Version& version, const std::string& verify);
 

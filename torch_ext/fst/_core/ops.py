@@ -220,6 +220,12 @@ def profile_stop(profile: int) -> str:
 
 
 @translates_errors
+def is_delta(paths: Sequence[str]) -> bool:
+    """Returns whether paths lead to deltas, by the metadata of their indices. A mixture is a ValueError."""
+    return torch.ops.fst._is_delta(paths)
+
+
+@translates_errors
 def index_metadata(path: str) -> dict[str, str]:
     """Returns the texts in the metadata of a checkpoint's index; an empty dict if there is no index."""
-    return dict(torch.ops.fst._index_metadata(path)) if hasattr(torch.ops.fst, "_index_metadata") else {}
+    return dict(torch.ops.fst._index_metadata(path))

@@ -1,7 +1,6 @@
 """Preparation of an update from a whole checkpoint."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,18 +10,14 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core import ops
 from fst._core.encryption_key import EncryptionKey
 from fst._core.urls import without_secrets
-from fst._distributed.dtensors import is_dtensor
 from fst._distributed.load import open_for_group
 from fst._module.check import ModuleMismatchError, check_match, differing_on_any, tied_names
-from fst._module.hooks import call_post_hooks
 from fst._module.match import match_tensors
 from fst._update.checkpoint_source import staged_changes, whole_tensors
+from fst._update.finish import finish_load
 from fst._update.prepared import Prepared, Request
 from fst._update.target import parts_of
 from fst._update.transform import transformed_changes
-
-if TYPE_CHECKING:
-    from torch.nn.modules.module import _IncompatibleKeys
 
 
 def prepare_from_checkpoint(
@@ -97,13 +92,3 @@ def _match_names(common: Request, checkpoint: OpenCheckpoint) -> list[tuple[str,
         message = "\n    ".join([f"{files} does not fit the target, and nothing was written:", *problems])
         raise ModuleMismatchError(message, missing, unexpected, misshapen)
     return [(name, name, tensor) for name, tensor in common.named if name in stored]
-
-
-def finish_load(common: Request, keys: "_IncompatibleKeys | None") -> None:
-    """Does what a load does beside writing to memory."""
-    for _, tensor in common.named:
-        # The update wrote to the local tensor, while autograd checks the version of the DTensor.
-        if is_dtensor(tensor) and not tensor.is_inference():
-            torch.autograd.graph.increment_version(tensor)
-    if isinstance(common.target, Module):
-        call_post_hooks(common.target, keys or torch.nn.modules.module._IncompatibleKeys([], []))

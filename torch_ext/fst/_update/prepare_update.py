@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from fst._core import ops
 from fst._core.arguments import Device, Paths, VerifyRequest, device_of, paths_of, verify_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
@@ -17,6 +18,7 @@ from fst._distributed.dtensors import reshard
 from fst._distributed.meshes import enclosing_mesh, mesh_device, mesh_group
 from fst._module.shards import meshes_of
 from fst._update.from_checkpoint import prepare_from_checkpoint
+from fst._update.from_delta import prepare_from_delta
 from fst._update.prepared import Prepared, Request
 from fst._update.staging import Staging
 from fst._update.target import Target, aliases_of, named_tensors, storages_of, update_problem
@@ -38,6 +40,7 @@ def prepare_update(
     version: str | None = None,
     strict: bool = True,
     transform: Transform | None = None,
+    base: Mapping[str, Tensor] | None = None,
     atomic: bool = True,
     staging_device: Device = None,
     staging_bytes: int | None = None,
@@ -58,7 +61,10 @@ def prepare_update(
     Args:
         target: A module, a mapping of names to tensors, or a list of tensors. The tensors have values: load the first
             version with `load_module`. Parameters, buffers, views and DTensors keep their addresses.
-        source: A path or a list of paths, each as in `load_file`.
+        source: A path or a list of paths, each as in `load_file`, which together are one checkpoint. Or a delta, or a
+            chain of deltas with the oldest first, as `save_delta` writes them: only the elements that change are staged
+            and written. Deltas need a target that holds the bytes of the checkpoint, or slices of them, in the version
+            that the first delta changes.
         names: For a list of tensors, their names in the checkpoint.
         version: The version of the source. `None` takes the one in the metadata of the checkpoint's index, if any.
         strict: Whether names that only the target or only the checkpoint has are errors. Names of a checkpoint that a
@@ -66,7 +72,10 @@ def prepare_update(
         transform: A function of a name and a tensor of the checkpoint, called for each of them in the order of the
             files, with the tensor on the device of the target's tensor of the same name. It returns the new value of
             that tensor, or a mapping of names to the values of several, or `None`. The values have the shapes and
-            dtypes of the target. If it raises, nothing is written.
+            dtypes of the target. If it raises, nothing is written. Deltas need `base` for it.
+        base: For deltas to a target that holds other bytes than the checkpoint (cast, quantized, fused): the tensors of
+            the base version by name, on the CPU. The deltas change them, too, with the same commit. A `transform` is
+            then called for all of them, in their order.
         atomic: If False, `commit` reads, and writes as bytes arrive. It stages 512 MiB at a time, or the largest
             tensor. After an error, the target holds a mixture of versions, and `version_of` raises until a load
             succeeds.
@@ -74,13 +83,15 @@ def prepare_update(
             from which a commit copies over the bus.
         staging_bytes: Upper bound for the size of staged values. `None` bounds it by the free memory.
         group: Ranks that update together. `None` is the ranks of the mesh of the DTensors, or this process alone.
-        verify: As in `load_file`. Data is compared before anything is written.
+        verify: As in `load_file`. Data is compared before anything is written. Deltas have checksums, which are always
+            compared where this rank holds the whole tensor.
         encryption_key: As in `load_file`.
 
     Returns:
         An update to commit or roll back.
 
     Raises:
+        VersionError: A delta changes another version than the target has.
         ModuleMismatchError: Names, shapes or dtypes do not fit.
         MemoryError: The staged values exceed `staging_bytes` or the free memory. Nothing was read.
         ValueError: A tensor cannot be overwritten, or the result of `transform` does not fit.
@@ -105,7 +116,12 @@ def prepare_update(
         ranks.run_on_all(lambda: _check_tensors(named))
         staging = Staging(device, staging_bytes)
         common = Request(target, named, aliases_of(named), ranks, staging, strict, transform)
-        prepared = prepare_from_checkpoint(common, paths, request, encryption_key)
+        if ranks.run_on_all(lambda: ops.is_delta(paths)):
+            prepared = prepare_from_delta(common, paths, base, encryption_key)
+        elif base is not None:
+            raise ValueError("base is for deltas, and the source is a whole checkpoint")
+        else:
+            prepared = prepare_from_checkpoint(common, paths, request, encryption_key)
         return _update(common, prepared, prepared.version if version is None else version, atomic)
 
 
@@ -178,7 +194,7 @@ def _steps(staged: StagedUpdate, changes: Sequence[StagedChange], aliases: Mappi
         step = changes[begin : index + 1]
         complete = {each.name for each in step if last[each.name] <= index}
         yield Step(
-            frozenset(name for own in complete for name in names[own]),
+            frozenset(name for own in complete for name in names.get(own, ())),
             frozenset(each.target.device for each in step),
             partial(staged.write, begin, index + 1),
         )
