@@ -13,7 +13,7 @@ from torch import Tensor
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.framework import NUMPY, PYTORCH, Output, find_framework
 from fst._checkpoint.prefetch import Plan, PrefetchLoader, plan_regions
-from fst._checkpoint.slice import Loaded, Slice
+from fst._checkpoint.slice import Loaded, Slice, Source
 from fst._core.arguments import Device, Paths, VerifyRequest, device_of, path_of, verify_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.errors import SafetensorError, TensorNotFoundError
@@ -122,10 +122,12 @@ class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class
         if backend not in ("mmap", "pread"):
             raise SafetensorError(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
         self._output = output
+        # The positions of the checkpoint from the first slice on. An attribute of this object is found sooner.
+        self._positions: dict[str, int] = {}
         # None after `close`.
-        self._checkpoint: OpenCheckpoint | None = _open(filename, verify_of(verify), encryption_key)
+        self._source: Source | None = Source(_open(filename, verify_of(verify), encryption_key), output)
         if verify:
-            self._checkpoint.verify_whole_files()
+            self._source.checkpoint.verify_whole_files()
 
     def keys(self) -> list[str]:
         """Returns the names of all tensors in alphabetical order."""
@@ -174,11 +176,17 @@ class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class
 
     def get_slice(self, name: str) -> Slice[Loaded]:
         """Returns an object that loads parts of a tensor by indexing. It stays usable after the files are closed."""
-        checkpoint = self._opened()
-        if _checked(name) not in checkpoint.positions:
-            # Raises the error with the nearest names.
-            self.get_tensor_meta(name)
-        return Slice(checkpoint, self._output, name)
+        source = self._source
+        if source is None or name not in self._positions:
+            # The first call, a closed file, or a name without a tensor.
+            source = self._opened_source()
+            self._positions = source.checkpoint.positions
+            if _checked(name) not in self._positions:
+                # Raises the error with the nearest names.
+                self.get_tensor_meta(name)
+        part: Slice[Loaded] = Slice()
+        part._source, part._name = source, name
+        return part
 
     def prefetch(self, plan: Plan | None = None, *, device: Device = None, threads: int = 8) -> PrefetchLoader:
         """Starts to load tensors in the background, through the staging buffers of fst if the device is a GPU.
@@ -211,7 +219,7 @@ class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class
 
     def close(self) -> None:
         """Closes the files as soon as no slice uses them. Closing again has no effect."""
-        self._checkpoint = None
+        self._source = None
 
     def __enter__(self) -> "safe_open[Loaded]":
         return self
@@ -220,9 +228,12 @@ class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class
         self.close()
 
     def _opened(self) -> OpenCheckpoint:
-        if self._checkpoint is None:
+        return self._opened_source().checkpoint
+
+    def _opened_source(self) -> Source:
+        if self._source is None:
             raise SafetensorError("File is closed")
-        return self._checkpoint
+        return self._source
 
 
 def _checked(name: str) -> str:

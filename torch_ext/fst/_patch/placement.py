@@ -12,7 +12,7 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.framework import PYTORCH, Output
 from fst._checkpoint.prefetch import PrefetchLoader, plan_regions
 from fst._checkpoint.safe_open import safe_open
-from fst._checkpoint.slice import Slice
+from fst._checkpoint.slice import Slice, Source
 from fst._core.arguments import DEFAULT_WINDOW_BYTES, Device, device_of
 from fst._core.errors import SafetensorError
 
@@ -78,7 +78,7 @@ class PlacedLoads:
     def expect(self, name: str) -> Slice:
         """Returns the slice of a tensor that the program may request later."""
         self._expected.setdefault(self._placement.device(name), []).append(name)
-        return _PlacedSlice(self._checkpoint, self.output(name), name, self)
+        return _PlacedSlice(Source(self._checkpoint, self.output(name)), name, self)
 
     def take(self, name: str) -> Tensor:
         """Returns a whole tensor."""
@@ -112,9 +112,8 @@ class PlacedLoads:
 
 
 class _PlacedSlice(Slice):
-    def __init__(self, checkpoint: OpenCheckpoint, output: Output, name: str, loads: PlacedLoads) -> None:
-        super().__init__(checkpoint, output, name)
-        self._loads = loads
+    def __init__(self, source: Source, name: str, loads: PlacedLoads) -> None:
+        self._source, self._name, self._loads = source, name, loads
 
     def __getitem__(self, index: Any) -> Any:
         return self._loads.take(self._name) if index is Ellipsis else super().__getitem__(index)
