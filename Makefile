@@ -151,6 +151,10 @@ bench-ranks: build ## the benchmark of several ranks on the CPU, about four minu
 bench-remote: build ## loads over HTTP and from S3 beside other libraries, on one machine (BENCH_ARGS="--help")
 	$(IN_VENV) python -m fst_bench remote $(BENCH_ARGS)
 
+.PHONY: bench-calls
+bench-calls: build ## CPU time of small calls beside safetensors, a minute (BENCH_ARGS="--help")
+	$(IN_VENV) python -m fst_bench.small_calls $(BENCH_ARGS)
+
 .PHONY: bench-gpu-model
 bench-gpu-model: ## where the time of a load to an H100 goes, on a driver that takes its time (MODEL_ARGS="timeline dense"), four minutes
 	@mkdir -p bench-results

@@ -17,10 +17,12 @@ from typing import Any
 
 from .directories import REPORT, RESULTS
 from .goal import goals
+from .machine import machine_lines
 from .result import Run
 from .simulation.section import SIMULATION, simulation_section
+from .small_calls.section import SMALL_CALLS, small_calls_section
 from .tables import INTRODUCTIONS, TABLES
-from .text import size, table
+from .text import table
 
 INTRODUCTION = """\
 # Benchmarks
@@ -47,21 +49,30 @@ limits. In short:
 PARTS = {
     "cpu": "On the CPU",
     "verified": "Loads that verify or decrypt",
+    "small_calls": "Small calls",
     "cuda": "On a GPU",
     "ranks": "Several ranks",
     "remote": "Remote checkpoints",
     "simulation": "Simulation",
 }
+# Sections of results that are not of files, by the files of the results.
+OTHERS = {SMALL_CALLS: small_calls_section, SIMULATION: simulation_section}
 MARK = "<!-- part: {} -->\n"
 
 
-def markdown(runs: Mapping[str, Run], simulation: Mapping[str, Any] | None = None, before: str = "") -> str:
-    """Returns the page with the parts that were measured, and the other parts of the page `before`."""
+def markdown(runs: Mapping[str, Run], others: Mapping[str, Any] | None = None, before: str = "") -> str:
+    """Returns the page with the parts that were measured, and the other parts of the page `before`.
+
+    Args:
+        runs: The results of benchmarks that load and save files.
+        others: The other results, by the names of their files.
+        before: The page so far.
+    """
     _, *marked = re.split(MARK.format(r"(\w+)"), before)
     parts = dict(zip(marked[::2], marked[1::2], strict=True))
     made = dict(_measured(runs))
-    if simulation:
-        made["simulation"] = list(simulation_section(simulation))
+    for file, result in (others or {}).items():
+        made[Path(file).stem] = list(OTHERS[file](result))
     parts |= {name: "\n".join([f"## {PARTS[name]}\n", *lines]) for name, lines in made.items()}
     return "\n".join(
         [INTRODUCTION, *(MARK.format(name) + parts[name].strip() + "\n" for name in PARTS if name in parts)]
@@ -75,30 +86,16 @@ def _measured(runs: Mapping[str, Run]) -> Iterator[tuple[str, list[str]]]:
         if run and (tables := list(tables_of(run))):
             introduction = filter(None, [INTRODUCTIONS.get(name)])
             rows = table(["goal", "fst", "bound", "verdict"], [goal.row for goal in goals(name, run)])
-            yield name, [*_machine(run), *introduction, "### Goals\n", *rows, *tables]
-
-
-def _machine(run: Run) -> Iterator[str]:
-    facts, machine = run.facts, run.facts["machine"]
-    yield f"`{facts['command']}` on {facts['date']}, commit {facts['commit']}; medians of {run.rounds()} rounds."
-    load = f"{facts['load_average_before']:.1f} before and {facts.get('load_average_after', 0):.1f} after"
-    where = "a virtual machine" if machine["virtual machine"] else "a physical machine"
-    yield (
-        f"{machine['processor']}, {machine['cores']} cores of {where}, {size(machine['memory_bytes'])} of memory, "
-        f"Linux {machine['kernel']}, {machine['file system']} on {machine['disk']}, Python {machine['python']}, "
-        f"PyTorch {machine['torch']} with {machine['torch_threads']} threads. Load average {load}."
-    )
-    if "gpu" in machine:
-        yield f"{machine['gpu']}, CUDA {machine['cuda']}, driver {machine['gpu driver']}."
-    yield ""
+            yield name, [*machine_lines(run.facts, run.rounds()), *introduction, "### Goals\n", *rows, *tables]
 
 
 def write_report(results: Path, out: Path) -> None:
     """Writes BENCHMARKS.md and docs/images/ into `out` from the raw results."""
-    runs = {path.stem: Run(path) for path in sorted(results.glob("*.json")) if path.name != SIMULATION}
-    simulated, page = results / SIMULATION, out / "BENCHMARKS.md"
-    simulation = json.loads(simulated.read_text()) if simulated.exists() else None
-    text = markdown(runs, simulation, page.read_text() if page.exists() else "")
+    files = sorted(results.glob("*.json"))
+    runs = {path.stem: Run(path) for path in files if path.name not in OTHERS}
+    others = {path.name: json.loads(path.read_text()) for path in files if path.name in OTHERS}
+    page = out / "BENCHMARKS.md"
+    text = markdown(runs, others, page.read_text() if page.exists() else "")
     images = out / "docs" / "images"
     images.mkdir(parents=True, exist_ok=True)
     page.write_text(text)

@@ -1,0 +1,1 @@
+"""CPU time of small calls, beside safetensors."""
