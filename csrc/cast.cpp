@@ -195,16 +195,30 @@ void CastBatch::add(size_t index, uint64_t source, c10::ScalarType from, const a
   if (elements == 0 || target.is_meta()) {
     return;
   }
-  DeviceBatch& batch = batches_.try_emplace(target.device()).first->second;
   const auto address = mutable_address_of(target);
   if (from == target.scalar_type()) {
     // The core does not know all dtypes of PyTorch, but copies bytes.
     const auto byte = number_of(at::kByte);
-    batch.conversions.push_back(Conversion{source, address, elements * target.element_size(), byte, byte});
+    push(index, target.device(), Conversion{source, address, elements * target.element_size(), byte, byte, 0});
   } else {
-    batch.conversions.push_back(
-        Conversion{source, address, elements, number_of(from), number_of(target.scalar_type())});
+    push(index, target.device(),
+         Conversion{source, address, elements, number_of(from), number_of(target.scalar_type()), 0});
   }
+}
+
+void CastBatch::add_put(size_t index, const at::Tensor& positions, const at::Tensor& values, const at::Tensor& target) {
+  if (values.numel() == 0) {
+    return;
+  }
+  const auto bits = number_of(as_bits(target).scalar_type());
+  push(index, target.device(),
+       Conversion{address_of(values), mutable_address_of(target), static_cast<uint64_t>(values.numel()), bits, bits,
+                  address_of(positions)});
+}
+
+void CastBatch::push(size_t index, c10::Device device, const Conversion& conversion) {
+  DeviceBatch& batch = batches_[device];
+  batch.conversions.push_back(conversion);
   batch.indices.push_back(index);
 }
 

@@ -41,13 +41,16 @@ struct DeviceOrder {
   }
 };
 
-// Batch of casts and copies into contiguous tensors. Runs one call per device.
+// Batch of casts and copies into contiguous tensors, and of writes by position. Runs one call per device.
 class CastBatch {
  public:
   // Adds a cast. The elements of dtype `from` at `source` are on the device of `target`, with any alignment.
   void add(size_t index, uint64_t source, c10::ScalarType from, const at::Tensor& target);
 
-  // Runs all casts. Where the core has no implementation, `fallback` casts the tensor with the given index.
+  // Adds a write of elements to positions of the target. All three tensors are contiguous and on one device.
+  void add_put(size_t index, const at::Tensor& positions, const at::Tensor& values, const at::Tensor& target);
+
+  // Runs all of them. Where the core has no implementation, `fallback` does the work with the given index.
   void run(const std::function<void(size_t)>& fallback) const;
 
  private:
@@ -55,6 +58,8 @@ class CastBatch {
     std::vector<Conversion> conversions;
     std::vector<size_t> indices;
   };
+
+  void push(size_t index, c10::Device device, const Conversion& conversion);
 
   std::map<c10::Device, DeviceBatch, DeviceOrder> batches_;
 };

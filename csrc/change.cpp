@@ -38,16 +38,19 @@ void check_change(size_t index, const Change& change) {
     if (!has_memory(*staged)) {
       refuse("the tensor of " + name + " " + describe_missing_memory(*staged));
     }
-    if (!staged->is_cpu() && staged->device() != target.device()) {
-      refuse(c10::str("the ", name, " are on ", staged->device(), ", but must be on ", target.device(),
-                      ", as the target, or on cpu"));
-    }
+  }
+  const bool has_positions = positions.defined();
+  if ((!values.is_cpu() && values.device() != target.device()) ||
+      (has_positions && positions.device() != values.device())) {
+    refuse(c10::str("the values are on ", values.device(),
+                    has_positions ? c10::str(", the positions on ", positions.device()) : "",
+                    ", but must be on cpu or on ", target.device(), ", as the target"));
   }
   if (values.scalar_type() != target.scalar_type() || values.is_conj() || values.is_neg()) {
     refuse(c10::str("the values are ", describe_staged(values), ", but must be of the target's dtype ",
                     c10::toString(target.scalar_type()), ", and no conjugate or negative view"));
   }
-  if (!positions.defined()) {
+  if (!has_positions) {
     if (values.sizes() != target.sizes()) {
       refuse(c10::str("the values have the shape ", values.sizes(), ", but the target has ", target.sizes()));
     }
@@ -62,7 +65,7 @@ void check_change(size_t index, const Change& change) {
 }
 
 // Writes elements with PyTorch, in parts whose indices take at most kScratchBytes.
-void write_elements(const Change& change) {
+void put_with_torch(const Change& change) {
   const auto target = at::atleast_1d(as_bits(change.target));
   const auto values = as_bits(change.values);
   const auto step = static_cast<int64_t>(kScratchBytes / sizeof(int64_t)) / (target.dim() + 1);
@@ -79,6 +82,83 @@ void write_elements(const Change& change) {
   }
 }
 
+void write_with_torch(const Change& change) {
+  if (change.positions.defined()) {
+    put_with_torch(change);
+  } else {
+    copy_elements(change.target, change.values);
+  }
+}
+
+// Writes changes in batches. Elements that are staged in host memory are copied to the device first, at most
+// kScratchBytes of them at a time.
+class ChangeWriter {
+ public:
+  void add(const Change& change) {
+    const auto& [target, positions, values] = change;
+    const bool is_uploaded = values.device() != target.device();
+    const bool is_direct =
+        is_plain(target) && is_plain(values) && (positions.defined() ? positions.is_contiguous() : !is_uploaded);
+    if (!is_direct) {
+      write_with_torch(change);
+    } else if (is_uploaded) {
+      upload(change);
+    } else {
+      push(change);
+    }
+  }
+
+  void run() {
+    batch_.run([&](size_t index) { write_with_torch(changes_[index]); });
+    // The allocator reuses the memory of uploads for later work of the same stream only.
+    batch_ = CastBatch();
+    changes_.clear();
+    uploaded_bytes_ = 0;
+  }
+
+ private:
+  void push(const Change& change) {
+    const auto& [target, positions, values] = change;
+    if (positions.defined()) {
+      batch_.add_put(changes_.size(), positions, values, target);
+    } else {
+      batch_.add(changes_.size(), address_of(values), values.scalar_type(), target);
+    }
+    changes_.push_back(change);
+  }
+
+  void upload(const Change& change) {
+    const auto element_bytes = static_cast<int64_t>(sizeof(uint32_t) + change.values.element_size());
+    const auto step = static_cast<int64_t>(kScratchBytes) / element_bytes;
+    const auto part = [&](const at::Tensor& staged, int64_t begin, int64_t count) {
+      const auto options = staged.options().device(change.target.device());
+      return staged.narrow(0, begin, count).to(options, /*non_blocking=*/true);
+    };
+    for (int64_t begin = 0; begin < change.values.numel(); begin += step) {
+      const auto count = std::min(step, change.values.numel() - begin);
+      const auto bytes = static_cast<uint64_t>(count * element_bytes);
+      if (uploaded_bytes_ + bytes > kScratchBytes) {
+        run();
+      }
+      push(Change{change.target, part(change.positions, begin, count), part(change.values, begin, count)});
+      uploaded_bytes_ += bytes;
+    }
+  }
+
+  CastBatch batch_;
+  std::vector<Change> changes_;
+  uint64_t uploaded_bytes_ = 0;
+};
+
+// Keeps the memory of tensors on a GPU until the current stream has used it, if another stream has allocated it.
+void record_on_current_stream(const Change& change) {
+  for (const auto& staged : {change.positions, change.values}) {
+    if (staged.defined() && staged.is_cuda()) {
+      at::Tensor(staged).record_stream(current_stream(staged.device()));
+    }
+  }
+}
+
 }  // namespace
 
 void write_changes(const std::vector<Change>& changes) {
@@ -87,15 +167,14 @@ void write_changes(const std::vector<Change>& changes) {
   }
   // Autograd does not record the writes, as under torch.no_grad().
   const at::AutoDispatchBelowADInplaceOrView guard;
+  ChangeWriter writer;
   for (const auto& change : changes) {
     // A write that fails may have changed elements.
     mark_changed(change.target);
-    if (change.positions.defined()) {
-      write_elements(change);
-    } else {
-      copy_elements(change.target, change.values);
-    }
+    record_on_current_stream(change);
+    writer.add(change);
   }
+  writer.run();
 }
 
 void write_change_lists(at::TensorList targets, const c10::List<std::optional<at::Tensor>>& positions,

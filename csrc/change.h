@@ -17,9 +17,12 @@ struct Change {
   at::Tensor values;
 };
 
-// Writes changes on the current streams of their devices. Checks all of them before the first write, and reads no
-// files. Values and positions are in host memory or on the device of the target. The streams that have written them
-// must be complete, or the current stream must wait for them.
+// Writes changes on the current streams of their devices: one launch for up to 85 changes of a GPU. Checks all of them
+// before the first write, and reads no files. Writes to contiguous tensors on the CPU cannot fail after that.
+//
+// Values and positions are both in host memory, or both on the device of the target. Other streams that write them must
+// be complete, or the current stream must wait for them. They may be freed after the call: pinned memory of PyTorch and
+// memory of a GPU are not reused before the stream has read them.
 //
 // The caller guarantees what only the elements would show: positions ascend without duplicates and are less than the
 // number of elements of the target, and no targets share memory.

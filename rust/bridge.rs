@@ -83,7 +83,7 @@ mod ffi {
         scalar_type: i8,
     }
 
-    /// Conversion of elements at `source` to another dtype at `target`.
+    /// Conversion of elements at `source` to another dtype at `target`, or a write of them to positions of `target`.
     struct Conversion {
         source: u64,
         target: u64,
@@ -92,6 +92,8 @@ mod ffi {
         from: i8,
         /// Target dtype as a value of `c10::ScalarType`.
         to: i8,
+        /// Address of the `u32` positions in the target, or 0 if its elements are contiguous.
+        positions: u64,
     }
 
     /// Order in which a stream returns its tensors.

@@ -8,21 +8,28 @@ namespace fst {
 
 // Size of the wider side of a tile. Equals the constant in rust/cast/scatter.rs.
 constexpr uint32_t TILE_BYTES = 16 << 10;
+// Positions of a tile. Equals the constant in rust/cast/scatter.rs.
+constexpr uint32_t TILE_POSITIONS = 4096;
 // Number of threads in a block, for the compiler. The launch in rust/device/cuda/kernels.rs sets it.
 constexpr uint32_t BLOCK_THREADS = 256;
 
 // Rows of elements to copy or cast. They are `source_stride_bytes` apart in the source and contiguous in the target. If
-// the dtypes are equal, elements are bytes. Same memory layout as the type of this name in rust/cast/scatter.rs.
+// the dtypes are equal, elements are bytes. If `put_bytes` is not 0, the one row has elements of this size, and each
+// goes to its position in the target. Same memory layout as the type of this name in rust/cast/scatter.rs.
 struct Task {
-  uint64_t source;  // any alignment
+  uint64_t source;  // any alignment; with positions, aligned to its element
   uint64_t target;  // aligned to its element
   uint64_t row_elements;
-  uint64_t source_stride_bytes;
+  union {
+    uint64_t source_stride_bytes;
+    uint64_t positions;  // address of numbers of 32 bits
+  };
   uint32_t rows;
   uint32_t first_tile;  // number of tiles of all tasks before this one
   Dtype from;
   Dtype to;
-  uint8_t padding[6];
+  uint8_t put_bytes;
+  uint8_t padding[5];
 };
 static_assert(sizeof(Task) == 48, "must equal TASK_BYTES in rust/cast/scatter.rs");
 
@@ -294,8 +301,50 @@ FST_HOST_DEVICE void run_tile(const Task& task, uint32_t tile, uint32_t thread, 
   }
 }
 
+// Writes one thread's elements of a tile to their positions.
+template <typename T>
+FST_HOST_DEVICE void put_tile(const Task& task, uint32_t tile, uint32_t thread, uint32_t threads) {
+  // The compiler moves no load over a store. So several elements are loaded before the first is stored.
+  constexpr uint32_t ELEMENTS = 4;
+  const uint64_t begin = uint64_t(tile) * TILE_POSITIONS;
+  const uint64_t left = task.row_elements - begin;
+  const uint32_t count = left < TILE_POSITIONS ? uint32_t(left) : TILE_POSITIONS;
+  const uint64_t positions = task.positions + begin * sizeof(uint32_t);
+  const uint64_t source = task.source + begin * sizeof(T);
+
+  for (uint32_t first = thread; first < count; first += threads * ELEMENTS) {
+    uint32_t at[ELEMENTS];
+    T values[ELEMENTS];
+#pragma unroll
+    for (uint32_t i = 0; i < ELEMENTS; ++i) {
+      const uint32_t element = first + i * threads;
+      if (element >= count) break;
+      at[i] = load<uint32_t>(positions + element * sizeof(uint32_t));
+      values[i] = load<T>(source + element * sizeof(T));
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < ELEMENTS; ++i) {
+      if (first + i * threads < count) store(task.target + at[i] * uint64_t(sizeof(T)), values[i]);
+    }
+  }
+}
+
 // The host has validated the table: all casts are in the lists of `Cast`.
 FST_HOST_DEVICE void run_tile_of(const Task& task, uint32_t tile, uint32_t thread, uint32_t threads) {
+  switch (task.put_bytes) {
+    case 0:
+      break;
+    case 1:
+      return put_tile<uint8_t>(task, tile, thread, threads);
+    case 2:
+      return put_tile<uint16_t>(task, tile, thread, threads);
+    case 4:
+      return put_tile<uint32_t>(task, tile, thread, threads);
+    case 8:
+      return put_tile<uint64_t>(task, tile, thread, threads);
+    default:
+      return put_tile<Words>(task, tile, thread, threads);
+  }
   if (task.from == task.to) return run_tile<Copy>(task, tile, thread, threads);
   if (task.to == F64) return run_tile<Cast<double>>(task, tile, thread, threads);
   return run_tile<Cast<float>>(task, tile, thread, threads);

@@ -1,7 +1,8 @@
-//! Casts of many tensors on the CPU, distributed evenly over threads whether tensors are few and large or many and
+//! Casts and writes of many tensors on the CPU, distributed evenly over threads whether tensors are few and large or many and
 //! small.
 
 use crate::cast::elements::Cast;
+use crate::cast::put::{POSITION_BYTES, Put};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_usize;
@@ -9,7 +10,7 @@ use crate::os::compute_pool;
 use std::ptr;
 use std::slice;
 
-/// Cast of contiguous elements to another address and dtype.
+/// Cast of contiguous elements to another address and dtype, or a write of them to positions of the destination.
 #[derive(Clone, Copy, Debug)]
 pub struct Conversion {
     /// Address of the first element, of any alignment.
@@ -22,6 +23,9 @@ pub struct Conversion {
     pub from: Dtype,
     /// Dtype of the destination. The same dtype means a copy.
     pub to: Dtype,
+    /// Address of the `u32` positions in the destination, or `None` if its elements are contiguous, too. Both dtypes are
+    /// the same then.
+    pub positions: Option<u64>,
 }
 
 /// Bytes of the wider side that a thread converts at a time: large enough that distribution costs nothing, small enough
@@ -29,6 +33,8 @@ pub struct Conversion {
 const PART_BYTES: u64 = 256 << 10;
 /// Smallest work, in bytes, worth distributing: less is done before other threads have woken up.
 const SHARED_BYTES_MIN: u64 = 1 << 20;
+/// Bytes that a write by position moves: a cache line.
+const LINE_BYTES: u64 = 64;
 
 /// Returns whether elements can be cast from one dtype to the other, or copied.
 pub fn is_possible(from: Dtype, to: Dtype) -> bool {
@@ -36,8 +42,23 @@ pub fn is_possible(from: Dtype, to: Dtype) -> bool {
 }
 
 impl Conversion {
+    /// Returns whether the conversion exists.
+    pub fn is_possible(&self) -> bool {
+        match self.positions {
+            None => is_possible(self.from, self.to),
+            Some(_) => self.from == self.to && Put::is_possible(self.from.item_bytes()),
+        }
+    }
+
+    /// Returns the write by position, or `None` for a cast.
+    pub fn put(&self) -> Option<Put> {
+        let Conversion { source: values, target, elements, .. } = *self;
+        self.positions.map(|positions| Put { positions, values, target, elements, item_bytes: self.from.item_bytes() })
+    }
+
+    /// Returns the bytes that an element moves.
     fn item_bytes(&self) -> u64 {
-        self.from.item_bytes().max(self.to.item_bytes())
+        if self.positions.is_some() { LINE_BYTES } else { self.from.item_bytes().max(self.to.item_bytes()) }
     }
 
     fn bytes(&self) -> u64 {
@@ -51,8 +72,9 @@ impl Conversion {
             let first = part * step;
             Conversion {
                 source: self.source + first * self.from.item_bytes(),
-                target: self.target + first * self.to.item_bytes(),
+                target: self.target + if self.positions.is_some() { 0 } else { first * self.to.item_bytes() },
                 elements: step.min(self.elements - first),
+                positions: self.positions.map(|positions| positions + first * POSITION_BYTES),
                 ..self
             }
         })
@@ -61,6 +83,10 @@ impl Conversion {
     /// # Safety
     /// The caller meets the conditions of [`run`].
     unsafe fn run(&self) {
+        if let Some(put) = self.put() {
+            // SAFETY: the caller guarantees readable positions and values, and a target that is writable there.
+            return unsafe { put.run() };
+        }
         let bytes = |dtype: Dtype| to_usize(self.elements * dtype.item_bytes());
         let source = ptr::with_exposed_provenance::<u8>(to_usize(self.source));
         let target = ptr::with_exposed_provenance_mut::<u8>(to_usize(self.target));
@@ -79,12 +105,13 @@ impl Conversion {
 ///
 /// # Safety
 /// Sources must be readable memory of this process. Targets must be writable, must not overlap anything else, and must
-/// not be used by other code until this returns.
+/// not be used by other code until this returns. Positions must be readable, ascending without duplicates, and in their
+/// target.
 ///
 /// # Errors
-/// `internal` for a pair of dtypes without a cast. Nothing has been written then.
+/// `internal` for a conversion that does not exist. Nothing has been written then.
 pub unsafe fn run(conversions: &[Conversion], threads: usize) -> Result<()> {
-    if let Some(wrong) = conversions.iter().find(|conversion| !is_possible(conversion.from, conversion.to)) {
+    if let Some(wrong) = conversions.iter().find(|conversion| !conversion.is_possible()) {
         return Err(Error::new(Kind::Internal, format!("no cast for {wrong:?}")));
     }
     let convert = |part: &Conversion| {

@@ -1,14 +1,19 @@
 //! Task table of the device kernel: sources, destinations and dtypes of strided
-//! copies. Pure: it holds addresses and touches no device.
+//! copies, and elements to write by position. Pure: it holds addresses and touches no
+//! device.
 //!
 //! csrc/kernels/scatter.h declares the same layout. `tests/rust/scatter.rs`
 //! runs the kernel's code on tables made here.
 
+use crate::cast::put::{POSITION_BYTES, Put};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 
 /// Bytes of a tile on its wider side. A thread block processes one tile at a time.
 pub const TILE_BYTES: u64 = 16 << 10;
+
+/// Positions of a tile: a write by position takes as long as one of several bytes.
+pub const TILE_POSITIONS: u64 = 4096;
 
 /// Number of tasks that fit a [`Batch`].
 pub const BATCH_TASKS: usize = 85;
@@ -21,11 +26,12 @@ pub struct Task {
     pub source: u64,
     /// Device address of the first element, aligned to it.
     pub target: u64,
-    /// Elements of a row; bytes if `from` and `to` are equal.
+    /// Elements of a row; bytes if `from` and `to` are equal. Number of positions if there are positions.
     pub row_elements: u64,
-    /// Distance between the starts of consecutive source rows, in bytes. The target's rows are packed.
+    /// Distance between the starts of consecutive source rows, in bytes. The target's rows are packed. Device address of
+    /// the positions if there are positions.
     pub source_stride_bytes: u64,
-    /// Number of rows.
+    /// Number of rows. 1 if there are positions.
     pub rows: u32,
     /// Number of tiles of all previous tasks.
     pub first_tile: u32,
@@ -33,7 +39,9 @@ pub struct Task {
     pub from: u8,
     /// `c10::ScalarType` of the target.
     pub to: u8,
-    padding: [u8; 6],
+    /// Bytes of an element to write by position, or 0 if there are no positions.
+    pub put_bytes: u8,
+    padding: [u8; 5],
 }
 
 /// Bytes of a [`Task`] in a table.
@@ -110,12 +118,7 @@ impl Table {
             let step = u32::try_from(rows).unwrap_or(u32::MAX);
             let elements = row_elements * u64::from(step);
             let tiles = elements.div_ceil(TILE_BYTES / source_bytes.max(target_bytes));
-            let first_tile = self.tile_count;
-            self.tile_count = u32::try_from(tiles)
-                .ok()
-                .and_then(|tiles| first_tile.checked_add(tiles))
-                .ok_or_else(|| invalid("has too many tiles for one table"))?;
-            let padding = [0; 6];
+            let first_tile = self.add_tiles(tiles).ok_or_else(|| invalid("has too many tiles for one table"))?;
             self.tasks.push(Task {
                 source,
                 target,
@@ -125,7 +128,7 @@ impl Table {
                 first_tile,
                 from,
                 to,
-                padding,
+                ..Task::default()
             });
             rows -= u64::from(step);
             if rows > 0 {
@@ -134,6 +137,45 @@ impl Table {
             }
         }
         Ok(())
+    }
+
+    /// Adds elements to write by position. Without elements, adds nothing. The caller guarantees that all positions are in
+    /// the target.
+    ///
+    /// # Errors
+    /// `internal` if the kernel writes no elements of this size, an address is not aligned to its elements, or the number of
+    /// tiles exceeds 32 bits.
+    pub fn push_put(&mut self, put: Put) -> Result<()> {
+        let invalid = |why: &str| Error::new(Kind::Internal, format!("{put:?} {why}"));
+        let Put { positions, values, target, elements, item_bytes } = put;
+        let put_bytes = u8::try_from(item_bytes).ok().filter(|_| Put::is_possible(item_bytes));
+        let put_bytes = put_bytes.ok_or_else(|| invalid("has elements that the kernel does not write"))?;
+        let is_aligned = [values, target].iter().all(|address| address.is_multiple_of(item_bytes));
+        if !is_aligned || !positions.is_multiple_of(POSITION_BYTES) {
+            return Err(invalid("has an address that is not aligned to its elements"));
+        }
+        if elements > 0 {
+            let tiles = elements.div_ceil(TILE_POSITIONS);
+            let first_tile = self.add_tiles(tiles).ok_or_else(|| invalid("has too many tiles for one table"))?;
+            self.tasks.push(Task {
+                source: values,
+                target,
+                row_elements: elements,
+                source_stride_bytes: positions,
+                rows: 1,
+                first_tile,
+                put_bytes,
+                ..Task::default()
+            });
+        }
+        Ok(())
+    }
+
+    /// Counts the tiles of a task, and returns the number of tiles before it, or `None` if the sum exceeds 32 bits.
+    fn add_tiles(&mut self, tiles: u64) -> Option<u32> {
+        let first_tile = self.tile_count;
+        self.tile_count = first_tile.checked_add(u32::try_from(tiles).ok()?)?;
+        Some(first_tile)
     }
 
     /// Returns the tasks so far. A copy of more than 2^32 - 1 rows makes several.
@@ -202,7 +244,8 @@ impl Task {
         let mut bytes = [0; TASK_BYTES];
         let words = [self.source, self.target, self.row_elements, self.source_stride_bytes].map(u64::to_le_bytes);
         let counts = [self.rows, self.first_tile].map(u32::to_le_bytes);
-        let fields = words.iter().flatten().chain(counts.iter().flatten()).chain([&self.from, &self.to]);
+        let fields =
+            words.iter().flatten().chain(counts.iter().flatten()).chain([&self.from, &self.to, &self.put_bytes]);
         bytes.iter_mut().zip(fields).for_each(|(byte, field)| *byte = *field);
         bytes
     }

@@ -13,7 +13,7 @@
 
 #include "ptx.h"
 
-enum { GUARD_BYTES = 1 << 16, TARGET_FILL = 0xEE, SOURCE_FILL = 0xA7, TASK_BYTES = 48, BATCH_BYTES = 4088 };
+enum { GUARD_BYTES = 1 << 16, TARGET_FILL = 0xEE, SOURCE_FILL = 0xA7, TASK_BYTES = 48, PUT_BYTES_AT = 42, BATCH_BYTES = 4088 };
 
 typedef struct {
   uint64_t is_inline;  // whether the tasks are parameters
@@ -141,11 +141,13 @@ int main(int count, char** arguments) {
     read_all(tasks.begin, tasks.bytes, in);
     read_all(source.begin, source.bytes, in);
     for (uint64_t i = 0; i < launch.task_count; ++i) {
-      uint64_t addresses[2];
-      memcpy(addresses, tasks.begin + i * TASK_BYTES, sizeof addresses);
-      addresses[0] += (uint64_t)source.begin;
-      addresses[1] += (uint64_t)target.begin;
-      memcpy(tasks.begin + i * TASK_BYTES, addresses, sizeof addresses);
+      uint8_t* task = tasks.begin + i * TASK_BYTES;
+      uint64_t fields[4];
+      memcpy(fields, task, sizeof fields);
+      fields[0] += (uint64_t)source.begin;
+      fields[1] += (uint64_t)target.begin;
+      if (task[PUT_BYTES_AT] > 0) fields[3] += (uint64_t)source.begin;
+      memcpy(task, fields, sizeof fields);
     }
     const uint32_t counts[2] = {(uint32_t)launch.task_count, (uint32_t)launch.tile_count};
     if (launch.is_inline) {

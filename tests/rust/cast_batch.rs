@@ -2,6 +2,7 @@
 
 use fst::cast::batch::{self, Conversion};
 use fst::dtype::Dtype;
+use fst::error::Kind;
 use half::bf16;
 
 /// Casts BF16 tensors of these sizes to F32, and checks every element.
@@ -18,6 +19,7 @@ fn widen(sizes: &[usize], threads: usize) {
             elements: size as u64,
             from: Dtype::BF16,
             to: Dtype::F32,
+            positions: None,
         });
         first += size;
     }
@@ -36,5 +38,48 @@ fn tensors_of_all_sizes_are_cast() {
         widen(&[1_000_003], threads);
         widen(&(0..3000).map(|index| index % 300).collect::<Vec<_>>(), threads);
         widen(&[65536, 700_001, 65535, 0, 65537, 3], threads);
+    }
+}
+
+/// Writes elements of this size to every third position, and checks all bytes of the target.
+fn put(dtype: Dtype, elements: usize, threads: usize) {
+    let item_bytes = dtype.item_bytes() as usize;
+    let values: Vec<u8> = (0..elements * item_bytes).map(|index| (index * 7 + index / 251) as u8).collect();
+    let positions: Vec<u32> = (0..elements as u32).map(|number| number * 3 + number % 2).collect();
+    let mut target = vec![0xEE; elements * item_bytes * 3 + item_bytes];
+    let mut expected = target.clone();
+    for (value, &position) in values.chunks(item_bytes).zip(&positions) {
+        expected[position as usize * item_bytes..][..item_bytes].copy_from_slice(value);
+    }
+    let conversion = Conversion {
+        source: values.as_ptr().expose_provenance() as u64,
+        target: target.as_mut_ptr().expose_provenance() as u64,
+        elements: elements as u64,
+        from: dtype,
+        to: dtype,
+        positions: Some(positions.as_ptr().expose_provenance() as u64),
+    };
+    // SAFETY: values, positions and target are valid, and all positions are in the target.
+    unsafe { batch::run(&[conversion], threads) }.unwrap();
+    assert!(target == expected, "{elements} elements of {dtype:?}");
+}
+
+#[test]
+fn elements_are_written_by_position() {
+    for dtype in [Dtype::U8, Dtype::BF16, Dtype::F32, Dtype::I64, Dtype::C128] {
+        for (elements, threads) in [(0, 1), (5, 1), (100_003, 1), (100_003, 4)] {
+            put(dtype, elements, threads);
+        }
+    }
+}
+
+#[test]
+fn unsupported_cast_is_an_internal_error() {
+    let conversion =
+        Conversion { source: 1, target: 1, elements: 0, from: Dtype::C64, to: Dtype::F32, positions: None };
+    for wrong in [conversion, Conversion { from: Dtype::F16, positions: Some(1), ..conversion }] {
+        // SAFETY: there are no elements.
+        let error = unsafe { batch::run(&[wrong], 1) }.unwrap_err();
+        assert_eq!(error.kind(), Kind::Internal);
     }
 }

@@ -1,6 +1,7 @@
-//! Casts on the simulated GPU, as the operators queue them.
+//! Casts and writes by position on the simulated GPU, as the operators queue them.
 
 use crate::sim::Sim;
+use crate::sim::abi::POISON;
 use crate::sim::gpu::Gpu;
 use fst::cast::batch::Conversion;
 use fst::cast::elements::Cast;
@@ -14,6 +15,22 @@ const ORDINAL: i32 = 2;
 /// Sizes of more tensors than fit one launch: empty, tiny, and of several tiles.
 fn sizes() -> impl Iterator<Item = usize> {
     (0..200).map(|index| if index % 50 == 49 { 20_000 } else { index % 7 })
+}
+
+/// Returns a write to every third position, and the bytes of its target afterwards. The values are written late.
+fn put(sim: &Sim, gpu: &Gpu, dtype: Dtype, elements: usize) -> (Conversion, Vec<u8>) {
+    let item_bytes = dtype.item_bytes() as usize;
+    let numbers: Vec<u32> = (0..elements as u32).map(|number| number * 3 + number % 2).collect();
+    let mut expected = vec![POISON; (elements * 3 + 1) * item_bytes];
+    for &number in &numbers {
+        expected[number as usize * item_bytes..][..item_bytes].fill(0x11);
+    }
+    let positions = gpu.allocate(elements * 4);
+    sim.write(positions, &numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>()).unwrap();
+    let (source, target) = (gpu.allocate(elements * item_bytes), gpu.allocate(expected.len()));
+    gpu.queue_fill(source, elements * item_bytes);
+    let (from, to, positions) = (dtype, dtype, Some(positions));
+    (Conversion { source, target, elements: elements as u64, from, to, positions }, expected)
 }
 
 #[test]
@@ -30,7 +47,14 @@ fn tensors_are_converted_on_the_callers_stream() {
         let (source, target) = (gpu.allocate(source_bytes), gpu.allocate(target_bytes));
         // The write is queued and runs late. The cast has to wait for it.
         gpu.queue_fill(source, source_bytes);
-        conversions.push(Conversion { source, target, elements: elements as u64, from: Dtype::F32, to });
+        conversions.push(Conversion {
+            source,
+            target,
+            elements: elements as u64,
+            from: Dtype::F32,
+            to,
+            positions: None,
+        });
         let before = vec![0x11; source_bytes];
         let mut expected = before.clone();
         if let Some(cast) = Cast::new(Dtype::F32, to) {
@@ -38,6 +62,12 @@ fn tensors_are_converted_on_the_callers_stream() {
             cast.run(&before, &mut expected);
         }
         results.push((target, expected));
+    }
+    for (index, elements) in sizes().enumerate().filter(|&(_, elements)| elements > 0) {
+        let dtype = [Dtype::U8, Dtype::BF16, Dtype::F32, Dtype::I64, Dtype::C128][index % 5];
+        let (put, expected) = put(&sim, &gpu, dtype, elements);
+        conversions.push(put);
+        results.push((put.target, expected));
     }
     let is_done = convert::run(&conversions, ORDINAL, stream).unwrap();
     assert_eq!(is_done, IMAGE.is_some());
@@ -52,6 +82,10 @@ fn tensors_are_converted_on_the_callers_stream() {
         assert!(convert::run(&conversions, ORDINAL, stream).unwrap());
     }
     drop(gpu);
+    assert_no_violations(sim);
+}
+
+fn assert_no_violations(sim: Sim) {
     // The kernels, which stay loaded, retain their context.
     let others: Vec<String> =
         sim.finish().violations.into_iter().filter(|violation| !violation.starts_with("leak")).collect();

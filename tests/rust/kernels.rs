@@ -5,6 +5,7 @@ use crate::sim::abi::{Kind, POISON, REGISTER_PORTABLE, Status};
 use crate::sim::gpu::Gpu;
 use crate::sim::random::Random;
 use crate::sim::{self, FATBIN, Sim, run_on_host};
+use fst::cast::put::Put;
 use fst::cast::scatter::{Batch, StridedCopy, TILE_BYTES, Table, has_cast};
 use fst::device::cuda::kernels::{BLOCK_THREADS, IMAGE, SCATTER, SCATTER_INLINE};
 use fst::dtype::Dtype;
@@ -320,10 +321,38 @@ const CASES: &[Case] = &[
     ("tasks that write the same bytes", &[Kind::BadLaunch], |sim, upload| {
         assert_eq!(launch_inline(sim, &upload, |copies| copies[1].target = 36), Err(Status::InvalidValue));
     }),
+    ("write by position that does not wait for its positions and values", &[Kind::MissingWait; 2], |sim, upload| {
+        let other = sim.cuda.create_stream().unwrap();
+        let [positions, values] = [upload.gpu.allocate(8), upload.gpu.allocate(8)];
+        sim.write(positions, &[0, 0, 0, 0, 29, 0, 0, 0]).unwrap();
+        // The same bytes, so that only the order is wrong.
+        sim.launch_write(other, positions, 4, 0).unwrap();
+        sim.launch_write(other, values, 8, 1).unwrap();
+        launch_put(sim, &upload, positions, values).unwrap();
+        upload.end(other);
+    }),
+    ("positions that do not ascend", &[Kind::BadLaunch], |sim, upload| {
+        let positions = upload.gpu.allocate(8);
+        sim.write(positions, &[5, 0, 0, 0, 5, 0, 0, 0]).unwrap();
+        assert_eq!(launch_put(sim, &upload, positions, upload.gpu.allocate(8)), Err(Status::InvalidValue));
+    }),
+    ("position outside the target", &[Kind::OutOfBounds], |sim, upload| {
+        let positions = upload.gpu.allocate(8);
+        sim.write(positions, &[0, 0, 0, 0, 30, 0, 0, 0]).unwrap();
+        assert_eq!(launch_put(sim, &upload, positions, upload.gpu.allocate(8)), Err(Status::InvalidValue));
+    }),
     ("task that reads bytes that another task writes", &[Kind::BadLaunch], |sim, upload| {
         assert_eq!(launch_inline(sim, &upload, |copies| copies[0].source = 120), Err(Status::InvalidValue));
     }),
 ];
+
+/// Writes two elements of 4 bytes to positions in the target.
+fn launch_put(sim: &Sim, upload: &Upload<'_>, positions: u64, values: u64) -> Result<(), Status> {
+    let mut table = Table::default();
+    table.push_put(Put { positions, values, target: upload.target, elements: 2, item_bytes: 4 }).unwrap();
+    let function = sim.cuda.function(upload.module, SCATTER_INLINE).unwrap();
+    sim.cuda.launch(function, GRID, upload.gpu.stream, &[bytes_of_batch(&table.batches().next().unwrap())])
+}
 
 /// Launches changed tasks as parameters. Sources begin at byte 0 of a block, and targets at byte 100.
 fn launch_inline(sim: &Sim, upload: &Upload<'_>, change: fn(&mut [StridedCopy])) -> Result<(), Status> {

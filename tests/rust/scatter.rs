@@ -1,6 +1,7 @@
 //! Tests of the kernel's table. `kernels.rs` launches random tables.
 
-use fst::cast::scatter::{BATCH_TASKS, StridedCopy, TASK_BYTES, TILE_BYTES, Table, Task};
+use fst::cast::put::Put;
+use fst::cast::scatter::{BATCH_TASKS, StridedCopy, TASK_BYTES, TILE_BYTES, TILE_POSITIONS, Table, Task};
 use fst::dtype::Dtype;
 use fst::error::Kind;
 
@@ -46,21 +47,44 @@ fn unsupported_copies_are_rejected() {
 }
 
 #[test]
+fn unsupported_puts_are_rejected() {
+    let good = Put { positions: 4, values: 16, target: 32, elements: 1, item_bytes: 16 };
+    Table::default().push_put(good).unwrap();
+    for bad in [
+        Put { positions: 6, ..good },
+        Put { values: 8, ..good },
+        Put { target: 40, ..good },
+        Put { item_bytes: 3, ..good },
+        Put { elements: 1 << 48, ..good },
+    ] {
+        assert_eq!(Table::default().push_put(bad).unwrap_err().kind(), Kind::Internal, "{bad:?}");
+    }
+}
+
+#[test]
 fn serialized_table_matches_the_kernel() {
     let mut table = Table::default();
     table.push(StridedCopy { target: 64, from: Dtype::F64, to: Dtype::F8E8M0, ..bytes(0x0102, 3, 2, 50) }).unwrap();
+    let elements = TILE_POSITIONS + 1;
+    table.push_put(Put { positions: 20, values: 6, target: 2, elements: 0, item_bytes: 2 }).unwrap();
+    table.push_put(Put { positions: 20, values: 6, target: 2, elements, item_bytes: 2 }).unwrap();
     table.push(bytes(5, 1, 1, 0)).unwrap();
-    let mut slot = [0xEE; 2 * TASK_BYTES + 3];
-    assert_eq!(table.write_to(&mut slot[..2 * TASK_BYTES - 1]).unwrap_err().kind(), Kind::Internal);
+    let mut slot = [0xEE; 3 * TASK_BYTES + 3];
+    assert_eq!(table.write_to(&mut slot[..3 * TASK_BYTES - 1]).unwrap_err().kind(), Kind::Internal);
     table.write_to(&mut slot).unwrap();
     let mut first = [0; TASK_BYTES];
     for (at, value) in [(0, 2), (1, 1), (8, 64), (16, 3), (24, 50), (32, 2), (40, 7), (41, 44)] {
         first[at] = value;
     }
+    let mut second = [0; TASK_BYTES];
+    for (at, value) in [(0, 6), (8, 2), (16, 1), (17, 16), (24, 20), (32, 1), (36, 1), (42, 2)] {
+        second[at] = value;
+    }
     assert_eq!(slot[..TASK_BYTES], first);
-    // The second task begins at tile 1, because the first task has one tile.
-    assert_eq!((slot[TASK_BYTES], slot[TASK_BYTES + 36]), (5, 1));
-    assert_eq!(slot[2 * TASK_BYTES..], [0xEE; 3]);
+    assert_eq!(slot[TASK_BYTES..2 * TASK_BYTES], second);
+    // The last task begins at tile 3, because the first task has one tile and the second task two.
+    assert_eq!((slot[2 * TASK_BYTES], slot[2 * TASK_BYTES + 36]), (5, 3));
+    assert_eq!(slot[3 * TASK_BYTES..], [0xEE; 3]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Casts of whole tensors on the caller's stream.
+//! Casts of whole tensors, and writes by position, on the caller's stream.
 
 use super::gpu::Gpu;
 use super::kernels::Kernels;
@@ -6,17 +6,23 @@ use crate::cast::batch::Conversion;
 use crate::cast::scatter::{StridedCopy, Table};
 use crate::error::Result;
 
-/// Queues casts between addresses of the GPU with this ordinal, on the stream with this native handle.
+/// Queues conversions between addresses of the GPU with this ordinal, on the stream with this native handle.
 ///
 /// Returns false and queues nothing if the library has no kernels for the GPU; the log has the reason.
 ///
 /// # Errors
-/// `device` or `out-of-memory`, from the driver; `invalid-argument` if the stream cannot be used.
+/// `device` or `out-of-memory`, from the driver; `invalid-argument` if the stream cannot be used; `internal` for a
+/// conversion that does not exist, of which nothing was queued.
 pub fn run(conversions: &[Conversion], ordinal: i32, stream: u64) -> Result<bool> {
     let gpu = Gpu::of(ordinal)?;
     let Some(kernels) = Kernels::of(&gpu.context) else { return Ok(false) };
     let mut table = Table::default();
-    for &Conversion { source, target, elements, from, to } in conversions {
+    for conversion in conversions {
+        if let Some(put) = conversion.put() {
+            table.push_put(put)?;
+            continue;
+        }
+        let Conversion { source, target, elements, from, to, .. } = *conversion;
         let row_elements = if from == to { elements * from.item_bytes() } else { elements };
         table.push(StridedCopy { source, target, row_elements, rows: 1, source_stride_bytes: 0, from, to })?;
     }

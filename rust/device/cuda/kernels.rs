@@ -30,7 +30,7 @@ const PTX: &[u8] = include_bytes!(env!("FST_KERNELS_PTX"));
 #[cfg(not(fst_kernels))]
 const PTX: &[u8] = &[];
 
-/// Kernel that runs the tasks of a table in device memory: copies and casts of strided rows.
+/// Kernel that runs the tasks of a table in device memory: copies and casts of strided rows, and writes by position.
 pub const SCATTER: &CStr = c"fst_scatter";
 
 /// Kernel that runs the tasks in its parameters.

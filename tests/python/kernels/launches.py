@@ -1,4 +1,4 @@
-"""Launches of the device kernels by a CPU: random copies, and the bytes that PyTorch's casts give."""
+"""Launches of the device kernels by a CPU: random copies and writes by position, and the bytes that PyTorch gives."""
 
 import os
 import random
@@ -6,7 +6,7 @@ import shlex
 import struct
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from suite import CHECKOUT
 
 # Facts of rust/cast/scatter.rs.
 TILE_BYTES = 16 << 10
+TILE_POSITIONS = 4096
 BATCH_TASKS = 85
 BLOCK_THREADS = 256
 
@@ -66,8 +67,23 @@ class Copy:
 
 
 @dataclass(frozen=True)
+class Put:
+    """Elements to write by position, as in rust/cast/put.rs, with addresses relative to the source and the target."""
+
+    item_bytes: int
+    positions: int
+    values: int
+    target: int
+    elements: int
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.elements // TILE_POSITIONS)
+
+
+@dataclass(frozen=True)
 class Launch:
-    """Copies of one launch, and how it runs.
+    """Copies and writes of one launch, and how it runs.
 
     Attributes:
         source: The bytes that the copies read.
@@ -85,6 +101,7 @@ class Launch:
     blocks: int = 2
     threads: int = BLOCK_THREADS
     seed: int = 0
+    puts: list[Put] = field(default_factory=list)
 
     def to_bytes(self) -> bytes:
         """Returns the launch in the format of tests/kernels/launch.c."""
@@ -93,6 +110,10 @@ class Launch:
             numbers = (copy.source, copy.target, copy.row_elements, copy.stride_bytes, copy.rows, tiles, *copy.codes)
             tasks.append(struct.pack("<4Q2I2B6x", *numbers))
             tiles += copy.tiles
+        for put in self.puts:
+            numbers = (put.values, put.target, put.elements, put.positions, 1, tiles, 0, 0, put.item_bytes)
+            tasks.append(struct.pack("<4Q2I3B5x", *numbers))
+            tiles += put.tiles
         sizes = (len(self.source), self.is_source_at_end, self.target_bytes, len(tasks), tiles)
         fields = (self.is_inline, self.blocks, self.threads, self.seed, *sizes)
         return struct.pack("<9Q", *fields) + b"".join(tasks) + self.source.numpy().tobytes()
@@ -112,7 +133,12 @@ class Launch:
             wrong = (~same).nonzero().flatten().tolist()
             assert not wrong, f"{len(wrong)} elements of {copy} differ, the first at {wrong[0]}"
             untouched[copy.written] = found[copy.written]
-        assert torch.equal(found, untouched), "bytes between the copies were written"
+        for put in self.puts:
+            positions = self.source[put.positions :][: 4 * put.elements].clone().view(torch.int32).long()
+            values = self.source[put.values :][: put.item_bytes * put.elements].view(-1, put.item_bytes)
+            end = put.target + (len(untouched) - put.target) // put.item_bytes * put.item_bytes
+            untouched[put.target : end].view(-1, put.item_bytes)[positions] = values
+        assert torch.equal(found, untouched), "other bytes were written, or elements at positions were not"
 
 
 class Program:
@@ -191,3 +217,27 @@ def arrange(shapes: Sequence[tuple[torch.dtype, torch.dtype, int, int]], seed: i
         for copy, distance in zip(copies, reversed(distances), strict=True)
     ]
     return Launch(copies, torch.cat(pieces), target_bytes, seed=seed, **options)
+
+
+def arrange_puts(shapes: Sequence[tuple[int, int, int]], seed: int, **options: object) -> Launch:
+    """Returns a launch of writes to random positions.
+
+    A shape is the bytes of an element, the number of positions, and the number of elements of the target.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    puts: list[Put] = []
+    source, target_bytes = torch.empty(0, dtype=torch.uint8), 0
+    for item_bytes, elements, target_elements in shapes:
+        values = torch.randint(256, (item_bytes * (1 + elements),), dtype=torch.uint8, generator=generator)
+        numbers = torch.randperm(target_elements, generator=generator)[:elements].sort().values.int().view(torch.uint8)
+        # Values and target begin at their second element.
+        values_at, positions_at = len(source) + item_bytes, len(source) + len(_padded(values))
+        puts.append(Put(item_bytes, positions_at, values_at, target_bytes + item_bytes, elements))
+        source = torch.cat([source, _padded(values), _padded(numbers)])
+        target_bytes += -(-item_bytes * (1 + target_elements) // 16) * 16
+    return Launch([], source, target_bytes, seed=seed, puts=puts, **options)
+
+
+def _padded(data: torch.Tensor) -> torch.Tensor:
+    """Returns bytes with zeros up to a multiple of 16."""
+    return torch.cat([data, torch.zeros(-len(data) % 16, dtype=torch.uint8)])

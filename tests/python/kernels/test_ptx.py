@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fatbin
-from launches import BATCH_TASKS, LaunchError, Program, arrange
+from launches import BATCH_TASKS, LaunchError, Program, arrange, arrange_puts
 from patterns import FLOATS, INTEGERS, patterns
 from ptx import UntranslatedError, translate
 
@@ -96,6 +96,18 @@ def test_tiles_and_rows(program):
 
 def test_random_launches(program):
     program.check(list(random_launches(300)))
+
+
+def test_elements_are_written_by_position(program):
+    """All widths, with tiles that are full, and blocks of several tiles, with both kernels."""
+    sizes = [(1, 3), (1000, 1000), (4096, 9000), (5000, 6000)]
+    shapes = [(item_bytes, *sizes[(index + item_bytes) % 4]) for item_bytes in (1, 2, 4, 8, 16) for index in range(2)]
+    program.check(
+        [
+            arrange_puts(shapes, seed=1, blocks=3),
+            arrange_puts(shapes, seed=2, threads=37, is_inline=True, is_source_at_end=True),
+        ]
+    )
 
 
 def test_accesses_outside_of_memory_are_reported(program):

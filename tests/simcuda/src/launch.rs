@@ -14,13 +14,12 @@ use crate::host::read_host;
 use crate::module::Kernel;
 use crate::region::Region;
 use crate::stream::Work;
+use crate::task::{Accesses, Task, accesses_of, u32_at, u64_at};
 
 /// Bytes of a task in a table.
 const TASK_BYTES: u64 = 48;
 /// Tasks that fit into the parameters of a launch.
 const BATCH_TASKS: u64 = 85;
-/// Bytes of a tile on its wider side.
-const TILE_BYTES: u64 = 16 << 10;
 /// Largest number of threads per block for which the kernels are compiled.
 const BLOCK_THREADS_MAX: u32 = 256;
 /// Alignment of a table, in bytes.
@@ -46,26 +45,13 @@ pub struct Grid {
 #[derive(Debug)]
 pub struct Launch {
     tasks: Vec<Task>,
+    /// Expected positions of each task, none for rows.
+    positions: Vec<Vec<u8>>,
     tile_count: u32,
     blocks: u32,
     threads: u32,
     /// Region and expected bytes of a table in device memory, or `None` for a table in the parameters.
     table: Option<(Region, Vec<u8>)>,
-}
-
-/// Row of the table, as declared in csrc/kernels/scatter.h.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-struct Task {
-    source: u64,
-    target: u64,
-    row_elements: u64,
-    source_stride_bytes: u64,
-    rows: u32,
-    first_tile: u32,
-    from: u8,
-    to: u8,
-    padding: [u8; 6],
 }
 
 unsafe extern "C" {
@@ -105,9 +91,11 @@ impl Driver {
             outcome => {
                 let (table, bytes, tile_count) = self.table_of(kernel, parameters)?;
                 let tasks: Vec<Task> = bytes.chunks_exact(TASK_BYTES as usize).map(Task::parse).collect();
-                let regions = regions_of(&tasks, tile_count).map_err(|text| bad(self, text))?;
-                let reads = table.iter().copied().chain(regions.iter().map(|&(source, _)| source));
-                let writes = regions.iter().map(|&(_, target)| target);
+                let positions = tasks.iter().map(|task| self.positions_of(task)).collect::<Result<Vec<_>, _>>()?;
+                let regions = accesses_of(&tasks, &positions, tile_count).map_err(|text| bad(self, text))?;
+                let of_tasks = regions.iter().flat_map(|task| [Some(task.source), task.positions]).flatten();
+                let reads = table.iter().copied().chain(of_tasks);
+                let writes = regions.iter().map(|task| task.target);
                 let accesses: Vec<(Region, bool)> =
                     reads.map(|region| (region, false)).chain(writes.map(|region| (region, true))).collect();
                 // Check all regions first: a rejected launch accesses no memory.
@@ -117,10 +105,20 @@ impl Driver {
                     .try_for_each(|&(region, writes)| self.access_on_stream(stream, region, writes, "scatter"))?;
                 self.counters.launches += 1;
                 let table = table.map(|region| (region, bytes));
-                self.push(stream, outcome.of(Work::Launch(Launch { tasks, tile_count, blocks, threads, table })));
+                self.push(
+                    stream,
+                    outcome.of(Work::Launch(Launch { tasks, positions, tile_count, blocks, threads, table })),
+                );
                 Ok(())
             }
         }
+    }
+
+    /// Returns the positions of a task when the launch runs, none for rows.
+    fn positions_of(&mut self, task: &Task) -> Result<Vec<u8>, Status> {
+        let Some(region) = task.positions() else { return Ok(Vec::new()) };
+        self.check_live(&region, "positions of a scatter")?;
+        self.memory.read_expected(&region).ok_or(Status::InvalidValue)
     }
 
     /// Returns the region of a table in device memory, the bytes of the table, and its number of tiles.
@@ -164,96 +162,6 @@ fn parameter(parameters: u64, index: u64, bytes: u64) -> Result<Vec<u8>, Status>
     read(u64_at(&address, 0), bytes).ok_or(Status::InvalidValue)
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    bytes[at..at + 4].iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte))
-}
-
-/// Returns the source and the target of each task, or describes the error in the table.
-fn regions_of(tasks: &[Task], tile_count: u32) -> Result<Vec<(Region, Region)>, String> {
-    let mut next_tile = 0;
-    let mut regions = Vec::with_capacity(tasks.len());
-    for task in tasks {
-        let (source_bytes, target_bytes) =
-            task.item_bytes().ok_or_else(|| format!("there is no such cast: {task:?}"))?;
-        if !task.target.is_multiple_of(target_bytes) {
-            return Err(format!("the target is not aligned: {task:?}"));
-        }
-        if u64::from(task.first_tile) != next_tile {
-            return Err(format!("{next_tile} tiles come before {task:?}"));
-        }
-        let elements = task.row_elements.checked_mul(u64::from(task.rows)).filter(|&elements| elements > 0);
-        let regions_of_task = elements.and_then(|elements| {
-            next_tile += elements.div_ceil(TILE_BYTES / source_bytes.max(target_bytes));
-            let row_bytes = task.row_elements.checked_mul(source_bytes)?;
-            let stride_bytes = if task.rows == 1 { row_bytes } else { task.source_stride_bytes };
-            let source = Region::new(task.source, row_bytes, stride_bytes, u64::from(task.rows))?;
-            Some((source, Region::linear(task.target, elements.checked_mul(target_bytes)?)?))
-        });
-        regions.push(regions_of_task.ok_or_else(|| format!("its sizes are impossible: {task:?}"))?);
-    }
-    if u64::from(tile_count) != next_tile {
-        return Err(format!("the tasks have {next_tile} tiles, and the launch has {tile_count}"));
-    }
-    // Tasks run in any order, so no task may access a target of another task.
-    let mut targets: Vec<Region> = regions.iter().map(|&(_, target)| target).collect();
-    targets.sort_by_key(Region::start);
-    if let Some(pair) = targets.windows(2).find(|pair| pair[0].overlaps(&pair[1])) {
-        return Err(format!("two tasks write to {} and {}", pair[0], pair[1]));
-    }
-    for (source, _) in &regions {
-        let after = targets.partition_point(|target| target.end() <= source.start());
-        let near = targets[after..].iter().take_while(|target| target.start() < source.end());
-        if let Some(target) = near.into_iter().find(|target| source.overlaps(target)) {
-            return Err(format!("one task reads {source}, and another one writes to {target}"));
-        }
-    }
-    Ok(regions)
-}
-
-impl Task {
-    fn parse(row: &[u8]) -> Task {
-        Task {
-            source: u64_at(row, 0),
-            target: u64_at(row, 8),
-            row_elements: u64_at(row, 16),
-            source_stride_bytes: u64_at(row, 24),
-            rows: u32_at(row, 32),
-            first_tile: u32_at(row, 36),
-            from: row[40],
-            to: row[41],
-            padding: [0; 6],
-        }
-    }
-
-    /// Returns the bytes of an element of the source and of the target, or `None` for an unsupported cast.
-    fn item_bytes(&self) -> Option<(u64, u64)> {
-        let bytes = |dtype: u8| match dtype {
-            0 | 1 | 11 | 23..=26 | 44 => Some(1),
-            2 | 5 | 15 | 27 => Some(2),
-            3 | 6 | 28 => Some(4),
-            4 | 7 | 29 => Some(8),
-            _ => None,
-        };
-        match self.to {
-            to if to == self.from => Some((1, 1)),
-            5..=7 | 15 | 23..=26 | 44 => bytes(self.from).zip(bytes(self.to)),
-            _ => None,
-        }
-    }
-
-    /// Returns the source, including the gaps between rows, and the target.
-    fn spans(&self) -> Option<(Region, Region)> {
-        let (source_bytes, target_bytes) = self.item_bytes()?;
-        let gaps = (u64::from(self.rows) - 1) * self.source_stride_bytes;
-        let source = Region::linear(self.source, gaps + self.row_elements * source_bytes)?;
-        Some((source, Region::linear(self.target, u64::from(self.rows) * self.row_elements * target_bytes)?))
-    }
-}
-
 impl Launch {
     /// Runs every thread of every block.
     pub fn run(self, shared: &SharedDriver, epoch: u64) {
@@ -266,17 +174,35 @@ impl Launch {
         {
             return driver.report(Kind::BadLaunch, format!("the table at {region} changed before its launch ran"));
         }
+        let changed = self.tasks.iter().zip(&self.positions).find(|(task, expected)| {
+            task.positions().is_some_and(|region| driver.memory.read(&region).as_ref() != Some(expected))
+        });
+        if let Some((task, _)) = changed {
+            return driver.report(Kind::BadLaunch, format!("the positions of {task:?} changed before the launch ran"));
+        }
         // Freed memory was reported when it was freed.
-        let spans: Option<Vec<(Region, Region)>> = self.tasks.iter().map(Task::spans).collect();
-        let Some(mut buffers) = spans.and_then(|spans| {
-            let buffer = |region: &Region| Some(GuardedBuffer::new(*region, &driver.memory.read(region)?));
-            spans.iter().map(|(source, target)| Some((buffer(source)?, buffer(target)?))).collect::<Option<Vec<_>>>()
-        }) else {
-            return;
-        };
+        let buffers = self.tasks.iter().zip(&self.positions).map(|(task, positions)| {
+            let Accesses { source, target, .. } = task.accesses(positions)?;
+            // The buffer of rows has the gaps between them.
+            let source = Region::linear(source.start(), source.span())?;
+            let buffer = |region: Region| Some(GuardedBuffer::new(region, &driver.memory.read(&region)?));
+            Some((buffer(source)?, buffer(target)?))
+        });
+        let Some(mut buffers) = buffers.collect::<Option<Vec<_>>>() else { return };
         drop(driver);
         let tasks: Vec<Task> = std::iter::zip(&self.tasks, &mut buffers)
-            .map(|(task, (source, target))| Task { source: source.address(), target: target.address(), ..*task })
+            .zip(&self.positions)
+            .map(|((task, (source, target)), positions)| {
+                // The target of positions begins before its buffer.
+                let skipped = target.region.start() - task.target;
+                let (source, target) = (source.address(), target.address().wrapping_sub(skipped));
+                let third = if task.put_bytes > 0 {
+                    positions.as_ptr().expose_provenance() as u64
+                } else {
+                    task.source_stride_bytes
+                };
+                Task { source, target, source_stride_bytes: third, ..*task }
+            })
             .collect();
         // SAFETY: the tasks were checked, and buffers of the same lengths replace
         // device memory.

@@ -52,3 +52,4 @@ pub mod module;
 pub mod random;
 pub mod region;
 pub mod stream;
+mod task;
