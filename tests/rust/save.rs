@@ -372,40 +372,6 @@ fn a_failed_writer_repeats_its_error_and_leaves_no_file() {
     assert_eq!(assert_failed(&directory, writer.finish(), &[]), error);
 }
 
-#[test]
-fn a_dropped_writer_leaves_no_file() {
-    let (directory, path) = files::new_path("x");
-    let mut writer = Writer::begin(OutputFile::create(&path, kernel()).unwrap(), None, None, &tight()).unwrap();
-    writer.add(tensor("incomplete", 1)).unwrap();
-    assert_eq!(writer.add(tensor("b", 0)).unwrap_err().kind(), Kind::InvalidArgument);
-    let mut writer = Writer::begin(OutputFile::create(&path, kernel()).unwrap(), None, None, &tight()).unwrap();
-    append(&mut writer, 500_000).unwrap();
-    assert_eq!(writer.add(tensor("a", 0)).unwrap_err().kind(), Kind::InvalidArgument);
-    drop(writer);
-    assert!(names_in(&directory).is_empty());
-}
-
-#[test]
-fn a_new_file_has_the_default_mode_or_that_of_its_model_and_a_replaced_file_keeps_its_mode() {
-    let directory = TempDir::new().unwrap();
-    let at = |name: &str| directory.path().join(name);
-    let mode = |name: &str| fs::metadata(at(name)).unwrap().permissions().mode() & 0o7777;
-    let set_mode = |name: &str, mode| fs::set_permissions(at(name), fs::Permissions::from_mode(mode)).unwrap();
-    fs::write(at("model"), "").unwrap();
-    save(&at("x"), &sample(&[5]), kernel(), 1).unwrap();
-    assert_eq!(mode("x"), mode("model"));
-    set_mode("x", 0o640);
-    save(&at("x"), &sample(&[6]), kernel(), 1).unwrap();
-    assert_eq!(mode("x"), 0o640);
-    set_mode("model", 0o604);
-    for (name, model) in [("a", "model"), ("model", "absent")] {
-        let output = OutputFile::create_like(&at(name), Some(&at(model)), kernel()).unwrap();
-        output.write(b"x", 0, &|| Ok(())).unwrap();
-        output.publish(1, &|| Ok(())).unwrap();
-        assert_eq!(mode(name), 0o604);
-    }
-}
-
 /// Kernel of a file system without hard links that cannot flush directories.
 struct WithoutLinks;
 
