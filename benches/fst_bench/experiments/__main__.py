@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..directories import RESULTS
-from .copies import copies, unpinned
+from .copies import copies
 from .driver import LIBRARY, Driver, DriverError
 from .events import waits
 from .experiment import Experiment, Row, Settings
@@ -34,7 +34,6 @@ EXPERIMENTS = (
     Experiment("objects", "the module only for loads with kernels, and streams that are kept", objects),
     Experiment("sizes", "what to do about the fixed cost of a load, and about its rate", sizes),
     Experiment("tmpfs", "huge pages of files in tmpfs", tmpfs),
-    Experiment("unpinned", "copies from unpinned slots in small first loads", unpinned),
     Experiment("cold", "the depth of the queue of direct reads", cold),
 )
 FULL = Settings(total_bytes=2 << 30, repeats=5, device="cuda")

@@ -1,10 +1,10 @@
-"""Copies from pinned and from unpinned memory: fixed cost, rate, and what events and streams add."""
+"""Copies from pinned memory: fixed cost, rate, and what events and streams add."""
 
 import threading
 from contextlib import ExitStack
 from itertools import cycle
 
-from .driver import BLOCKING, UNTIMED, Copy, Driver, host_memory, touch
+from .driver import BLOCKING, UNTIMED, Copy, Driver, host_memory
 from .experiment import Row, Rows, Settings, needed, on_threads, seconds
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -85,16 +85,3 @@ class Queue:
                     driver.synchronize(stream)
 
             return seconds(run)
-
-
-def unpinned(driver: Driver | None, settings: Settings) -> Rows:
-    """Times copies from memory that is not registered."""
-    driver = needed(driver)
-    area = min(SLOTS_BYTES, settings.total_bytes)
-    with host_memory(area, huge=True) as host, driver.device_memory(area) as device:
-        touch(host, area)
-        queue = Queue(driver, host, device, area)
-        for size in (64 * KIB, MIB, 4 * MIB, 16 * MIB):
-            if size <= area:
-                times = [queue.time(size, area) for _ in range(settings.repeats)]
-                yield Row(f"unpinned copies of {size // KIB} KiB", tuple(area / time / 1e9 for time in times), "GB/s")

@@ -12,7 +12,7 @@ from suite import CHECKOUT
 
 # `make rust-tests` builds it.
 DRIVER = Path(os.environ.get("CARGO_TARGET_DIR", CHECKOUT / "target")) / "debug" / "deps" / "libfst_simcuda.so"
-NAMES = ("probe", "copies", "registration", "waits", "allocation", "objects", "unpinned", "tmpfs")
+NAMES = ("probe", "copies", "registration", "waits", "allocation", "objects", "tmpfs")
 
 
 @pytest.mark.benchmark
