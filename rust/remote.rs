@@ -6,15 +6,8 @@
 //!                                 transport            version, retries, concurrency
 //! ```
 //!
-//! - [`location`] splits a URL into the service that answers for it and a key, and hides what may be secret.
-//! - [`store`] is the trait of a service. `http`, `bucket`, `hub` and `redis` implement it.
-//! - [`object`] is an open object: its size, the version that every request asks for, and its first bytes (`first_bytes`).
-//! - [`cache`] keeps copies of objects on a local disk.
-//! - [`upload`] stores a new object.
-//! - [`pieces`] is the memory for the bytes of one request.
-//! - [`runtime`] runs requests: a thread that needs bytes runs them itself, on a runtime that it takes from a pool.
-//!
-//! A request is repeated from the byte reached, up to a stated number of times.
+//! `docs/architecture.md` has a map of the parts. A request is repeated from the byte reached, up to a stated number of
+//! times.
 
 mod adaptive_limit;
 pub mod aws_profile;

@@ -1,18 +1,5 @@
-//! Digests that a safetensors file carries: of its header and of each tensor.
-//!
-//! They are one text of the metadata, so that every reader of safetensors accepts the file:
-//!
-//! ```text
-//! "__metadata__": {"fst.digests": "blake3:" + 64 digits of the header's digest + ":" + base64 of all tensors' digests
-//!                                 + ":" + size of a group + ":" + base64 of all chaining values}
-//! ```
-//!
-//! The tensors' digests, of 32 bytes each, are in the order of the data, without a separator, in base64 with the
-//! alphabet for URLs and without padding. The same holds for the chaining values of the [`groups`](crate::digest::groups)
-//! of each tensor that is longer than a group, with which loads verify parts of tensors. SHA-256 has none, and the text
-//! then ends before the size of a group. The digest of the header is that of the bytes from the start of the file to the
-//! start of the data, with `0` for each of its own 64 digits. So it covers names, dtypes, shapes, offsets, metadata, the
-//! digests of all tensors and their chaining values.
+//! Digests that a safetensors file carries: of its header and of each tensor. They are one text of the metadata, which
+//! `docs/integrity.md` specifies, so that every reader of safetensors accepts the file.
 //!
 //! A caller requests digests of a new file with the same key, whose value then begins with the algorithm's name. So a
 //! copy of another file's metadata renews the digests. The length of the text is known before the digests are.

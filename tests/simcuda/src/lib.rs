@@ -1,38 +1,18 @@
-//! A CUDA driver without a GPU, for tests.
+//! A CUDA driver without a GPU, for tests. `docs/decisions/testing-without-a-gpu.md` lists what it checks.
 //!
-//! A test opens this library before any code opens `libcuda.so`. The library
-//! then replaces the real driver (see `build.rs`). It exports the entry points
-//! that fst calls, with the ABI of CUDA, and a control interface, the functions
+//! A test opens this library before any code opens `libcuda.so`. The library then replaces the real driver (see
+//! `build.rs`). It exports the entry points that fst calls, with the ABI of CUDA, and a control interface, the functions
 //! `sim_*`.
 //!
-//! The simulator reproduces the inconvenient behavior of a real driver:
+//! Where possible, a check depends on the *order of the calls* and not on the timing of the threads, so that every run
+//! detects a missing wait. Violations, listed in [`abi::Kind`], are recorded and never stop the program.
 //!
-//! - Queued work runs later, on one thread per stream, after random but seeded
-//!   delays. Only stream order, events and waits constrain when work runs.
-//! - Addresses of device memory fault when host code accesses them. New device
-//!   memory is filled with poison.
-//! - Calls fail on request.
+//! The simulator is stricter than CUDA in three respects. The default stream does not synchronize with other streams. A
+//! copy from pageable memory is as asynchronous as any other copy. Memory registered in one context is pinned in another
+//! context only if it was registered as portable.
 //!
-//! The simulator also reports misuse that a real driver accepts: see
-//! [`abi::Kind`]. Where possible, a check depends on the *order of the calls*
-//! and not on the timing of the threads, so that every run detects a missing
-//! wait. Violations are recorded and never stop the program.
-//!
-//! The simulator is stricter than CUDA in three respects. The default stream
-//! does not synchronize with other streams. A copy from pageable memory is as
-//! asynchronous as any other copy. Memory registered in one context is pinned
-//! in another context only if it was registered as portable.
-//!
-//! [`api`] and [`control`] convert C arguments and call methods of
-//! [`driver::Driver`], which is protected by one lock. Each method is defined
-//! in the module of its subject: [`context`], [`stream`], [`capture`],
-//! [`event`], [`memory`], [`host`], [`copy_to_device`], [`copy_to_host`], [`module`],
-//! [`launch`].
-//!
-//! The kernels of fst run as well. Their code is compiled for the host
-//! (`kernels.cpp`), and a launch runs it for every thread. The table of tasks,
-//! which is known when the launch is queued, lists all memory that the launch
-//! may access.
+//! [`api`] and [`control`] convert C arguments and call methods of [`driver::Driver`], which is protected by one lock.
+//! Each method is defined in the module of its subject.
 
 pub mod abi;
 pub mod api;
