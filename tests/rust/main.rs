@@ -36,6 +36,6 @@ mod selection;
 mod shared_slot;
 mod signatures;
 mod tensors_format;
-mod transfer;
 mod uring;
 mod views;
+mod windows;
