@@ -29,7 +29,7 @@ RUST_TESTS := --workspace --exclude fst-operators --exclude fst-tch --features t
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 # tch builds against the PyTorch of the active environment.
-WITH_TCH := . $(VENV)/bin/activate && LIBTORCH_USE_PYTORCH=1
+WITH_TCH := $(IN_VENV) MAKEFLAGS= LIBTORCH_USE_PYTORCH=1
 
 ARM := aarch64-unknown-linux-gnu
 FOR_ARM := CARGO_BUILD_TARGET=$(ARM) CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu"
