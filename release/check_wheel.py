@@ -2,7 +2,8 @@
 
 Each release has an environment of its own, which is removed before the next. The tests run from a neutral directory,
 where only the installed wheel can be imported. What depends on the release are the operators, graphs and C++ programs.
-`--packaging` runs only what depends on the wheel.
+`--packaging` runs only what depends on the build of the libraries and on the wheel. The C++ programs are not built again:
+the tests of the checkout build them with the same PyTorch, and those of another release with a wheel.
 """
 
 import argparse
@@ -17,7 +18,6 @@ from releases import CHECKOUT, RELEASES
 
 # Of tests/python.
 PACKAGING = (
-    "core/test_cpp.py",
     "core/test_library.py",
     "core/test_package.py",
     "kernels/test_image.py",
