@@ -12,7 +12,7 @@ from pathlib import Path
 
 _HELP = {"-h", "--help"}
 # Subcommands that need the library. Others, and misspelt ones, do not.
-_NEED_LIBRARY = ("inspect", "verify", "sign", "key", "load", "convert", "bench")
+_NEED_LIBRARY = ("inspect", "verify", "sign", "key", "load", "convert", "delta", "bench")
 # Statement of the script that pip installs for the command.
 _SCRIPT_IMPORT = b"from fst.cli import main"
 

@@ -43,21 +43,23 @@ class DeltaChain:
         self,
         names: Sequence[str],
         old: Sequence[Tensor],
-        shapes: Sequence[Sequence[int]],
-        regions: Sequence[Sequence[IndexRange] | None],
+        shapes: Sequence[Sequence[int]] | None = None,
+        regions: Sequence[Sequence[IndexRange] | None] | None = None,
     ) -> list[tuple[Tensor | None, Tensor]]:
         """Computes the changes of tensors, without writing them.
 
         Args:
-            names: The names of the tensors.
+            names: Tensors that change, each once. Those in the order of `names()` are read in the order of the files.
             old: Their values in the base version, on any device and with any strides.
-            shapes: The shapes of the checkpoint's tensors.
-            regions: The index region of each that `old` has the values of, or `None` for the whole tensor.
+            shapes: The shapes of the tensors in the checkpoint, if `old` has index regions of them.
+            regions: The index region of each, or `None` for the whole tensor.
 
         Returns:
             For each tensor, the numbers of the elements that change, as uint32, and their new values; or `None` and all
             new values.
         """
+        shapes = [list(tensor.shape) for tensor in old] if shapes is None else shapes
+        regions = [None] * len(old) if regions is None else regions
         ranges = [[number for each in region for number in each] if region else [] for region in regions]
         return list(zip(*self._object.changes(names, old, shapes, ranges), strict=True))
 

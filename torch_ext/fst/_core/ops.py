@@ -114,6 +114,17 @@ def checkpoint_files(paths: Sequence[str]) -> list[str]:
 
 
 @translates_errors
+def encode_delta(
+    names: Sequence[str], old: Sequence[Tensor], new: Sequence[Tensor], encoding: str, checksum: str
+) -> tuple[list[Tensor], list[str]]:
+    """Returns the frames of a delta from old to new tensors, and the checksums of the new ones.
+
+    Both are empty for a tensor that does not change.
+    """
+    return torch.ops.fst._encode_delta(names, old, new, encoding, checksum)
+
+
+@translates_errors
 def load_bytes(file: Tensor) -> dict[str, Tensor]:
     """Copies all tensors of a file in memory, which is uint8 on the CPU."""
     return dict(zip(*torch.ops.fst._load_bytes(file), strict=True))

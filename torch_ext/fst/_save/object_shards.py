@@ -23,10 +23,12 @@ def save_object_shards(
     url: str,
     max_shard_bytes: int,
     write: Callable[[Mapping[str, Tensor], str, str, int, int], None],
+    index_metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Saves a checkpoint as `url`, or in shards beside it if one object would exceed `max_shard_bytes`.
 
-    `write` is the argument of `save_shards`. Objects have no permissions, so it gets no path of another file.
+    `write` and `index_metadata` are the arguments of `save_shards`. Objects have no permissions, so `write` gets no
+    path of another file.
     """
     if not url.endswith(_SUFFIX):
         raise ValueError(f"{url}: the names of shards must end in {_SUFFIX}; give a URL that ends in it")
@@ -37,7 +39,8 @@ def save_object_shards(
     present = set(ops.names_beside(url))
     shard = re.compile(rf"{re.escape(stem)}(-[0-9a-f]{{8}})?-\d{{5,}}-of-\d{{5,}}\.safetensors")
     old = {other for other in present if other == name or shard.fullmatch(other)}
-    files = [name] if len(shards) == 1 else _names(stem, len(shards), present)
+    is_single = len(shards) == 1 and index_metadata is None
+    files = [name] if is_single else _names(stem, len(shards), present)
 
     with defer_interrupts() as interrupts:
         try:
@@ -48,12 +51,12 @@ def save_object_shards(
             _remove_quietly(directory, set(files) - present)
             raise
         # If this fails, its last answer may have been lost, so the new shards stay as well as the old ones.
-        if len(shards) > 1 or index in present:
-            content = bytearray(index_content(shards, files))
+        if not is_single or index in present:
+            content = bytearray(index_content(shards, files, index_metadata))
             ops.write_bytes(torch.frombuffer(content, dtype=torch.uint8), f"{directory}/{index}", "")
         for file in old - set(files):
             ops.remove_object(f"{directory}/{file}")
-        if len(shards) == 1 and index in present:
+        if is_single and index in present:
             ops.remove_object(f"{directory}/{index}")
 
 

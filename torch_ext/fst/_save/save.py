@@ -3,7 +3,7 @@
 import os
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path as LocalPath
 
@@ -21,6 +21,11 @@ from fst._save.shards import save_shards
 # Keys of the metadata that request an encrypted file, and that name it among those of one save.
 _ENCRYPTION_KEY = "fst.encryption"
 _SHARD_KEY = "fst.encryption.shard"
+
+# Name from which the names of the files in a directory derive.
+_NAME = "model.safetensors"
+# Usual upper bound for the bytes of tensors in one of several files.
+DEFAULT_SHARD_BYTES = 5 * 10**9
 
 
 def save_file(
@@ -166,6 +171,30 @@ def _clear_frames(error: BaseException | None) -> None:
         error = error.__context__
 
 
+def save_indexed(
+    tensors: Mapping[str, Tensor],
+    directory: str,
+    max_shard_bytes: int,
+    index_metadata: Mapping[str, str],
+    shard_of: Callable[[Mapping[str, Tensor]], tuple[Mapping[str, Tensor], dict[str, str] | None]],
+) -> None:
+    """Saves a checkpoint in a directory or prefix, which is created, with an index that has metadata.
+
+    `shard_of` returns the tensors of a file, if `tensors` are on meta, and the metadata of its header.
+    """
+    _check_max_shard_bytes(max_shard_bytes)
+
+    def write(shard: Mapping[str, Tensor], file: str, model: str, number: int, count: int) -> None:
+        _write_shard(*shard_of(shard), file, model, None)
+
+    if is_url(directory):
+        save_object_shards(tensors, f"{directory.rstrip('/')}/{_NAME}", max_shard_bytes, write, index_metadata)
+    else:
+        local = LocalPath(local_path_of(directory) if directory.startswith("file://") else directory)
+        local.mkdir(parents=True, exist_ok=True)
+        save_shards(tensors, local / _NAME, max_shard_bytes, write, index_metadata)
+
+
 def _save(
     tensors: Mapping[str, Tensor],
     path: str,
@@ -174,7 +203,7 @@ def _save(
     key: classes.EncryptionKey | None,
 ) -> None:
     if max_shard_bytes is None:
-        _write_shard(tensors, path, metadata, "", key)
+        _write_shard(tensors, metadata, path, "", key)
         return
     if key is not None:
         key = key.for_save()
@@ -184,7 +213,7 @@ def _save(
     def write(shard: Mapping[str, Tensor], file: str, model: str, number: int, count: int) -> None:
         # Binds the files to each other. The metadata of an encrypted file are authentic.
         bound = {_SHARD_KEY: f"{save}:{number}:{count}"} if is_encrypted and count > 1 else {}
-        _write_shard(shard, file, {**(metadata or {}), **bound} or None, model, key)
+        _write_shard(shard, {**(metadata or {}), **bound} or None, file, model, key)
 
     if is_url(path):
         save_object_shards(tensors, path, max_shard_bytes, write)
@@ -195,8 +224,8 @@ def _save(
 
 def _write_shard(
     tensors: Mapping[str, Tensor],
-    path: str,
     metadata: dict[str, str] | None,
+    path: str,
     model: str,
     key: classes.EncryptionKey | None,
 ) -> None:

@@ -35,8 +35,11 @@ def save_shards(
     path: Path,
     max_shard_bytes: int,
     write: Callable[[Mapping[str, Tensor], str, str, int, int], None],
+    index_metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Saves a checkpoint as `path`, or in shards beside it if one file would exceed `max_shard_bytes`.
+
+    With `index_metadata`, which the index gets beside its own, there always is an index. The tensors may be on meta.
 
     `write` saves a part of the tensors in one file. If the file is new, it gets the permissions of another file, whose
     path is passed unless it is empty. The last arguments are the number of the file, from 1, and the number of files.
@@ -46,7 +49,8 @@ def save_shards(
     index = path.with_name(f"{path.name}.index.json")
     shards = split(tensors, max_shard_bytes)
     count = len(shards)
-    files = [path] if count == 1 else [_shard_path(path, number, count) for number in range(1, count + 1)]
+    is_single = count == 1 and index_metadata is None
+    files = [path] if is_single else [_shard_path(path, number, count) for number in range(1, count + 1)]
     old = list(_saved_files(path))
     for file in {*old, *files, index}:
         ops.check_target(str(file))
@@ -58,7 +62,7 @@ def save_shards(
     def write_index(content: bytes) -> None:
         ops.write_bytes(torch.frombuffer(bytearray(content), dtype=torch.uint8), str(index), model(index))
 
-    if count == 1:
+    if is_single:
         write(tensors, str(path), model(path), 1, 1)
         with defer_interrupts():
             if index.exists():
@@ -73,7 +77,7 @@ def save_shards(
         _check_link(file)
     token = os.urandom(4).hex()
     staged = [file.with_name(f"{file.name}.{token}") for file in files]
-    content = index_content(shards, [file.name for file in staged])
+    content = index_content(shards, [file.name for file in staged], index_metadata)
     with defer_interrupts() as interrupts:
         try:
             for number, (shard, file, final) in enumerate(zip(shards, staged, files, strict=True), 1):
@@ -87,7 +91,7 @@ def save_shards(
             raise
         for source, final in zip(staged, files, strict=True):
             ops.link_file(str(source), str(final))
-        write_index(index_content(shards, [file.name for file in files]))
+        write_index(index_content(shards, [file.name for file in files], index_metadata))
         _remove([*old, *staged], files)
         _flush_directory(path.parent)
 
@@ -101,10 +105,13 @@ def _shard_path(path: Path, number: int, count: int) -> Path:
     return path.with_name(f"{path.name.removesuffix(_SUFFIX)}-{number:05}-of-{count:05}{_SUFFIX}")
 
 
-def index_content(shards: Sequence[Mapping[str, Tensor]], files: Sequence[str]) -> bytes:
+def index_content(
+    shards: Sequence[Mapping[str, Tensor]], files: Sequence[str], metadata: Mapping[str, str] | None = None
+) -> bytes:
     """Returns an index that maps each tensor to the name of its file."""
+    size = sum(tensor.nbytes for shard in shards for tensor in shard.values())
     content = {
-        "metadata": {"total_size": sum(tensor.nbytes for shard in shards for tensor in shard.values())},
+        "metadata": {"total_size": size, **(metadata or {})},
         "weight_map": {name: file for shard, file in zip(shards, files, strict=True) for name in shard},
     }
     return json.dumps(content, indent=2).encode()

@@ -1,1 +1,1 @@
-"""Updates of live weights."""
+"""Updates of live weights, and deltas between versions of a checkpoint."""

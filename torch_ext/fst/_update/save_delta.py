@@ -1,0 +1,115 @@
+"""Saves the changes from one version of a model to the next."""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+from torch import Tensor
+
+from fst._core import ops
+from fst._core.arguments import Path, Paths, path_of
+from fst._core.batches import split_by_size
+from fst._save.save import DEFAULT_SHARD_BYTES, save_indexed
+from fst._update.values import Values
+
+# Size of the tensors that are read while the ones before are encoded, in bytes.
+_BATCH_BYTES = 512 << 20
+
+Encoding = Literal["xor", "overwrite"]
+Checksum = Literal["xxh3-128", "blake3", "adler32"]
+
+
+def save_delta(
+    old: Paths | Mapping[str, Tensor],
+    new: Paths | Mapping[str, Tensor],
+    directory: Path,
+    *,
+    version: str,
+    base_version: str,
+    encoding: Encoding = "xor",
+    checksum: Checksum = "xxh3-128",
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+) -> None:
+    """Saves the changes from one version of a model to the next as a delta: a checkpoint that has only the changes.
+
+    Tensors that do not change are absent. The others are compressed, in files with an index, which is written last. The
+    format is that of slime, miles and SGLang, see docs/deltas.md. The call holds all compressed changes in memory.
+
+    Args:
+        old: The base version: the path or URL of a checkpoint, or tensors by name, on the CPU or GPUs.
+        new: The new version, in the same forms. Both have the same names, shapes and dtypes.
+        directory: The directory or URL of the delta, which is created. Programs look for `weight_v000001` and so on.
+        version: The identifier of the new version. Programs expect six digits.
+        base_version: The identifier of the base version.
+        encoding: "xor" stores new XOR old bytes. "overwrite" stores positions and new values of the bytes that change:
+            larger, but it can be applied twice. Its tensors have at most 4 GiB.
+        checksum: The checksum of the new bytes of each tensor.
+        max_shard_bytes: Upper bound for the compressed bytes in a file. A larger tensor gets a file of its own.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: The versions differ in names, shapes or dtypes, which a delta cannot express; `version` is empty or
+            equal to `base_version`; `encoding` or `checksum` is unknown.
+        FileNotFoundError, PermissionError, OSError: The operating system reported an error.
+
+    Example:
+        >>> old = {"weight": torch.zeros(1000), "bias": torch.zeros(10)}
+        >>> new = {"weight": torch.zeros(1000), "bias": torch.ones(10)}
+        >>> fst.save_delta(old, new, "weight_v000001", version="000001", base_version="000000")
+        >>> fst.tensor_names("weight_v000001")
+        ['bias']
+    """
+    for argument, text in (("version", version), ("base_version", base_version)):
+        if not isinstance(text, str):
+            raise TypeError(f"{argument} must be a str, not {type(text).__name__}")
+        if not text:
+            raise ValueError(f"{argument} is empty; give an identifier, such as '000001'")
+    if version == base_version:
+        raise ValueError(f"version and base_version are both {version!r}; a delta leads from one version to another")
+    target = path_of(directory)
+    versions = Values(old), Values(new)
+    _check_equal_layout(versions[0].tensors, versions[1].tensors)
+    frames: dict[str, Tensor] = {}
+    checksums: dict[str, str] = {}
+    batches = [list(batch) for batch in split_by_size(versions[1].tensors.items(), _BATCH_BYTES)]
+    with ThreadPoolExecutor(1, thread_name_prefix="fst-delta") as executor:
+
+        def load(names: list[str]) -> tuple[list[Tensor], list[Tensor]]:
+            return versions[0].load(names), versions[1].load(names)
+
+        loads = (executor.submit(load, names) for names in [*batches, []])
+        loaded = next(loads)
+        for names in batches:
+            pair, loaded = loaded.result(), next(loads)
+            encoded = zip(names, *ops.encode_delta(names, *pair, encoding, checksum), strict=True)
+            for name, frame, digest in encoded:
+                if digest:
+                    frames[name], checksums[name] = frame, digest
+    metadata = {
+        "version": version,
+        "base_version": base_version,
+        "delta_encoding": encoding,
+        "compression_format": "zstd",
+        "checksum_format": checksum,
+    }
+    save_indexed(
+        frames, target, max_shard_bytes, metadata, lambda shard: (shard, {name: checksums[name] for name in shard})
+    )
+
+
+def _check_equal_layout(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
+    """Raises an error for tensors that only one version has, or that have another shape or dtype."""
+    for only, missing in ((old.keys() - new.keys(), "new"), (new.keys() - old.keys(), "old")):
+        if only:
+            names = ", ".join(f'"{name}"' for name in sorted(only)[:8])
+            raise ValueError(
+                f"the {missing} version lacks {len(only)} tensors: {names}; a delta neither adds nor removes tensors. "
+                "Save a full checkpoint, or pass the same tensors"
+            )
+    for name, tensor in old.items():
+        other = new[name]
+        if (tensor.dtype, tensor.shape) != (other.dtype, other.shape):
+            raise ValueError(
+                f'tensor "{name}": is {tensor.dtype} {list(tensor.shape)} in the old version, and {other.dtype} '
+                f"{list(other.shape)} in the new one; a delta changes values only. Save a full checkpoint"
+            )

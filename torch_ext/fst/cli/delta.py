@@ -1,0 +1,154 @@
+"""`fst delta`: makes, shows and applies the changes from one version of a checkpoint to the next."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import os
+from typing import Any
+
+from fst._core.formatting import format_count, format_size, visible
+from fst._core.urls import is_url
+from fst.cli.arguments import Paths, expanded, size
+from fst.cli.table import table
+
+_INDEX = "model.safetensors.index.json"
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "delta",
+        help="make, show and apply the changes from one version of a checkpoint to the next",
+        description="A delta is a directory with the changes from one version of a checkpoint to the next, in the "
+        "format of slime, miles and SGLang.",
+    )
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    make = actions.add_parser("make", help="write the changes from one checkpoint to another")
+    make.add_argument("old", type=expanded, metavar="OLD", help="the base version")
+    make.add_argument("new", type=expanded, metavar="NEW", help="the new version")
+    make.add_argument("directory", type=expanded, metavar="DIRECTORY", help="the delta to write")
+    make.add_argument(
+        "--version",
+        dest="new_version",
+        required=True,
+        metavar="VERSION",
+        help='identifier of the new version, usually six digits: "000001"',
+    )
+    make.add_argument("--base-version", required=True, metavar="VERSION", help="identifier of the base version")
+    make.add_argument(
+        "--encoding",
+        choices=["xor", "overwrite"],
+        default="xor",
+        help="xor (default) is smaller; overwrite can be applied twice",
+    )
+    make.add_argument(
+        "--checksum",
+        choices=["xxh3-128", "blake3", "adler32"],
+        default="xxh3-128",
+        help="checksum of each new tensor; default xxh3-128",
+    )
+    make.set_defaults(run=_make)
+    show = actions.add_parser("show", help="list versions, encodings and sizes of deltas; reads no changes")
+    show.add_argument("deltas", nargs="+", action=Paths, metavar="DELTA")
+    show.set_defaults(run=_show)
+    apply = actions.add_parser(
+        "apply",
+        help="write the checkpoint that results from deltas",
+        description="Writes the checkpoint that results from a base version and deltas, the oldest first. Verifies the "
+        "checksums of all tensors that change.",
+    )
+    apply.add_argument("base", type=expanded, metavar="BASE", help="the version that the first delta changes")
+    apply.add_argument("deltas", nargs="+", action=Paths, metavar="DELTA")
+    apply.add_argument("directory", type=expanded, metavar="DIRECTORY", help="the checkpoint to write")
+    apply.set_defaults(run=_apply)
+    for action in (make, apply):
+        action.add_argument(
+            "--max-shard-size",
+            type=size,
+            metavar="SIZE",
+            help='upper bound for the data in a file, such as "5GB" or "512MiB"; default 5GB',
+        )
+        action.add_argument("--force", action="store_true", help="overwrite a checkpoint in the directory")
+    for action in (make, show, apply):
+        action.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _make(arguments: argparse.Namespace) -> int:
+    from fst._save.save import DEFAULT_SHARD_BYTES
+    from fst._update.save_delta import save_delta
+
+    _check_directory(arguments)
+    save_delta(
+        arguments.old,
+        arguments.new,
+        arguments.directory,
+        version=arguments.new_version,
+        base_version=arguments.base_version,
+        encoding=arguments.encoding,
+        checksum=arguments.checksum,
+        max_shard_bytes=arguments.max_shard_size or DEFAULT_SHARD_BYTES,
+    )
+    return _report(arguments, "changed")
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from fst._core.classes import Checkpoint
+    from fst._core.delta_chain import DeltaChain
+    from fst._core.ops import index_metadata
+
+    deltas: list[dict[str, Any]] = []
+    for path in arguments.deltas:
+        chain, frames = DeltaChain([path]), Checkpoint([path])
+        metadata = index_metadata(path)
+        deltas.append(
+            {
+                "path": path,
+                "base_version": chain.base_version(),
+                "version": chain.version(),
+                "encoding": metadata["delta_encoding"],
+                "checksum": metadata["checksum_format"],
+                "tensors": len(chain.names()),
+                "bytes": sum(frames.tensor_info(name).nbytes for name in chain.names()),
+            }
+        )
+    if arguments.json:
+        print(json.dumps({"deltas": deltas}, indent=2))
+        return 0
+    rows = [["delta", "base version", "version", "encoding", "checksum", "tensors", "size"]]
+    for delta in deltas:
+        *texts, tensors, size_bytes = delta.values()
+        rows.append([*texts, f"{tensors:,}", format_size(size_bytes)])
+    print(table(rows, right=[5, 6], flexible=[0]))
+    return 0
+
+
+def _apply(arguments: argparse.Namespace) -> int:
+    from fst._save.save import DEFAULT_SHARD_BYTES
+    from fst._update.apply_delta import apply_delta
+
+    _check_directory(arguments)
+    shard_bytes = arguments.max_shard_size or DEFAULT_SHARD_BYTES
+    apply_delta(arguments.base, arguments.deltas, arguments.directory, shard_bytes)
+    return _report(arguments, "written")
+
+
+def _check_directory(arguments: argparse.Namespace) -> None:
+    directory = arguments.directory
+    if not is_url(directory) and not arguments.force and os.path.exists(os.path.join(directory, _INDEX)):
+        raise FileExistsError(
+            errno.EEXIST, f"{directory}: has a checkpoint; give another directory, or overwrite it with --force"
+        )
+
+
+def _report(arguments: argparse.Namespace, done: str) -> int:
+    from fst._core.classes import Checkpoint
+
+    written = Checkpoint([arguments.directory])
+    infos = [written.tensor_info(name) for name in written.names()]
+    size_bytes = sum(info.nbytes for info in infos)
+    if arguments.json:
+        print(json.dumps({"path": arguments.directory, "tensors": len(infos), "bytes": size_bytes}, indent=2))
+    else:
+        print(f"{visible(arguments.directory)}: {format_count(len(infos), 'tensor')} {done}, {format_size(size_bytes)}")
+    return 0
