@@ -81,7 +81,8 @@ c10::Device resolve_device(c10::Device device) {
     return {device.type()};
   }
   if (!device.is_cuda()) {
-    throw_invalid_argument("tensors can be loaded to cpu, cuda and meta devices, not to " + device.str());
+    throw_invalid_argument("tensors can be loaded to cpu, cuda and meta devices, not to " + device.str() +
+                           "; load to \"cpu\", and move them with Tensor.to");
   }
   if (device.index() < -1) {
     throw_invalid_argument("a CUDA device is not available: its index is above " +

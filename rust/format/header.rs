@@ -333,7 +333,7 @@ fn check_entry(entry: Entry<'_>, data_begin: u64, data_bytes: u64) -> Result<()>
     if end > data_bytes {
         let message = format!(
             "the data_offsets [{begin}, {end}] go past the end of the data, which has {data_bytes} bytes; \
-             the file is cut off"
+             the file is cut off; copy or download it again"
         );
         return Err(fault(entry, offset, message));
     }

@@ -49,7 +49,7 @@ impl Target {
         if path.file_name().is_none() {
             return Err(Error::new(Kind::InvalidArgument, "has no file name; give the path of a file").at(path));
         }
-        let failed = |error: io::Error| Error::from_io(error, path, "cannot create");
+        let failed = |error: io::Error| cannot_create(error, path);
         let target = resolve_links(path).map_err(failed)?;
         match fs::metadata(&target) {
             // Opening a device may have effects. This check avoids them, and the second one cannot be outrun.
@@ -107,7 +107,7 @@ impl TempFile {
     /// # Errors
     /// Those of [`Target::open`], and those of creating a file in the directory of `path`.
     pub fn create(path: &Path, model: Option<&Path>) -> Result<TempFile> {
-        let failed = |error: io::Error| Error::from_io(error, path, "cannot create");
+        let failed = |error: io::Error| cannot_create(error, path);
         let target = Target::open(path)?;
         let permissions = target.existing.clone().or_else(|| model.and_then(|model| fs::metadata(model).ok()));
         let mode = if permissions.is_some() { PRIVATE_MODE } else { MODE };
@@ -174,6 +174,12 @@ impl Drop for TempFile {
             remove(temporary);
         }
     }
+}
+
+fn cannot_create(error: io::Error, path: &Path) -> Error {
+    let is_missing = error.kind() == io::ErrorKind::NotFound;
+    let error = Error::from_io(error, path, "cannot create");
+    if is_missing { error.note("create its directory first") } else { error }
 }
 
 fn remove(temporary: &Path) {

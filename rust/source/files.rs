@@ -27,6 +27,9 @@ pub const INDEX_BYTES_MAX: u64 = 100_000_000;
 /// saves the request that finds out whether it is a prefix.
 const TENSORS_SUFFIX: &str = ".tensors";
 
+/// Number of names in a directory that are looked at for the error of a missing file.
+const NAMES_BESIDE_MAX: usize = 1000;
+
 /// Files of a checkpoint.
 #[derive(Debug, Default)]
 pub struct Files {
@@ -258,7 +261,8 @@ impl Resolver<'_> {
     }
 }
 
-/// Adds to the error for a missing path what the caller may have meant: a repository of the Hub, or the home directory.
+/// Adds to the error for a missing path what the caller may have meant: a repository of the Hub, the home directory, or a
+/// file beside it.
 fn suggest(error: Error, path: &Path) -> Error {
     if path.starts_with("~") {
         return error.note("`~` is not replaced by the home directory here");
@@ -272,8 +276,18 @@ fn suggest(error: Error, path: &Path) -> Error {
         Some((owner, name)) if is_name(owner) && is_name(name) && !is_file(name) && !Path::new(owner).exists() => {
             error.note(&format!("a repository of the Hugging Face Hub is hf://{owner}/{name}"))
         }
-        _ => error,
+        _ => match names_beside(path).into_iter().filter(|name| is_file(name)).min() {
+            Some(name) => error.note(&format!("check the path: its directory holds {name}")),
+            None => error.note("check the path"),
+        },
     }
+}
+
+/// Lists the first names in the directory of a path, or none if it cannot be read.
+fn names_beside(path: &Path) -> Vec<String> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let entries = fs::read_dir(directory).into_iter().flatten().take(NAMES_BESIDE_MAX).flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
 /// Returns an absolute path or a URL without its last part.

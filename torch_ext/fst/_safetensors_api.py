@@ -52,7 +52,7 @@ def load_file(path: str | os.PathLike[str], framework: str, device: str | int, b
 def load(data: bytes, framework: str) -> dict[str, Any]:
     """Copies all tensors of a file in memory."""
     if not isinstance(data, bytes | bytearray | memoryview):
-        raise TypeError(f"data must be bytes, not {type(data).__name__}")
+        raise TypeError(f"data must be the bytes of a file, not {type(data).__name__}; load_file loads from a path")
     if isinstance(data, memoryview):
         data = data.tobytes()
     # PyTorch warns of a buffer that it may not write to, but the operator only reads it.

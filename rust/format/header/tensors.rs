@@ -85,7 +85,7 @@ fn check(entry: Entry<'_>, data_begin: u64, file_bytes: u64) -> Result<()> {
     if begin < data_begin || end > file_bytes {
         let message = format!(
             "the data [{begin}, {end}] is not between the metadata, which ends at byte {data_begin}, and the end of the \
-             file at byte {file_bytes}; the file is cut off"
+             file at byte {file_bytes}; the file is cut off; copy or download it again"
         );
         return Err(fault(entry, begin, message));
     }

@@ -49,7 +49,7 @@ MALFORMED = {
     "a shape larger than the offsets": (one(shape=[7]), W + "28 bytes.*24"),
     "a shape that overflows to its size": (one(shape=[2**62 + 6]), W + "overflow"),
     "a million dimensions": (one(shape=[1] * 10**6), W),
-    "an end past the data": (one(shape=[7], data_offsets=[0, 28]), W + "cut off"),
+    "an end past the data": (one(shape=[7], data_offsets=[0, 28]), W + "cut off; copy or download it again"),
     "a byte after the end": (encode(header_of(GOOD), bytes(29) + b"x"), "byte "),
 }
 
@@ -172,8 +172,11 @@ def test_name_of_a_repository_is_told_about_its_url(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="`~` is not replaced by the home directory"):
         fst.load_file("~/model.safetensors")
     for path in ("models/missing", "org/model.safetensors", "/org", "a/b/c"):
-        with pytest.raises(FileNotFoundError, match=r"\(os error 2\)$"):
+        with pytest.raises(FileNotFoundError, match=r"\(os error 2\); check the path$"):
             fst.load_file(path)
+    write(tmp_path / "models" / "model.safetensors", GOOD)
+    with pytest.raises(FileNotFoundError, match=r"its directory holds model\.safetensors$"):
+        fst.load_file("models/model.safetensor")
 
 
 def test_missing_names(tmp_path):

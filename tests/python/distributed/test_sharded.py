@@ -204,7 +204,7 @@ def test_invalid_arguments(tmp_path):
         ({"names": ["b"]}, KeyError, 'tensor "b": the file does not hold it'),
         ({"names": "a"}, TypeError, "names must be a list or tuple"),
         ({"dtype": torch.int8}, ValueError, "must be a floating-point dtype"),
-        ({"dtype": "bfloat16"}, TypeError, "dtype must be a torch.dtype"),
+        ({"dtype": "bfloat16"}, TypeError, "dtype must be a torch.dtype.*; pass torch.bfloat16$"),
         ({"device": 1.5}, TypeError, "device must be"),
         ({"strategy": "best"}, ValueError, "best"),
         ({"window_bytes": -1}, ValueError, "window_bytes"),

@@ -122,6 +122,8 @@ def test_errors(path, tmp_path):
                 read(bad)
         with pytest.raises(FileNotFoundError):
             safetensors.torch.load_file(tmp_path / "none.safetensors")
+        with pytest.raises(TypeError, match=r"^safe_open\.__new__\(\) missing .* 'framework'$"):
+            safetensors.safe_open(path)
     assert str(replaced.value) == str(original.value)
 
 

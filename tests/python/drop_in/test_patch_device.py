@@ -103,13 +103,14 @@ def test_blocks_and_calls(path):
 
 
 def test_devices_that_do_not_exist(path):
-    for device, error in (
-        ("nope", RuntimeError),
-        ({"": "nope"}, RuntimeError),
-        (1.5, TypeError),
-        ("auto", RuntimeError),
+    for device, error, message in (
+        ("nope", RuntimeError, "nope"),
+        ({"": "nope"}, RuntimeError, "nope"),
+        (1.5, TypeError, "device must be"),
+        ("auto", ValueError, "infer_auto_device_map"),
+        ({"a": "balanced"}, ValueError, "infer_auto_device_map"),
     ):
-        with pytest.raises(error):
+        with pytest.raises(error, match=message):
             fst.patch(device=device)
     assert not isinstance(safetensors.safe_open(path, "pt"), fst.safe_open)
 

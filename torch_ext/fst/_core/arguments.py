@@ -197,7 +197,8 @@ def dtype_of(dtype: Dtype) -> Dtype:
             if not isinstance(pattern, str) or not isinstance(each, torch.dtype | None):
                 raise TypeError(f"dtype must map str to torch.dtype or None, not {pattern!r} to {each!r}")
         return {_utf8(pattern): each for pattern, each in dtype.items()}
-    raise TypeError(f"dtype must be a torch.dtype, a mapping of str to them, or None, not {type(dtype).__name__}")
+    hint = f"; pass torch.{dtype}" if isinstance(dtype, str) and hasattr(torch, dtype) else ""
+    raise TypeError(f"dtype must be a torch.dtype, a mapping of str to them, or None, not {type(dtype).__name__}{hint}")
 
 
 def dtype_arguments(dtype: Dtype) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def patch(device: Device | DeviceMap = None) -> Patch:
 
     Raises:
         ImportError: safetensors is not installed.
-        TypeError, RuntimeError: A device does not exist.
+        TypeError, RuntimeError, ValueError: A device does not exist, or is "auto".
 
     Example:
         >>> import safetensors.torch

@@ -18,6 +18,9 @@ from fst._core.errors import SafetensorError
 
 DeviceMap = Mapping[str, Device]
 
+# Values of `device_map` for which transformers computes a map.
+_AUTOMATIC = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})
+
 
 class Placement:
     """Devices of tensors by name.
@@ -27,11 +30,16 @@ class Placement:
             The longest name applies. "" is the whole model. "disk", and tensors that no name covers, mean the CPU.
 
     Raises:
-        TypeError, RuntimeError: A device does not exist.
+        TypeError, RuntimeError, ValueError: A device does not exist.
     """
 
     def __init__(self, devices: Device | DeviceMap) -> None:
         named = devices if isinstance(devices, Mapping) else {"": devices}
+        if not _AUTOMATIC.isdisjoint(device for device in named.values() if isinstance(device, str)):
+            raise ValueError(
+                'fst.patch does not distribute a model over devices as device_map="auto" does; pass a device, or a map '
+                "of names to devices such as accelerate.infer_auto_device_map returns"
+            )
         self._devices = {
             name: torch.device("cpu" if device == "disk" else device_of(device)) for name, device in named.items()
         }

@@ -114,6 +114,8 @@ def _replacement_class(original: type, active: Callable[[], Active | None]) -> t
             self._place(None if patch is None else patch.placement)
 
     replacement.__name__ = replacement.__qualname__ = "safe_open"
+    # Python's errors for missing arguments name it.
+    replacement.__new__.__qualname__ = "safe_open.__new__"
     replacement.__doc__ = original.__doc__
     return replacement
 
