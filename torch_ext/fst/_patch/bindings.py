@@ -14,8 +14,8 @@ Namespace = dict[str, Any]
 Place = tuple[Namespace, str]
 
 # Packages whose modules are not searched: most modules of a program. They do not bind names of safetensors: functions
-# of PyTorch that use it import it when they are called.
-_PASSED_OVER = sys.stdlib_module_names | {"torch", "sympy", "mpmath", "numpy", "triton"}
+# of PyTorch and of fst that use it import it when they are called.
+_PASSED_OVER = sys.stdlib_module_names | {"fst", "torch", "sympy", "mpmath", "numpy", "triton"}
 
 # The core searches dictionaries with Python's own function.
 _mark_holders = ctypes.PyDLL(str(PACKAGE / "libfst_core.so")).fst_mark_holders
@@ -48,10 +48,10 @@ class _Snapshot(NamedTuple):
 class Bindings:
     """Names in the namespaces of all modules that refer to originals or to their replacements.
 
-    The first call of `rebind` looks at every name of every module, except those of the standard library, of PyTorch and
-    of packages that PyTorch imports. Later calls look at the names found before, and at modules that were imported or
-    have gained names since. After an interrupted call, or if a module was removed, the next one looks at every name
-    again.
+    The first call of `rebind` looks at every name of every module, except those of the standard library, of fst, of
+    PyTorch and of packages that PyTorch imports. Later calls look at the names found before, and at modules that were
+    imported or have gained names since. After an interrupted call, or if a module was removed, the next one looks at
+    every name again.
     """
 
     def __init__(self) -> None:
