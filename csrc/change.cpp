@@ -1,7 +1,6 @@
 #include "change.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/List.h>
 #include <ATen/ops/atleast_1d.h>
 
 #include <algorithm>
@@ -30,16 +29,13 @@ void check_change(size_t index, const Change& change) {
   if (!refusal.empty()) {
     refuse("the target " + refusal);
   }
-  for (const auto* staged : {&values, &positions}) {
-    if (staged == &positions && !positions.defined()) {
-      continue;
-    }
-    const std::string name = staged == &values ? "values" : "positions";
-    if (!has_memory(*staged)) {
-      refuse("the tensor of " + name + " " + describe_missing_memory(*staged));
-    }
+  if (!has_memory(values)) {
+    refuse("the tensor of values " + describe_missing_memory(values));
   }
   const bool has_positions = positions.defined();
+  if (has_positions && !has_memory(positions)) {
+    refuse("the tensor of positions " + describe_missing_memory(positions));
+  }
   if ((!values.is_cpu() && values.device() != target.device()) ||
       (has_positions && positions.device() != values.device())) {
     refuse(c10::str("the values are on ", values.device(),

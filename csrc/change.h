@@ -1,6 +1,7 @@
 // Writes of staged changes to existing tensors.
 #pragma once
 
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 
 #include <optional>
