@@ -24,43 +24,51 @@ namespace fst {
 
 namespace {
 
-// Size in bytes of the tensors whose frames are decoded at the same time. Bounds the memory for frames and for copies of
-// old values, of which the next ones are made meanwhile.
-constexpr uint64_t kDecodedBytes = 512ull << 20;
+// Upper bound for the frames that are decoded at the same time and for the copies of old values, in bytes. The next
+// ones are copied meanwhile. Large, because one thread decodes a tensor.
+constexpr uint64_t kDecodedBytes = 2ull << 30;
 
-MemoryRange memory_of(const at::Tensor& tensor) {
+MemoryRange host_range_of(const at::Tensor& tensor) {
   const auto bytes = bytes_of(tensor);
   return MemoryRange{reinterpret_cast<uint64_t>(bytes.data()), bytes.size()};
 }
 
 // Returns whether the core can read the values of a tensor where they are.
-bool is_readable(const at::Tensor& tensor) { return tensor.is_cpu() && is_plain(tensor) && !is_mapped(tensor); }
+bool is_read_in_place(const at::Tensor& tensor) { return tensor.is_cpu() && is_plain(tensor) && !is_mapped(tensor); }
 
 // Returns the values of a tensor in contiguous memory of the host. The copy of a tensor on a GPU may still be in flight
 // on its current stream.
-at::Tensor on_host(const std::string& name, const at::Tensor& tensor) {
+at::Tensor old_on_host(const std::string& name, const at::Tensor& tensor) {
   if (!has_memory(tensor)) {
     throw_invalid_argument("tensor \"" + name + "\": " + describe_missing_memory(tensor));
   }
-  if (is_readable(tensor)) {
+  if (is_read_in_place(tensor)) {
     return tensor;
   }
-  auto copy = at::empty(tensor.sizes(), at::device(at::kCPU).dtype(tensor.scalar_type()).pinned_memory(tensor.is_cuda()));
+  auto copy =
+      at::empty(tensor.sizes(), at::device(at::kCPU).dtype(tensor.scalar_type()).pinned_memory(tensor.is_cuda()));
   copy_elements(copy, in_memory(name, tensor));
   return copy;
 }
 
-// Frames of one delta, which are read in the background.
-class Frames {
+// DeltaFrames of one delta, which are read in the background.
+class DeltaFrames {
  public:
-  Frames(const Deltas& chain, size_t delta, rust::Slice<const rust::String> names) {
+  DeltaFrames(const Deltas& chain, size_t delta, rust::Slice<const rust::String> names) {
     auto selection = call_core([&] { return chain.select_frames(delta, names); });
     for (const auto& spec : specs_of(*selection)) {
-      left_.emplace(spec.name);
+      left_.emplace(spec.name, spec.bytes);
     }
     if (!left_.empty()) {
-      loader_ = c10::make_intrusive<Loader>(std::move(selection), LoadOptions{at::kCPU, {}}, kWindowBytes, "file");
+      const auto window = kWindowBytes / static_cast<int64_t>(chain.count());
+      loader_ = c10::make_intrusive<Loader>(std::move(selection), LoadOptions{at::kCPU, {}, false}, window, "file");
     }
+  }
+
+  // Returns the size of the frame of a tensor.
+  uint64_t frame_bytes(const std::string& name) const {
+    const auto found = left_.find(name);
+    return found == left_.end() ? 0 : found->second;
   }
 
   // Returns the frame of a tensor, or nothing if the delta does not change the tensor. Each is returned once.
@@ -78,16 +86,17 @@ class Frames {
   }
 
  private:
-  std::set<std::string> left_;
-  // Frames that were read before they are used: another delta has the tensors in another order.
+  // Sizes of the frames that were not taken yet.
+  std::map<std::string, uint64_t> left_;
+  // DeltaFrames that were read before they are used: another delta has the tensors in another order.
   std::map<std::string, at::Tensor> read_;
   c10::intrusive_ptr<Loader> loader_;
 };
 
 // Old values of tensors whose changes are computed at the same time.
-class Batch {
+class OldValues {
  public:
-  explicit Batch(size_t first) : begin(first) {}
+  explicit OldValues(size_t first) : begin(first) {}
 
   // Index of the first tensor.
   size_t begin;
@@ -111,7 +120,7 @@ class Batch {
   }
 
   void add(const std::string& name, const at::Tensor& tensor) {
-    old.push_back(on_host(name, tensor));
+    old.push_back(old_on_host(name, tensor));
     if (!tensor.is_cpu()) {
       devices_.push_back(tensor.device());
     }
@@ -135,8 +144,7 @@ rust::Box<Deltas> open_chain(Strings paths, const OpenEncryptionKey::Optional& k
 Change change_of(const std::shared_ptr<rust::Box<ChangeList>>& list, size_t index, const at::Tensor& target) {
   const auto tensor_of = [&](const auto& slice, c10::IntArrayRef sizes, c10::ScalarType type) {
     auto* address = const_cast<void*>(static_cast<const void*>(slice.data()));
-    const auto tensor = at::from_blob(
-        address, sizes, [list](void*) {}, at::device(at::kCPU).dtype(type));
+    const auto tensor = at::from_blob(address, sizes, [list](void*) {}, at::device(at::kCPU).dtype(type));
     return target.is_cpu() ? tensor : tensor.to(target.device());
   };
   const auto values = (*list)->values(index);
@@ -148,7 +156,7 @@ Change change_of(const std::shared_ptr<rust::Box<ChangeList>>& list, size_t inde
   return {target, tensor_of(positions, {count}, at::kUInt32), tensor_of(values, {count}, target.scalar_type())};
 }
 
-void check_count(const char* what, size_t count, size_t expected) {
+void check_delta_count(const char* what, size_t count, size_t expected) {
   if (count != expected) {
     throw_invalid_argument(c10::str(expected, " names, but ", count, " ", what, "; give one for each"));
   }
@@ -175,24 +183,28 @@ std::vector<Change> DeltaChain::changes(Strings names, const std::vector<at::Ten
                                         const Numbers& ranges) const {
   // Autograd does not record the copies.
   const at::AutoDispatchBelowADInplaceOrView guard;
-  check_count("tensors", old.size(), names.size());
-  check_count("shapes", shapes.size(), names.size());
-  check_count("index regions", ranges.size(), names.size());
+  check_delta_count("tensors", old.size(), names.size());
+  check_delta_count("shapes", shapes.size(), names.size());
+  check_delta_count("index regions", ranges.size(), names.size());
   const auto converted = to_rust(names);
-  std::vector<Frames> deltas;
+  std::vector<DeltaFrames> deltas;
   for (size_t delta = 0; delta < chain_->count(); ++delta) {
     deltas.emplace_back(*chain_, delta, slice_of(converted));
   }
-  // Begins to copy the old values of the next tensors.
+  // Begins to copy the old values of the next tensors, where the core cannot read them.
   const auto copy_old = [&](size_t begin) {
-    Batch batch{begin};
+    OldValues batch{begin};
     uint64_t bytes = 0;
     for (size_t index = begin; index < names.size(); ++index) {
-      bytes += c10::multiply_integers(shapes[index]) * old[index].element_size();
+      const auto& name = names.get(index);
+      bytes += is_read_in_place(old[index]) ? 0 : old[index].nbytes();
+      for (const auto& delta : deltas) {
+        bytes += delta.frame_bytes(name);
+      }
       if (index > begin && bytes > kDecodedBytes) {
         break;
       }
-      batch.add(names.get(index), old[index]);
+      batch.add(name, old[index]);
     }
     batch.record();
     return batch;
@@ -211,20 +223,22 @@ std::vector<Change> DeltaChain::changes(Strings names, const std::vector<at::Ten
       const size_t before = held.size();
       for (auto& delta : deltas) {
         if (auto frame = delta.take(name)) {
-          frames.push_back(memory_of(held.emplace_back(in_memory(name, *frame))));
+          frames.push_back(host_range_of(held.emplace_back(std::move(*frame))));
         }
       }
       if (held.size() == before) {
         throw_invalid_argument("tensor \"" + name + "\": no delta changes it; give each name of names() once");
       }
-      HeldTensor tensor{to_rust(name), memory_of(batch.old[item]), static_cast<size_t>(old[index].element_size()), {}, {}};
+      HeldTensor tensor{
+          to_rust(name), host_range_of(batch.old[item]), static_cast<size_t>(old[index].element_size()), {}, {}};
       std::ranges::copy(shapes[index], std::back_inserter(tensor.shape));
       std::ranges::copy(ranges[index], std::back_inserter(tensor.ranges));
       tensors.push_back(std::move(tensor));
     }
     batch.wait();
-    const auto list = std::make_shared<rust::Box<ChangeList>>(call_core(
-        [&] { return chain_->changes(slice_of(tensors), slice_of(frames), static_cast<size_t>(at::get_num_threads())); }));
+    const auto list = std::make_shared<rust::Box<ChangeList>>(call_core([&] {
+      return chain_->changes(slice_of(tensors), slice_of(frames), static_cast<size_t>(at::get_num_threads()));
+    }));
     for (size_t item = 0; item < batch.old.size(); ++item) {
       changes.push_back(change_of(list, item, old[batch.begin + item]));
     }
@@ -247,8 +261,8 @@ std::tuple<std::vector<at::Tensor>, std::vector<std::string>> encode_delta(Strin
                                                                            at::TensorList changed,
                                                                            const std::string& encoding,
                                                                            const std::string& checksum) {
-  check_count("old tensors", old.size(), names.size());
-  check_count("new tensors", changed.size(), names.size());
+  check_delta_count("old tensors", old.size(), names.size());
+  check_delta_count("new tensors", changed.size(), names.size());
   std::vector<at::Tensor> held;
   std::vector<MemoryRange> old_values;
   std::vector<MemoryRange> new_values;
@@ -259,8 +273,8 @@ std::tuple<std::vector<at::Tensor>, std::vector<std::string>> encode_delta(Strin
                                       ", but is ", changed[index].scalar_type(), " ", changed[index].sizes(),
                                       "; a delta changes values only. Save a full checkpoint"));
     }
-    old_values.push_back(memory_of(held.emplace_back(on_host(name, old[index]))));
-    new_values.push_back(memory_of(held.emplace_back(on_host(name, changed[index]))));
+    old_values.push_back(host_range_of(held.emplace_back(old_on_host(name, old[index]))));
+    new_values.push_back(host_range_of(held.emplace_back(old_on_host(name, changed[index]))));
   }
   for (const auto* tensors : {&old, &changed}) {
     for (const at::Tensor& tensor : *tensors) {

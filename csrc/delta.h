@@ -24,8 +24,8 @@ namespace fst {
 // Returns the metadata of the index that a path or URL leads to. Empty if it leads to no index.
 c10::Dict<std::string, std::string> index_metadata_of(const std::string& path);
 
-// `torch.classes.fst.DeltaChain`: open deltas, the oldest first. Opening reads their indices and headers, and checks that
-// they are valid and follow each other. All methods may be called concurrently.
+// `torch.classes.fst.DeltaChain`: open deltas, the oldest first. Opening reads their indices and headers, and checks
+// that they are valid and follow each other. All methods may be called concurrently.
 class DeltaChain : public torch::CustomClassHolder {
  public:
   // Numbers of each tensor.
@@ -40,10 +40,10 @@ class DeltaChain : public torch::CustomClassHolder {
   // Returns the names of the tensors that change, in the order of the deltas and of the bytes in their files.
   std::vector<std::string> names() const;
 
-  // Computes the changes of tensors of these names, without writing them. `old` has their values in the base version, on
-  // any device and with any strides. `shapes` has the shapes of the checkpoint's tensors. Where `ranges` is not empty, it
-  // has a start, a length and a step for each dimension, and the old values are those of this index region. The results
-  // are on the devices of the old values. Names in the order of `names` are read in the order of the files.
+  // Computes the changes of tensors of these names, without writing them. `old` has their values in the base version,
+  // on any device and with any strides. `shapes` has the shapes of the checkpoint's tensors. Where `ranges` is not
+  // empty, it has a start, a length and a step for each dimension, and the old values are those of this index region.
+  // The results are on the devices of the old values. Names in the order of `names` are read in the order of the files.
   //
   // Throws if a frame is malformed, or if the new values of a whole tensor differ from their checksum.
   std::vector<Change> changes(Strings names, const std::vector<at::Tensor>& old, const Numbers& shapes,

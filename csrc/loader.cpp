@@ -52,7 +52,7 @@ Loader::Loader(rust::Box<Selection> selection, const LoadOptions& options, int64
     call_core([&] { selection_->check_streamable(); });
   }
   check_coverage(*selection_, device_);
-  if (device_.is_cpu()) {
+  if (device_.is_cpu() && options.is_mapped) {
     mapped_.emplace(*selection_, types_);
   }
   const auto in_file_order = selection_->in_file_order();

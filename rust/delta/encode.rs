@@ -6,12 +6,14 @@ use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use crate::os::retry::SharedCheck;
 use crate::os::threads;
-use std::cmp::Reverse;
 use zstd_safe::zstd_sys::ZSTD_EndDirective;
 use zstd_safe::{CCtx, CParameter, InBuffer, OutBuffer, get_error_name};
 
 /// Level of compression that all writers of the format use: higher ones cost more time than they save in a transfer.
 const LEVEL: i32 = 1;
+
+/// Smallest tensor whose frame is compressed by several threads, in bytes: 16 jobs of zstd.
+const SHARED_BYTES_MIN: usize = 32 << 20;
 
 /// Bytes of a tensor in two versions.
 pub struct Pair<'a> {
@@ -32,7 +34,8 @@ pub struct NewFrame {
     pub checksum: Digest,
 }
 
-/// Encodes the changes of tensors on several threads, in the order of the list. `None` for a tensor without changes.
+/// Encodes the changes of tensors on several threads, in the order of the list. `None` for a tensor without changes. Large
+/// tensors are encoded one after the other, and small ones side by side.
 ///
 /// # Errors
 /// `invalid-argument` for a tensor that is too large for the encoding; that of `check`.
@@ -43,27 +46,35 @@ pub fn frames(
     checksum: Algorithm,
     check: SharedCheck<'_>,
 ) -> Result<Vec<Option<NewFrame>>> {
-    let mut order: Vec<usize> = (0..pairs.len()).collect();
-    order.sort_by_key(|&index| Reverse(pairs.get(index).map_or(0, |pair| pair.new.len())));
+    let (large, small): (Vec<usize>, Vec<usize>) =
+        (0..pairs.len()).partition(|&index| pairs.get(index).is_some_and(|pair| pair.new.len() >= SHARED_BYTES_MIN));
     let missing = || Error::new(Kind::Internal, "no such tensor");
-    let encoded = threads::map(threads, order.len(), |job| {
-        let pair = pairs.get(*order.get(job).ok_or_else(missing)?).ok_or_else(missing)?;
-        frame(pair, encoding, checksum, check).map_err(|error| error.tensor(pair.name))
-    })?;
-    let mut sorted: Vec<(usize, Option<NewFrame>)> = order.into_iter().zip(encoded).collect();
-    sorted.sort_by_key(|(index, _)| *index);
-    Ok(sorted.into_iter().map(|(_, frame)| frame).collect())
+    let encode = |index: usize, threads| {
+        let pair = pairs.get(index).ok_or_else(missing)?;
+        let frame = frame(pair, encoding, checksum, threads, check).map_err(|error| error.tensor(pair.name))?;
+        Ok((index, frame))
+    };
+    let mut encoded = large.into_iter().map(|index| encode(index, threads)).collect::<Result<Vec<_>>>()?;
+    encoded.extend(threads::map(threads, small.len(), |job| encode(*small.get(job).ok_or_else(missing)?, 1))?);
+    encoded.sort_by_key(|(index, _)| *index);
+    Ok(encoded.into_iter().map(|(_, frame)| frame).collect())
 }
 
 /// Encodes the changes of a tensor. Returns `None` if it has none.
-fn frame(pair: &Pair<'_>, encoding: Encoding, checksum: Algorithm, check: SharedCheck<'_>) -> Result<Option<NewFrame>> {
+fn frame(
+    pair: &Pair<'_>,
+    encoding: Encoding,
+    checksum: Algorithm,
+    threads: usize,
+    check: SharedCheck<'_>,
+) -> Result<Option<NewFrame>> {
     if pair.old == pair.new {
         return Ok(None);
     }
     let mut context = Context::new(checksum);
     let bytes = match encoding {
         Encoding::Xor => {
-            let mut writer = FrameWriter::new(to_u64(pair.new.len()))?;
+            let mut writer = FrameWriter::new(to_u64(pair.new.len()), threads)?;
             let mut block = Vec::with_capacity(BLOCK_BYTES);
             for (old, new) in blocks(pair) {
                 check()?;
@@ -86,7 +97,7 @@ fn frame(pair: &Pair<'_>, encoding: Encoding, checksum: Algorithm, check: Shared
                 let message = "the encoding \"overwrite\" has no positions beyond 4 GiB; use \"xor\"";
                 return Err(Error::new(Kind::InvalidArgument, message));
             };
-            let mut writer = FrameWriter::new(to_u64(size_of::<u32>()) + to_u64(count) * 5)?;
+            let mut writer = FrameWriter::new(to_u64(size_of::<u32>()) + to_u64(count) * 5, threads)?;
             writer.write(&changed.to_le_bytes())?;
             let mut position = 0_u32;
             let mut part = Vec::new();
@@ -125,10 +136,13 @@ struct FrameWriter {
 
 impl FrameWriter {
     /// Begins a frame with `bytes` of content, which its header states.
-    fn new(bytes: u64) -> Result<FrameWriter> {
+    fn new(bytes: u64, threads: usize) -> Result<FrameWriter> {
         let refused = || Error::new(Kind::OutOfMemory, "no memory for a zstd encoder");
         let mut context = CCtx::try_create().ok_or_else(refused)?;
         context.set_parameter(CParameter::CompressionLevel(LEVEL)).map_err(failed)?;
+        if threads > 1 {
+            context.set_parameter(CParameter::NbWorkers(u32::try_from(threads).unwrap_or(1))).map_err(failed)?;
+        }
         context.set_pledged_src_size(Some(bytes)).map_err(failed)?;
         Ok(FrameWriter { context, frame: Vec::new() })
     }
