@@ -44,7 +44,7 @@ def staged_changes(
     """Loads the parts, batch by batch. Every rank calls this function, and takes all batches."""
     for batch in batches(parts):
         if group.process_group is None:
-            values = _load(checkpoint, batch, staging)
+            values = _load(checkpoint, batch, group, staging)
         else:
             values = [staging.empty(part.tensor) for part in batch]
             shards = [(ShardRequest(part.stored, part.shard), value) for part, value in zip(batch, values, strict=True)]
@@ -73,8 +73,13 @@ def whole_tensors(
         yield list(zip(names, out, strict=True))
 
 
-def _load(checkpoint: OpenCheckpoint, parts: Sequence[Part], staging: Staging) -> list[Tensor]:
-    """Loads whole tensors, with the casts of `Tensor.copy_`, into staging memory."""
+def _load(checkpoint: OpenCheckpoint, parts: Sequence[Part], group: Group, staging: Staging) -> list[Tensor]:
+    """Loads parts, with the casts of `Tensor.copy_`, into staging memory."""
+    if not all(part.is_whole for part in parts):
+        values = [staging.empty(part.tensor) for part in parts]
+        regions = [part.region(group) for part in parts]
+        checkpoint.load_boxes_into([part.stored for part in parts], regions, values)
+        return values
     loaded = _load_to(checkpoint, [(part.stored, staging.device_for(part.tensor)) for part in parts])
     return [staging.place(value.to(part.tensor.dtype), part.tensor) for part, value in zip(parts, loaded, strict=True)]
 

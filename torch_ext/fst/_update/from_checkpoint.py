@@ -24,7 +24,7 @@ def prepare_from_checkpoint(
     common: Request, paths: list[str], verify: str, encryption_key: EncryptionKey | None
 ) -> Prepared:
     """Prepares an update from a whole checkpoint."""
-    target, named, aliases, group, staging, strict, transform = common
+    target, named, aliases, group, staging, strict, transform, given = common
     if group.process_group is None:
         # Loads into new tensors verify what they read.
         checkpoint = OpenCheckpoint(paths, verify=verify, encryption_key=encryption_key)
@@ -66,7 +66,7 @@ def prepare_from_checkpoint(
         def after() -> None:
             finish_load(common, None)
 
-    parts = [part for stored, name, tensor in pairs for part in parts_of(stored, name, tensor, group)]
+    parts = given or [part for stored, name, tensor in pairs for part in parts_of(stored, name, tensor, group)]
     changing = {aliases[name] for _, name, _ in pairs}
     return Prepared(parts, changing, lambda: staged_changes(checkpoint, parts, group, staging), version, after)
 
@@ -74,18 +74,21 @@ def prepare_from_checkpoint(
 def _match_names(common: Request, checkpoint: OpenCheckpoint) -> list[tuple[str, str, Tensor]]:
     """Matches the tensors of a mapping or list with a checkpoint, by name, shape and dtype."""
     stored, problems = checkpoint.tensors, []
+    wholes = [(part.stored, part.shape, part.tensor.dtype) for part in common.parts] or [
+        (name, tuple(tensor.shape), tensor.dtype) for name, tensor in common.named
+    ]
     missing = [name for name, _ in common.named if name not in stored]
     unexpected = sorted(stored.keys() - dict(common.named).keys()) if isinstance(common.target, Mapping) else []
     misshapen = []
     if common.strict:
         problems += [f'"{name}": missing in the checkpoint' for name in missing]
         problems += [f'"{name}": missing in the target' for name in unexpected]
-    for name, tensor in common.named:
-        if name in stored and (stored[name].shape, stored[name].dtype) != (tensor.shape, tensor.dtype):
+    for name, shape, dtype in wholes:
+        if name in stored and (tuple(stored[name].shape), stored[name].dtype) != (shape, dtype):
             misshapen.append(name)
             problems.append(
                 f'"{name}": {stored[name].dtype} of shape {list(stored[name].shape)} in the checkpoint, '
-                f"{tensor.dtype} of shape {list(tensor.shape)} in the target"
+                f"{dtype} of shape {list(shape)} in the target"
             )
     if problems:
         files = ", ".join(map(without_secrets, checkpoint.paths))

@@ -21,7 +21,7 @@ from fst._update.from_checkpoint import prepare_from_checkpoint
 from fst._update.from_delta import prepare_from_delta
 from fst._update.prepared import Prepared, Request
 from fst._update.staging import Staging
-from fst._update.target import Target, aliases_of, named_tensors, storages_of, update_problem
+from fst._update.target import Part, Target, aliases_of, named_tensors, storages_of, update_problem
 from fst._update.transform import Transform
 from fst._update.update import Plan, Step, Update
 
@@ -123,6 +123,22 @@ def prepare_update(
         else:
             prepared = prepare_from_checkpoint(common, paths, request, encryption_key)
         return _update(common, prepared, prepared.version if version is None else version, atomic)
+
+
+def prepare_parts(parts: Sequence[Part], source: Paths, *, version: str | None = None) -> Update:
+    """Prepares an update of tensors that hold regions of a checkpoint's tensors, which the caller has found.
+
+    Of each tensor, only its region is read. Tensors of the checkpoint without a part are not read. The update is staged
+    in host memory, and prepared by this process alone. Otherwise as `prepare_update`.
+    """
+    named = [(part.name, part.tensor) for part in parts]
+    with defer_interrupts():
+        _check_tensors(named)
+        target = [tensor for _, tensor in named]
+        staging, group = Staging(torch.device("cpu"), None), Group.alone(torch.device("cpu"))
+        common = Request(target, named, aliases_of(named), group, staging, True, None, parts)
+        prepared = prepare_from_checkpoint(common, paths_of(source), verify_of(False), None)
+        return _update(common, prepared, prepared.version if version is None else version, True)
 
 
 def _ranks_of(target: Target, named: Sequence[tuple[str, Tensor]], group: "ProcessGroup | None") -> Group:

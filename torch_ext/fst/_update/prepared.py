@@ -23,6 +23,8 @@ class Request(NamedTuple):
         staging: The place of staged changes.
         strict: Whether all names must match.
         transform: Derives tensors from stored ones.
+        parts: The part that each tensor of `named` is, in their order and with the names of the source, if the caller
+            knows them. Empty if they follow from the target.
     """
 
     target: Target
@@ -32,6 +34,7 @@ class Request(NamedTuple):
     staging: Staging
     strict: bool
     transform: Transform | None
+    parts: Sequence[Part] = ()
 
 
 class Prepared(NamedTuple):
