@@ -25,7 +25,8 @@ def test_regions_of_fused_and_sharded_tensors(tmp_path):
     with fst.profile() as profile:
         update = prepare_parts(parts, tmp_path / "model.safetensors", version="2")
     read_bytes = profile.summary().read_bytes
-    assert not fused.any() and not shard.any()
+    assert not fused.any()
+    assert not shard.any()
     update.commit()
     torch.testing.assert_close(fused, torch.cat([stored["q"], stored["k"]]), rtol=0, atol=0)
     torch.testing.assert_close(shard, stored["o"][:, 4:], rtol=0, atol=0)

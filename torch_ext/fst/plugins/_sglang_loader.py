@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fst.plugins._options import Options
 from fst.plugins._replaced import replaced
+from fst.plugins._sglang_update import keep_live
 from fst.plugins._weights import weights
 
 
@@ -40,6 +41,7 @@ class FstModelLoader(loader.DefaultModelLoader):
                 " use --load-format auto"
             )
         model: nn.Module = super().load_model(model_config=model_config, device_config=device_config)
+        keep_live(model, self._options.uri or model_config.model_path)
         return model
 
     def _get_weights_iterator(

@@ -1,4 +1,4 @@
-"""`--load-format fst` for vLLM.
+"""`--load-format fst` and the weight transfer engine `fst` for vLLM.
 
 vLLM finds `register` through the entry point `vllm.general_plugins`, and calls it in each of its processes.
 """
@@ -88,5 +88,12 @@ class FstModelLoader(DefaultModelLoader):
 
 @cache
 def register() -> None:
-    """Registers the load format with vLLM. Further calls in a process have no effect."""
+    """Registers the load format and the engine with vLLM. Further calls in a process have no effect."""
     register_model_loader("fst")(FstModelLoader)
+    try:
+        from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
+    except ImportError:
+        return
+    # Before vLLM 0.25, an engine did not have its own lifecycle, and got no model.
+    if hasattr(WeightTransferEngine, "start_weight_update"):
+        WeightTransferEngineFactory.register_engine("fst", "fst.plugins._vllm_engine", "FstWeightTransferEngine")

@@ -21,6 +21,11 @@ def buffered_multi_thread_safetensors_weights_iterator(files, max_workers, **rea
     return safetensors_weights_iterator(files, **reading)
 
 
+class Model:
+    def __init__(self, weights):
+        self.weights = weights
+
+
 class DefaultModelLoader:
     @dataclass
     class Source:
@@ -33,7 +38,7 @@ class DefaultModelLoader:
         self.load_config = load_config
 
     def load_model(self, *, model_config, device_config):
-        return dict(self._get_weights_iterator(self.Source(model_config.model_path, None)))
+        return Model(dict(self._get_weights_iterator(self.Source(model_config.model_path, None))))
 
     def _get_weights_iterator(self, source, *, resolved_source=None):
         assert self.load_config.load_format is LoadFormat.AUTO

@@ -9,6 +9,10 @@ class HookType(Enum):
 _hooks = []
 
 
+def wrapped(original, hook):
+    return lambda *args, **kwargs: hook(original, *args, **kwargs)
+
+
 class HookRegistry:
     @classmethod
     def register(cls, target, hook, hook_type):
@@ -20,6 +24,5 @@ class HookRegistry:
         for target, hook in _hooks:
             owner, name = target.rsplit(".", 1)
             owner = pkgutil.resolve_name(owner)
-            original = getattr(owner, name)
-            setattr(owner, name, lambda *args, hook=hook, original=original: hook(original, *args))
+            setattr(owner, name, wrapped(getattr(owner, name), hook))
         _hooks.clear()

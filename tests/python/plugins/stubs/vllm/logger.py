@@ -1,0 +1,3 @@
+import logging
+
+init_logger = logging.getLogger
