@@ -33,6 +33,17 @@ def test_regions_of_fused_and_sharded_tensors(tmp_path):
     torch.testing.assert_close(parts[3].tensor, stored["o"][1:3, :3], rtol=0, atol=0)
     assert fst.version_of([fused, shard]) == "2"
     assert read_bytes <= sum(tensor.nbytes for tensor in stored.values()) - stored["unused"].nbytes
+
+    newer = {name: tensor.clone() for name, tensor in stored.items()}
+    newer["q"][1, 2] += 1
+    newer["o"][:, ::3] += 1
+    fst.save_delta(stored, newer, tmp_path / "delta", version="3", base_version="2")
+    prepare_parts(parts, tmp_path / "delta").commit()
+    torch.testing.assert_close(fused, torch.cat([newer["q"], newer["k"]]), rtol=0, atol=0)
+    torch.testing.assert_close(shard, newer["o"][:, 4:], rtol=0, atol=0)
+    torch.testing.assert_close(parts[3].tensor, newer["o"][1:3, :3], rtol=0, atol=0)
+    assert fst.version_of([fused, shard]) == "3"
+
     wrong = [parts[0]._replace(shape=(8, 6)), parts[1]._replace(name="v", stored="v")]
     with pytest.raises(fst.ModuleMismatchError) as error:
         prepare_parts(wrong, tmp_path / "model.safetensors")

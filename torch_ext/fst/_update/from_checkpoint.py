@@ -66,7 +66,7 @@ def prepare_from_checkpoint(
         def after() -> None:
             finish_load(common, None)
 
-    parts = given or [part for stored, name, tensor in pairs for part in parts_of(stored, name, tensor, group)]
+    parts = list(given) or [part for stored, name, tensor in pairs for part in parts_of(stored, name, tensor, group)]
     changing = {aliases[name] for _, name, _ in pairs}
     return Prepared(parts, changing, lambda: staged_changes(checkpoint, parts, group, staging), version, after)
 

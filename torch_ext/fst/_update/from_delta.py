@@ -1,5 +1,6 @@
 """Preparation of an update from deltas."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -24,7 +25,8 @@ def prepare_from_delta(
 ) -> Prepared:
     """Prepares an update from a chain of deltas, the oldest first."""
     chain = common.group.run_on_all(lambda: _open(common, paths, base, encryption_key))
-    names = [name for name in chain.names() if name in (common.aliases if base is None else base)]
+    known = common.aliases if base is None else base
+    names = [name for name in chain.names() if name in known]
     if base is not None:
         parts: list[Part] = []
         changing = set(common.aliases.values()) if common.transform else {common.aliases[name] for name in names}
@@ -34,7 +36,9 @@ def prepare_from_delta(
         # A tied tensor changes once.
         first = {common.aliases[name]: name for name in reversed(names)}
         changing = set(first)
-        parts = [part for own, name in first.items() for part in parts_of(name, own, tensors[name], common.group)]
+        parts = [part for part in common.parts if part.stored in set(names)] or [
+            part for own, name in first.items() for part in parts_of(name, own, tensors[name], common.group)
+        ]
         changes = _changes(common, chain, parts)
     return Prepared([], changing, lambda: changes, chain.version(), lambda: finish_load(common, None), chain.unverified)
 
@@ -67,7 +71,7 @@ def _open(
 def _changes(common: Request, chain: DeltaChain, parts: Sequence[Part]) -> Iterator[list[StagedChange]]:
     """Yields the changes of tensors that hold the bytes of the checkpoint, or slices of them."""
     staged_bytes = 0
-    for batch in batches(parts):
+    for batch in (one_of_each for several in batches(parts) for one_of_each in _rounds(several)):
         found = chain.changes(
             [part.stored for part in batch],
             [part.tensor for part in batch],
@@ -86,6 +90,18 @@ def _changes(common: Request, chain: DeltaChain, parts: Sequence[Part]) -> Itera
         staged_bytes += sum(change.nbytes for change in changes)
         common.staging.check_bytes(staged_bytes)
         yield changes
+
+
+def _rounds(parts: Sequence[Part]) -> list[list[Part]]:
+    """Splits parts so that no list has two parts of a tensor: its frame is decoded once in each."""
+    rounds: list[list[Part]] = []
+    count: Counter[str] = Counter()
+    for part in parts:
+        if count[part.stored] == len(rounds):
+            rounds.append([])
+        rounds[count[part.stored]].append(part)
+        count[part.stored] += 1
+    return rounds
 
 
 def _base_changes(

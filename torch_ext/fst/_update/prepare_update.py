@@ -137,7 +137,11 @@ def prepare_parts(parts: Sequence[Part], source: Paths, *, version: str | None =
         target = [tensor for _, tensor in named]
         staging, group = Staging(torch.device("cpu"), None), Group.alone(torch.device("cpu"))
         common = Request(target, named, aliases_of(named), group, staging, True, None, parts)
-        prepared = prepare_from_checkpoint(common, paths_of(source), verify_of(False), None)
+        paths = paths_of(source)
+        if ops.is_delta(paths):
+            prepared = prepare_from_delta(common, paths, None, None)
+        else:
+            prepared = prepare_from_checkpoint(common, paths, verify_of(False), None)
         return _update(common, prepared, prepared.version if version is None else version, True)
 
 
