@@ -16,8 +16,10 @@ export FST_PYTHON ?= $(abspath $(VENV)/bin/python)
 # Profile of cargo for the libraries in the Python package.
 export FST_PROFILE ?= release
 
-# Activating also puts the cmake and ninja of the environment on PATH for the C++ programs.
-IN_VENV := . $(VENV)/bin/activate && PYTHONPATH=$(CURDIR)/torch_ext:$(CURDIR)/benches
+# Activating also puts the cmake and ninja of the environment on PATH for the C++ programs. In an active environment, it would
+# change PATH, for which cargo runs build scripts again.
+ACTIVATE := case "$$PATH" in "$(abspath $(VENV))/bin:"*) ;; *) . $(VENV)/bin/activate ;; esac
+IN_VENV := $(ACTIVATE) && PYTHONPATH=$(CURDIR)/torch_ext:$(CURDIR)/benches
 
 # Build scripts run again if PATH or PYTHONPATH change. The Rust tests have the features of the library that the Python
 # tests load, so that it is compiled once for both.
