@@ -12,8 +12,8 @@ use zstd_safe::{CCtx, CParameter, InBuffer, OutBuffer, get_error_name};
 /// Level of compression that all writers of the format use: higher ones cost more time than they save in a transfer.
 const LEVEL: i32 = 1;
 
-/// Smallest tensor whose frame is compressed by several threads, in bytes: 16 jobs of zstd.
-const SHARED_BYTES_MIN: usize = 32 << 20;
+/// Smallest tensor whose frame is compressed by several threads, in bytes: four jobs of zstd.
+const SHARED_BYTES_MIN: usize = 8 << 20;
 
 /// Bytes of a tensor in two versions.
 pub struct Pair<'a> {

@@ -113,6 +113,19 @@ def test_old_values_with_strides_and_of_mapped_files(versions, tmp_path):
     assert_equal(dict(zip("ca", new, strict=True)), {name: third[name] for name in "ca"})
 
 
+@pytest.mark.gpu
+def test_changes_of_tensors_on_a_gpu(versions):
+    (first, _, third), paths = versions
+    chain = DeltaChain(paths)
+    old = [first["a"].cuda(), first["b"], first["c"].cuda()[::2]]
+    regions = [[], [], [(0, 100_000, 2)]]
+    changes = chain.changes(["a", "b", "c"], old, [[40, 30], [400], [200_000]], regions)
+    assert [values.device.type for _, values in changes] == ["cuda", "cpu", "cuda"]
+    new = apply(old, changes)
+    expected = {"a": third["a"], "b": third["b"], "c": third["c"][::2]}
+    assert_equal({name: tensor.cpu() for name, tensor in zip("abc", new, strict=True)}, expected)
+
+
 @pytest.mark.parametrize("region", [[(0, 40, 1), (10, 7, 1)], [(3, 12, 3), (0, 30, 1)], [(39, 1, 1), (1, 14, 2)]])
 def test_regions_change_as_slices_do(versions, region):
     (first, _, third), paths = versions

@@ -77,6 +77,16 @@ def test_tensors_with_strides(tmp_path):
     assert_same_bytes(fst.load_file(tmp_path / "applied"), new)
 
 
+@pytest.mark.gpu
+def test_tensors_on_a_gpu(tmp_path):
+    old, new = models()
+    fst.save_file(old, tmp_path / "old.safetensors")
+    live = {name: tensor.cuda() for name, tensor in new.items()}
+    fst.save_delta(tmp_path / "old.safetensors", live, tmp_path / "delta", **VERSIONS)
+    apply_delta(tmp_path / "old.safetensors", tmp_path / "delta", tmp_path / "applied")
+    assert_same_bytes(fst.load_file(tmp_path / "applied"), new)
+
+
 def test_equal_versions_make_an_empty_delta(tmp_path):
     tensors = {"w": torch.ones(3)}
     fst.save_delta(tensors, tensors, tmp_path / "delta", **VERSIONS)

@@ -1,0 +1,48 @@
+//! Decodes arbitrary bytes as the frame of a tensor, and encodes a tensor as frames that decode to it.
+//!
+//! `make fuzz`, or `cargo fuzz run deltas` with a nightly compiler.
+#![no_main]
+
+use fst::delta::Encoding;
+use fst::delta::decode::{Frame, Tensor, changes};
+use fst::delta::encode::{Pair, frames};
+use fst::digest::Algorithm;
+use libfuzzer_sys::fuzz_target;
+use std::path::Path;
+
+fuzz_target!(|bytes: &[u8]| {
+    let (old, new) = (vec![7; bytes.len()], bytes);
+    let check = || Ok(());
+    let tensor = |frame, encoding| Tensor {
+        name: "w",
+        old: &old,
+        item_bytes: 1,
+        tensor_bytes: old.len() as u64,
+        region: None,
+        frames: vec![Frame {
+            encoding,
+            bytes: frame,
+            checksum: Algorithm::Xxh3.digest(new),
+            path: Path::new("d.safetensors"),
+            begin: 0,
+        }],
+    };
+    for &encoding in Encoding::ALL {
+        // Random bytes have another checksum, if they are a frame at all.
+        let _ = changes(&tensor(bytes, encoding), &check);
+        let pair = Pair { name: "w", old: &old, new };
+        let frame = frames(1, &[pair], encoding, Algorithm::Xxh3, &check).expect("a small tensor is encoded").pop();
+        let Some(frame) = frame.flatten() else { continue };
+        let changes = changes(&tensor(&frame.bytes, encoding), &check).expect("the frame is valid");
+        let mut decoded = old.clone();
+        match changes.positions {
+            None => decoded = changes.values,
+            Some(positions) => {
+                for (position, value) in positions.into_iter().zip(changes.values) {
+                    decoded[position as usize] = value;
+                }
+            }
+        }
+        assert_eq!(decoded, new);
+    }
+});
