@@ -1,12 +1,11 @@
 //! Index file of a sharded checkpoint: `{"metadata": {...}, "weight_map": {"tensor name": "file name", ...}, ...}`.
 //!
-//! The file is parsed while it is read. Only the names in `weight_map` and the values in `metadata` take memory, so the
+//! The file is parsed while it is read. Only the names in `weight_map` and the texts in `metadata` take memory, so the
 //! rest of the file may hold anything.
 
 use crate::error::{Error, Kind, Result};
 use serde::Deserialize;
-use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
-use serde_json::Value;
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::error::Category;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -23,7 +22,7 @@ type Shards = BTreeMap<String, BTreeSet<String>>;
 pub(super) struct Index {
     /// Names of tensors by file.
     pub(super) shards: Shards,
-    /// Metadata as texts: a value that is no text is its JSON. Empty if the file has no object of metadata.
+    /// Texts, numbers and booleans of the metadata, as texts.
     pub(super) metadata: BTreeMap<String, String>,
 }
 
@@ -58,7 +57,7 @@ impl<'de> Visitor<'de> for IndexVisitor {
         let mut metadata = BTreeMap::new();
         while let Some(key) = map.next_key::<String>()? {
             if key == METADATA {
-                metadata = texts(map.next_value()?);
+                metadata = map.next_value::<Metadata>()?.0;
             } else if key != WEIGHT_MAP {
                 map.next_value::<IgnoredAny>()?;
             } else if shards.replace(map.next_value::<WeightMap>()?.0).is_some() {
@@ -70,10 +69,75 @@ impl<'de> Visitor<'de> for IndexVisitor {
     }
 }
 
-fn texts(metadata: Value) -> BTreeMap<String, String> {
-    let Value::Object(entries) = metadata else { return BTreeMap::new() };
-    let text = |value| if let Value::String(text) = value { text } else { value.to_string() };
-    entries.into_iter().map(|(key, value)| (key, text(value))).collect()
+/// Metadata of an index. What is no object is ignored, as are its lists and objects.
+struct Metadata(BTreeMap<String, String>);
+
+impl<'de> Deserialize<'de> for Metadata {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        let Content::Object(entries) = deserializer.deserialize_any(ContentVisitor { is_nested: false })? else {
+            return Ok(Metadata(BTreeMap::new()));
+        };
+        Ok(Metadata(entries))
+    }
+}
+
+/// Value of the metadata, or all of them.
+enum Content {
+    Text(String),
+    Object(BTreeMap<String, String>),
+    Ignored,
+}
+
+/// Visitor of the metadata, or of one value.
+struct ContentVisitor {
+    is_nested: bool,
+}
+
+impl<'de> DeserializeSeed<'de> for ContentVisitor {
+    type Value = Content;
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Content, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ContentVisitor {
+    type Value = Content;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+    fn visit_str<E>(self, value: &str) -> std::result::Result<Content, E> {
+        Ok(Content::Text(value.to_owned()))
+    }
+    fn visit_bool<E>(self, value: bool) -> std::result::Result<Content, E> {
+        Ok(Content::Text(value.to_string()))
+    }
+    fn visit_u64<E>(self, value: u64) -> std::result::Result<Content, E> {
+        Ok(Content::Text(value.to_string()))
+    }
+    fn visit_i64<E>(self, value: i64) -> std::result::Result<Content, E> {
+        Ok(Content::Text(value.to_string()))
+    }
+    fn visit_f64<E>(self, value: f64) -> std::result::Result<Content, E> {
+        Ok(Content::Text(value.to_string()))
+    }
+    fn visit_unit<E>(self) -> std::result::Result<Content, E> {
+        Ok(Content::Ignored)
+    }
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Content, A::Error> {
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Content::Ignored)
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Content, A::Error> {
+        let mut entries = BTreeMap::new();
+        while let Some(key) = map.next_key::<String>()? {
+            if self.is_nested {
+                map.next_value::<IgnoredAny>()?;
+            } else if let Content::Text(value) = map.next_value_seed(ContentVisitor { is_nested: true })? {
+                entries.insert(key, value);
+            }
+        }
+        Ok(if self.is_nested { Content::Ignored } else { Content::Object(entries) })
+    }
 }
 
 struct WeightMap(Shards);

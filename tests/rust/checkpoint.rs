@@ -58,6 +58,27 @@ fn an_index_lists_the_files_of_a_checkpoint() {
 }
 
 #[test]
+fn an_index_has_metadata() {
+    let directory = TempDir::new().unwrap();
+    shard(&directory, "one.safetensors", &["x"]);
+    let index = directory.path().join("model.safetensors.index.json");
+    let deep = "[".repeat(1000) + &"]".repeat(1000);
+    let nested = format!(r#"{{"a":"b","c":7,"d":true,"e":{{"f":"g"}},"h":{deep},"i":null}}"#);
+    for (metadata, expected) in [
+        (nested.as_str(), &[("a", "b"), ("c", "7"), ("d", "true")][..]),
+        ("null", &[]),
+        (r#"["a"]"#, &[]),
+        (r#""a""#, &[]),
+    ] {
+        std::fs::write(&index, format!(r#"{{"metadata":{metadata},"weight_map":{{"x":"one.safetensors"}}}}"#)).unwrap();
+        let checkpoint = Checkpoint::open(&[&index]).unwrap();
+        let [listing] = checkpoint.listings() else { panic!("one index was opened") };
+        let found: Vec<_> = listing.metadata.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        assert_eq!((found.as_slice(), listing.listed), (expected, 1));
+    }
+}
+
+#[test]
 fn the_plain_index_takes_precedence_over_variants() {
     let directory = TempDir::new().unwrap();
     shard(&directory, "one.safetensors", &["x"]);
