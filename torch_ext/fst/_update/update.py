@@ -122,7 +122,7 @@ class Update:
         """Waits until tensors hold their new values on the current streams.
 
         Blocks until the writes are queued, and makes the current stream of each device wait for them. So a program may
-        begin with the first layers while the last arrive.
+        begin with the first layers while the last arrive. After a wait for all tensors, they have the new version.
 
         Args:
             name: A tensor of the target, or a module with all tensors below it. All tensors by default.
@@ -168,7 +168,10 @@ class Update:
         return names
 
     def _is_written(self, names: Sequence[str]) -> bool:
-        return self._state == "committed" or all(each in self._events for each in names)
+        if self._state == "committed":
+            return True
+        # All tensors get the version after the last of them is written.
+        return len(names) < len(self._plan.names) and all(each in self._events for each in names)
 
     def _commit_in_background(
         self, lock: contextlib.AbstractContextManager[Any] | None, streams: Sequence[torch.cuda.Stream]
@@ -179,6 +182,8 @@ class Update:
             try:
                 self._commit(lock)
             except BaseException as error:
+                if self._state == "committed":
+                    raise
                 # `wait` raises it.
                 self._end("failed", error)
 
@@ -199,7 +204,8 @@ class Update:
                     plan.fail()
                     self._end("failed", error)
                 raise
-        self._end("committed")
+            # An error at the exit of the lock does not undo the commit.
+            self._end("committed")
 
     def _check(self) -> None:
         if self._state != "prepared":
