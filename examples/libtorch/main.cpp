@@ -18,6 +18,11 @@
 //     fst_example run linear.pt
 //     fst_example run linear.pt2
 //
+// Gives the parameters of a TorchScript module the values of a checkpoint, all or nothing, and runs it before and
+// after:
+//
+//     fst_example update layer.pt linear.safetensors
+//
 // Prints one line per tensor: name, dtype, shape, sum in double precision, and the first values.
 
 #include <ATen/ops/linspace.h>
@@ -65,9 +70,28 @@ void stream(const std::string& path, c10::Device device) {
   }
 }
 
+void print_forward(torch::jit::Module module) {
+  print("forward", module.forward({at::linspace(0, 1, kInFeatures)}).toTensor());
+}
+
+void update(const std::string& path, const std::string& checkpoint) {
+  const torch::jit::Module module = torch::jit::load(path);
+  fst::Strings names;
+  std::vector<at::Tensor> parameters;
+  for (const auto& parameter : module.named_parameters()) {
+    names.push_back(parameter.name);
+    parameters.push_back(parameter.value);
+  }
+  print_forward(module);
+  const fst::Update update = fst::prepare_update({checkpoint}, names, parameters, checkpoint);
+  update.commit();
+  print_forward(module);
+  std::cout << "version " << fst::version_of(parameters).value_or("unknown") << '\n';
+}
+
 void run_script(const std::string& path) {
   torch::jit::Module module = torch::jit::load(path);
-  print("forward", module.forward({at::linspace(0, 1, kInFeatures)}).toTensor());
+  print_forward(module);
   print(c10::impl::toTypedDict<std::string, at::Tensor>(module.run_method("tensors").toGenericDict()));
 }
 
@@ -77,7 +101,8 @@ void run_package(const std::string& path) {
 }
 
 int usage() {
-  std::cerr << "usage: fst_example list CHECKPOINT [DEVICE] | stream CHECKPOINT [DEVICE] | run MODULE\n";
+  std::cerr << "usage: fst_example list CHECKPOINT [DEVICE] | stream CHECKPOINT [DEVICE] | run MODULE | update MODULE "
+               "CHECKPOINT\n";
   return 2;
 }
 
@@ -101,6 +126,8 @@ int main(int argc, char** argv) {
       run_package(path);
     } else if (mode == "run") {
       run_script(path);
+    } else if (mode == "update" && arguments.size() == 3) {
+      update(path, arguments[2]);
     } else {
       return usage();
     }

@@ -2,13 +2,14 @@
 
     python examples/libtorch/make_module.py DIRECTORY
 
-The script writes three files:
+The script writes four files:
 
 - DIRECTORY/linear.safetensors: the weights.
 - DIRECTORY/linear.pt: a TorchScript module that reads the weights on each call.
 - DIRECTORY/linear.pt2: the same module, compiled by AOTInductor with g++ for the shapes of the checkpoint.
+- DIRECTORY/layer.pt: a TorchScript module of the same shapes, with weights of its own.
 
-The modules contain the path of the checkpoint and no weights.
+The other modules contain the path of the checkpoint and no weights.
 """
 
 import sys
@@ -45,6 +46,7 @@ def main(directory: Path) -> None:
     save_file(layer.state_dict(), checkpoint)
     module = SelfLoadingLinear(str(checkpoint.resolve()))
     torch.jit.script(module).save(str(directory / "linear.pt"))
+    torch.jit.script(torch.nn.Linear(IN_FEATURES, OUT_FEATURES)).save(str(directory / "layer.pt"))
     program = torch.export.export(module, (torch.zeros(IN_FEATURES),))
     torch._inductor.aoti_compile_and_package(program, package_path=str(directory / "linear.pt2"))
 

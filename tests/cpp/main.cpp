@@ -81,6 +81,21 @@ void check_selections(const fst::Strings& paths, const fst::Tensors& all) {
   check(is_same(output, all.at("a")) && output.data_ptr() == address, "load_into");
 }
 
+void check_update(const fst::Strings& paths, const fst::Tensors& all) {
+  const std::vector<at::Tensor> outputs = {at::zeros({4, 6}), at::zeros({2, 3}, at::kLong)};
+  const auto update = fst::prepare_update(paths, {"a", "c"}, outputs, "2");
+  check(update.version() == "2" && update.staged_bytes() == 96 + 48, "prepared update");
+  check(is_same(outputs[0], at::zeros({4, 6})) && !fst::version_of(outputs), "nothing changes before the commit");
+  update.commit();
+  check(is_same(outputs[0], all.at("a")) && is_same(outputs[1], all.at("c")), "committed update");
+  check(fst::version_of(outputs) == "2" && update.staged_bytes() == 0, "version of updated tensors");
+  const auto dropped = fst::prepare_update(paths, {"a"}, {outputs[0]});
+  dropped.rollback();
+  check_throws<c10::ValueError>("invalid-argument", [&] { dropped.commit(); });
+  fst::set_version({outputs[0]}, "3");
+  check_throws<c10::ValueError>("version", [&] { fst::version_of(outputs, fst::Strings{"a", "c"}); });
+}
+
 void check_conversions(const fst::Tensors& all) {
   const auto cast = fst::cast({all.at("a"), all.at("b")}, at::kHalf);
   check(is_same(cast.at(0), all.at("a").to(at::kHalf)) && is_same(cast.at(1), all.at("b").to(at::kHalf)), "cast");
@@ -189,6 +204,7 @@ int main(int, char** argv) {
   try {
     const fst::Tensors all = check_load_file(paths);
     check_selections(paths, all);
+    check_update(paths, all);
     check_conversions(all);
     check_save(directory, all);
     check_loader(paths, all);

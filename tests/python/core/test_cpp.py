@@ -105,6 +105,14 @@ def test_run_package(example, modules):
         checkpoint.write_bytes(stored)
 
 
+def test_update_scripted_module(example, modules):
+    layer, checkpoint = torch.jit.load(modules / "layer.pt"), modules / "linear.safetensors"
+    *outputs, version = run(example, "update", modules / "layer.pt", checkpoint)
+    weights = [layer.state_dict(), fst.load_file(checkpoint)]
+    assert [parsed(line) for line in outputs] == [expected_output(each) for each in weights]
+    assert version == f"version {checkpoint}"
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def test_list_and_stream_checkpoint(example, tmp_path, device):
     kinds = {"BF16": "BFloat16", "I64": "Long", "U8": "Byte", "F64": "Double", "BOOL": "Bool"}

@@ -39,7 +39,7 @@
 // Errors. All exceptions are c10::Error or a subclass. The text, `error.what_without_backtrace()`, begins with a code
 // in brackets and names the path, the tensor and the byte if they are known:
 //
-//     c10::ValueError           [malformed] [integrity] [duplicate-tensor] [invalid-argument]
+//     c10::ValueError           [malformed] [integrity] [duplicate-tensor] [invalid-argument] [version]
 //     c10::IndexError           [tensor-not-found]
 //     c10::NotImplementedError  [unsupported-dtype]
 //     c10::OutOfMemoryError     [out-of-memory], and errors of PyTorch's allocator, which have no code
@@ -51,6 +51,7 @@
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
@@ -124,6 +125,13 @@ inline StringList list_of(const Strings& strings) { return StringList(c10::Array
 template <typename Signature>
 c10::TypedOperatorHandle<Signature> find(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+// Calls a method of an object of a script class.
+template <typename... Arguments>
+c10::IValue call_method(const c10::intrusive_ptr<c10::ivalue::Object>& object, const char* method,
+                        Arguments&&... arguments) {
+  return object->type()->getMethod(method)({object, std::forward<Arguments>(arguments)...});
 }
 
 // Calls an operator that loads, of which `Own` are its own arguments.
@@ -236,6 +244,63 @@ inline void load_into(const Strings& paths, const Strings& names, at::TensorList
   operation.call(detail::list_of(paths), detail::list_of(names), outputs, verify);
 }
 
+// Update of existing tensors that `prepare_update` has prepared, and that waits for its commit. Calls from several
+// threads run one after another. An update whose last copy is destroyed is rolled back.
+class Update {
+ public:
+  explicit Update(c10::intrusive_ptr<c10::ivalue::Object> object) : object_(std::move(object)) {}
+
+  // Writes all values on the current streams of their devices, and sets the version. Reads no files. Throws a
+  // c10::ValueError, with the code [version], if another load or update has written to one of the tensors since
+  // `prepare_update`. Nothing was written then.
+  void commit() const { detail::call_method(object_, "commit"); }
+
+  // Frees the staged values. No tensor changes. Does nothing after a commit.
+  void rollback() const { detail::call_method(object_, "rollback"); }
+
+  // Returns the version that the tensors get.
+  std::optional<std::string> version() const {
+    return detail::call_method(object_, "version").toOptional<std::string>();
+  }
+
+  // Returns the size of the staged values in bytes.
+  int64_t staged_bytes() const { return detail::call_method(object_, "staged_bytes").toInt(); }
+
+ private:
+  c10::intrusive_ptr<c10::ivalue::Object> object_;
+};
+
+// Reads new values of existing tensors, and verifies them, while the old values stay in use. `outputs[i]` must have the
+// shape and dtype that `names[i]` has in the file. The values need as much memory again, on the devices of the outputs.
+// After an error, no output has changed.
+//
+//     const auto update = fst::prepare_update({"model.safetensors"}, {"weight", "bias"}, {weight, bias}, "step-2");
+//     update.commit();
+inline Update prepare_update(const Strings& paths, const Strings& names, at::TensorList outputs,
+                             const std::optional<std::string>& version = std::nullopt, const std::string& verify = {}) {
+  const auto operation = c10::Dispatcher::singleton().findSchemaOrThrow("fst::prepare_update", "");
+  torch::jit::Stack stack{detail::list_of(paths), detail::list_of(names), c10::List<at::Tensor>(outputs), version,
+                          verify};
+  operation.callBoxed(stack);
+  return Update(stack.back().toObject());
+}
+
+// Returns the version of the contents of tensors, or `std::nullopt` if they have none. Throws a c10::ValueError, with
+// the code [version], if the tensors have different versions or hold a mixture of two.
+inline std::optional<std::string> version_of(at::TensorList tensors,
+                                             const std::optional<Strings>& names = std::nullopt) {
+  using Signature = std::optional<std::string>(at::TensorList, const std::optional<Strings>&);
+  const auto operation = detail::find<Signature>("fst::version_of");
+  return operation.call(tensors, names);
+}
+
+// Sets the version of the contents of tensors, which the caller knows.
+inline void set_version(at::TensorList tensors, const std::optional<std::string>& version) {
+  using Signature = void(at::TensorList, const std::optional<std::string>&);
+  const auto operation = detail::find<Signature>("fst::set_version");
+  operation.call(tensors, version);
+}
+
 // Reads all data of a checkpoint and compares their digests and authentication codes, without returning tensors.
 inline void verify(const Strings& paths, const std::string& verify = "digests") {
   using Signature = void(const detail::StringList&, const std::string&);
@@ -341,7 +406,7 @@ class EncryptionKey {
   // Copies 32 bytes. New files show the label, of up to 64 bytes, to everybody.
   explicit EncryptionKey(c10::ArrayRef<uint8_t> key, const std::string& label = {})
       : object_(c10::ivalue::Object::create(type(), 1)) {
-    call("__init__", copied(key), label);
+    detail::call_method(object_, "__init__", copied(key), label);
   }
 
   // Reads a local file: 32 bytes, or as many hexadecimal numbers.
@@ -351,10 +416,10 @@ class EncryptionKey {
 
   // Makes all loads of this process use the key for encrypted files, and saves whose metadata name its label. Several
   // keys may be registered.
-  void register_key() const { call("register_key"); }
+  void register_key() const { detail::call_method(object_, "register_key"); }
 
   // Ends that.
-  void unregister_key() const { call("unregister_key"); }
+  void unregister_key() const { detail::call_method(object_, "unregister_key"); }
 
  private:
   explicit EncryptionKey(c10::intrusive_ptr<c10::ivalue::Object> object) : object_(std::move(object)) {}
@@ -365,11 +430,6 @@ class EncryptionKey {
     at::Tensor bytes = at::empty({static_cast<int64_t>(key.size())}, at::kByte);
     std::ranges::copy(key, bytes.mutable_data_ptr<uint8_t>());
     return bytes;
-  }
-
-  template <typename... Arguments>
-  c10::IValue call(const char* method, Arguments&&... arguments) const {
-    return object_->type()->getMethod(method)({object_, std::forward<Arguments>(arguments)...});
   }
 
   c10::intrusive_ptr<c10::ivalue::Object> object_;
@@ -413,15 +473,15 @@ class Loader {
     if (options.names) {
       names = detail::list_of(*options.names);
     }
-    call("__init__", detail::list_of(paths), device, names, options.dtype.all(), options.window_bytes,
-         options.order == Order::kFile ? "file" : "landed", options.verify, options.dtype.patterns(),
-         options.dtype.numbers());
+    detail::call_method(object_, "__init__", detail::list_of(paths), device, names, options.dtype.all(),
+                        options.window_bytes, options.order == Order::kFile ? "file" : "landed", options.verify,
+                        options.dtype.patterns(), options.dtype.numbers());
   }
 
   // Returns the next tensor, ready on the current stream, or `std::nullopt` after the last tensor or `close`. After an
   // error, each call throws the same error again.
   std::optional<Item> next() {
-    const c10::IValue item = call("next");
+    const c10::IValue item = detail::call_method(object_, "next");
     if (item.isNone()) {
       return std::nullopt;
     }
@@ -430,21 +490,16 @@ class Loader {
   }
 
   // Ends the load and frees the tensors that were not returned.
-  void close() { call("close"); }
+  void close() { detail::call_method(object_, "close"); }
 
   // Returns the number of all tensors of the load, including those already returned.
-  int64_t size() const { return call("size").toInt(); }
+  int64_t size() const { return detail::call_method(object_, "size").toInt(); }
 
   // Returns the size of these tensors in memory, in bytes.
-  int64_t total_bytes() const { return call("total_bytes").toInt(); }
+  int64_t total_bytes() const { return detail::call_method(object_, "total_bytes").toInt(); }
 
  private:
   static c10::ClassTypePtr type() { return torch::getCustomClass("__torch__.torch.classes.fst.Loader"); }
-
-  template <typename... Arguments>
-  c10::IValue call(const char* method, Arguments&&... arguments) const {
-    return object_->type()->getMethod(method)({object_, std::forward<Arguments>(arguments)...});
-  }
 
   c10::intrusive_ptr<c10::ivalue::Object> object_;
 };
