@@ -195,7 +195,7 @@ class Update:
             try:
                 plan.group.run_on_all(self._check)
                 if plan.is_atomic:
-                    plan.group.run_on_all(self._write)
+                    self._write_on_all()
                 else:
                     self._write()
             except BaseException as error:
@@ -211,6 +211,15 @@ class Update:
         if self._state != "prepared":
             raise ValueError(f"the update is {self._state}; prepare another one")
         self._plan.check()
+
+    def _write_on_all(self) -> None:
+        """Writes, and raises on all ranks if one fails. Ctrl-C does not count, as other ranks may have written."""
+        try:
+            self._write()
+        except BaseException as error:
+            self._plan.group.raise_on_any(error)
+        else:
+            self._plan.group.raise_on_any(None)
 
     def _write(self) -> None:
         plan = self._plan
