@@ -5,7 +5,6 @@
 #include <set>
 #include <utility>
 
-#include "cast.h"
 #include "checkpoint.h"
 #include "delta.h"
 #include "error.h"
@@ -26,6 +25,18 @@ std::vector<uint32_t> autograd_versions(const std::vector<Change>& changes) {
   std::ranges::transform(changes, versions.begin(),
                          [](const Change& change) { return autograd_version(change.target); });
   return versions;
+}
+
+// Records an event on the current stream of each GPU with staged values.
+std::map<c10::Device, c10::Event, DeviceOrder> record_events(const std::vector<Change>& changes) {
+  std::map<c10::Device, c10::Event, DeviceOrder> events;
+  for (const auto& change : changes) {
+    const c10::Device device = change.values.device();
+    if (device.is_cuda()) {
+      events.try_emplace(device, device.type()).first->second.recordOnce(current_stream(device));
+    }
+  }
+  return events;
 }
 
 // Returns the version in the metadata of the only path's index.
@@ -88,7 +99,8 @@ Update::Update(std::vector<std::string> names, std::vector<at::Tensor> tensors, 
       version_(std::move(version)),
       changes_(std::move(changes)),
       writes_(writes_of(tensors_)),
-      autograd_versions_(autograd_versions(changes_)) {
+      autograd_versions_(autograd_versions(changes_)),
+      events_(record_events(changes_)) {
   if (names_.size() != tensors_.size()) {
     throw_invalid_argument(c10::str(names_.size(), " names, but ", tensors_.size(), " tensors"));
   }
@@ -159,6 +171,9 @@ void Update::check_locked() const {
 }
 
 void Update::write_locked(size_t begin, size_t end) {
+  for (const auto& [device, event] : events_) {
+    event.block(current_stream(device));
+  }
   try {
     write_changes({changes_.begin() + begin, changes_.begin() + end});
   } catch (...) {

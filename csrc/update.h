@@ -3,14 +3,17 @@
 
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 #include <torch/custom_class.h>
 #include <unistd.h>
 
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "cast.h"
 #include "change.h"
 #include "select.h"
 #include "version.h"
@@ -61,6 +64,8 @@ class Update : public torch::CustomClassHolder {
   // Writes to `tensors_`, and versions for autograd of the targets, when the update was prepared.
   std::vector<uint64_t> writes_;
   std::vector<uint32_t> autograd_versions_;
+  // Events on the streams of the preparation, after which what is staged on each GPU is complete.
+  std::map<c10::Device, c10::Event, DeviceOrder> events_;
 };
 
 // Returns whether paths lead to deltas, by the metadata of their indices. Throws if only some of them do.

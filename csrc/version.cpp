@@ -85,9 +85,10 @@ Version version_of(at::TensorList tensors, const std::optional<std::vector<std::
   registry().visit(tensors, false, [&](size_t index, const Contents* contents) {
     const Version version = contents == nullptr ? Version() : contents->version;
     if (contents != nullptr && contents->is_torn) {
-      problem = describe(index) +
-                " may hold a mixture of two versions, because an update failed while it wrote; load or update all "
-                "tensors again";
+      problem =
+          describe(index) +
+          " may hold a mixture of two versions, because an update that is not atomic is writing, or failed while it "
+          "wrote; wait for it, or load or update all tensors again";
     } else if (!first) {
       first.emplace(index, version);
     } else if (first->second != version && problem.empty()) {
