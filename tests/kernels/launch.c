@@ -13,7 +13,14 @@
 
 #include "ptx.h"
 
-enum { GUARD_BYTES = 1 << 16, TARGET_FILL = 0xEE, SOURCE_FILL = 0xA7, TASK_BYTES = 48, PUT_BYTES_AT = 42, BATCH_BYTES = 4088 };
+enum {
+  GUARD_BYTES = 1 << 16,
+  TARGET_FILL = 0xEE,
+  SOURCE_FILL = 0xA7,
+  TASK_BYTES = 48,
+  PUT_BYTES_AT = 42,
+  BATCH_BYTES = 4088
+};
 
 typedef struct {
   uint64_t is_inline;  // whether the tasks are parameters

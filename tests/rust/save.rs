@@ -16,7 +16,7 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use safetensors::SafeTensors;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
