@@ -10,30 +10,22 @@ use fst::digest::Algorithm;
 use libfuzzer_sys::fuzz_target;
 use std::path::Path;
 
+fn tensor<'a>(old: &'a [u8], new: &[u8], encoding: Encoding, bytes: &'a [u8]) -> Tensor<'a> {
+    let (checksum, path) = (Algorithm::Xxh3.digest(new), Path::new("d.safetensors"));
+    let frames = vec![Frame { encoding, bytes, checksum, path, begin: 0 }];
+    Tensor { name: "w", old, item_bytes: 1, tensor_bytes: old.len() as u64, region: None, frames }
+}
+
 fuzz_target!(|bytes: &[u8]| {
     let (old, new) = (vec![7; bytes.len()], bytes);
     let check = || Ok(());
-    let tensor = |frame, encoding| Tensor {
-        name: "w",
-        old: &old,
-        item_bytes: 1,
-        tensor_bytes: old.len() as u64,
-        region: None,
-        frames: vec![Frame {
-            encoding,
-            bytes: frame,
-            checksum: Algorithm::Xxh3.digest(new),
-            path: Path::new("d.safetensors"),
-            begin: 0,
-        }],
-    };
     for &encoding in Encoding::ALL {
         // Random bytes have another checksum, if they are a frame at all.
-        let _ = changes(&tensor(bytes, encoding), &check);
+        let _ = changes(&tensor(&old, new, encoding, bytes), &check);
         let pair = Pair { name: "w", old: &old, new };
         let frame = frames(1, &[pair], encoding, Algorithm::Xxh3, &check).expect("a small tensor is encoded").pop();
         let Some(frame) = frame.flatten() else { continue };
-        let changes = changes(&tensor(&frame.bytes, encoding), &check).expect("the frame is valid");
+        let changes = changes(&tensor(&old, new, encoding, &frame.bytes), &check).expect("the frame is valid");
         let mut decoded = old.clone();
         match changes.positions {
             None => decoded = changes.values,
