@@ -76,13 +76,17 @@ class DeltaFrames {
     if (left_.erase(name) == 0) {
       return std::nullopt;
     }
-    while (true) {
-      if (auto found = read_.extract(name)) {
-        return found.mapped();
+    if (auto found = read_.extract(name)) {
+      return found.mapped();
+    }
+    while (auto item = loader_->next()) {
+      auto& [position, next, frame] = *item;
+      if (next == name) {
+        return std::move(frame);
       }
-      auto [position, next, frame] = loader_->next().value();
       read_.emplace(std::move(next), std::move(frame));
     }
+    return std::nullopt;
   }
 
  private:
@@ -188,6 +192,7 @@ std::vector<Change> DeltaChain::changes(Strings names, const std::vector<at::Ten
   check_delta_count("index regions", ranges.size(), names.size());
   const auto converted = to_rust(names);
   std::vector<DeltaFrames> deltas;
+  deltas.reserve(chain_->count());
   for (size_t delta = 0; delta < chain_->count(); ++delta) {
     deltas.emplace_back(*chain_, delta, slice_of(converted));
   }
@@ -267,7 +272,7 @@ std::tuple<std::vector<at::Tensor>, std::vector<std::string>> encode_delta(Strin
   std::vector<MemoryRange> old_values;
   std::vector<MemoryRange> new_values;
   for (size_t index = 0; index < names.size(); ++index) {
-    const auto name = names.get(index);
+    const auto& name = names.get(index);
     if (old[index].sizes() != changed[index].sizes() || old[index].scalar_type() != changed[index].scalar_type()) {
       throw_invalid_argument(c10::str("tensor \"", name, "\": was ", old[index].scalar_type(), " ", old[index].sizes(),
                                       ", but is ", changed[index].scalar_type(), " ", changed[index].sizes(),
