@@ -27,13 +27,13 @@ class Server(NamedTuple):
 
     Attributes:
         release: The release, as a requirement. It must accept the PyTorch of this environment.
-        tests: The module of tests.
+        tests: The modules of tests.
         omitted: Requirements that are not installed, beside PyTorch: the engine does not import them on the CPU.
         added: Releases that the engine imports on the CPU, installed without their requirements.
     """
 
     release: str
-    tests: str
+    tests: tuple[str, ...]
     omitted: frozenset[str]
     added: tuple[str, ...] = ()
 
@@ -57,9 +57,11 @@ CUDA_KERNELS = {
     "tokenspeed-mla",
 }
 SERVERS = {
-    "vllm": Server(VLLM, "test_vllm.py", frozenset(MEDIA)),
+    "vllm": Server(VLLM, ("test_vllm.py", "test_vllm_updates.py"), frozenset(MEDIA)),
     # SGLang's rotary embedding imports a function of vLLM on the CPU.
-    "sglang": Server("sglang==0.5.16", "test_sglang.py", frozenset(MEDIA | CUDA_KERNELS), added=(VLLM,)),
+    "sglang": Server(
+        "sglang==0.5.16", ("test_sglang.py", "test_sglang_updates.py"), frozenset(MEDIA | CUDA_KERNELS), added=(VLLM,)
+    ),
 }
 
 
@@ -83,8 +85,8 @@ def _run(server: Server) -> bool:
         environments.install(python, *requirements, keep=_belongs_to_pytorch)
         _add_entry_points(environments.site_packages(folder / "venv"))
         results = folder / "results.xml"
-        tests = CHECKOUT / "tests" / "python" / "plugins" / server.tests
-        options = ["-q", "-rs", "-p", "no:cacheprovider", f"--junitxml={results}", tests]
+        tests = [CHECKOUT / "tests" / "python" / "plugins" / module for module in server.tests]
+        options = ["-q", "-rs", "-p", "no:cacheprovider", f"--junitxml={results}", *tests]
         environ = {"PYTHONPATH": str(CHECKOUT / "torch_ext"), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
         subprocess.run([python, "-m", "pytest", *options], cwd=CHECKOUT, env=os.environ | environ, check=False)
         cases = {

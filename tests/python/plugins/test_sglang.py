@@ -211,4 +211,5 @@ def test_engine_generates_same_tokens(tmp_path, python_environ):
     ours, log = run_engine("sglang.srt.plugins", GENERATE, *models, "fst", environ=python_environ)
     assert len(set(usual)) == 2
     assert ours == usual
-    assert log.count("Loading safetensors with fst: 100%") == 2
+    # The kernels for processors with AMX pack the weights, so that SGLang loads the update.
+    assert log.count("Loading safetensors with fst: 100%") + log.count("fst updated the weights in place") == 2

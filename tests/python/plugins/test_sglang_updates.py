@@ -1,5 +1,6 @@
 """SGLang's updates from disk with fst: against a stub of its interface, and against SGLang if it is installed."""
 
+from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from serving import imports_anew
 def sglang(request, monkeypatch):
     """Makes an updater of SGLang for a model that fst has loaded. The original updates are recorded."""
     if request.param == "real":
-        pytest.importorskip("sglang.srt.model_executor.model_runner_components.weight_updater", exc_type=ImportError)
+        pytest.importorskip("sglang.srt.model_loader.loader", exc_type=ImportError)
     with imports_anew("sglang", stub=request.param == "stub"):
         from sglang.srt.distributed import parallel_state
         from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
@@ -30,7 +31,8 @@ def sglang(request, monkeypatch):
             return True, "usual"
 
         with monkeypatch.context() as patch:
-            # The hooks of an earlier test wrap the method of its own import of the stub.
+            # The registry of the real package keeps the hooks of earlier tests.
+            patch.setattr(HookRegistry, "_hooks", defaultdict(list), raising=False)
             patch.setattr(HookRegistry, "_patched", set(), raising=False)
             patch.setattr(WeightUpdater, "update_weights_from_disk", usual)
             plugin.register()

@@ -231,7 +231,7 @@ def generate(llm):
 
 
 if __name__ == "__main__":
-    model, load_format = sys.argv[1:]
+    model, other, load_format = sys.argv[1:]
     llm = LLM(
         model,
         load_format=load_format,
@@ -240,20 +240,29 @@ if __name__ == "__main__":
         dtype="bfloat16",
         max_model_len=64,
         model_loader_extra_config={"window_bytes": 100_000} if load_format == "fst" else {},
+        weight_transfer_config={"backend": "fst"} if load_format == "fst" else None,
     )
     generate(llm)
     llm.collective_rpc("reload_weights")
+    generate(llm)
+    if load_format == "fst":
+        llm.init_weight_transfer_engine({"init_info": {}})
+        llm.start_weight_update()
+        llm.update_weights({"update_info": {"path": other}})
+        llm.finish_weight_update()
+    else:
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": other})
     generate(llm)
 """
 
 
 def test_engine_generates_same_tokens(tmp_path, python_environ):
-    """The engine generates the same tokens with its own reader and with fst, also after reloading."""
+    """The engine generates the same tokens with its own reader and with fst, also after reloading and an update."""
     pytest.importorskip("vllm.model_executor.model_loader", exc_type=ImportError)
-    model = save_model(tmp_path / "model")
+    models = save_model(tmp_path / "model"), save_model(tmp_path / "other", seed=1)
     environ = python_environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
-    usual, _ = run_engine("vllm.general_plugins", GENERATE, model, "safetensors", environ=environ)
-    ours, log = run_engine("vllm.general_plugins", GENERATE, model, "fst", environ=environ)
-    assert len(usual) == 2
+    usual, _ = run_engine("vllm.general_plugins", GENERATE, *models, "safetensors", environ=environ)
+    ours, log = run_engine("vllm.general_plugins", GENERATE, *models, "fst", environ=environ)
+    assert (len(usual), len(set(usual))) == (3, 2)
     assert ours == usual
     assert "Loading safetensors with fst" in log

@@ -15,6 +15,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from torch import nn
 
 from fst._core.group import Group
+from fst._core.urls import without_secrets
 from fst.plugins._layout import NotInPlaceError
 from fst.plugins._live_model import LiveModel, is_delta_directory
 
@@ -77,6 +78,7 @@ def _update(
         return update_weights_from_disk(updater, model_path, load_format, **options)
     except Exception as failure:
         return False, f"Failed to update weights: {failure}"
+    logger.info("fst updated the weights in place: %s", without_secrets(model_path))
     if not is_delta:
         updater.model_config.model_path = model_path
         config = LoadConfig(load_format=load_format)
