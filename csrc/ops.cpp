@@ -110,6 +110,7 @@ c10::intrusive_ptr<Update> update_of(std::vector<std::string> names, std::vector
     throw_invalid_argument("there must be positions and values for each target");
   }
   std::vector<Change> changes;
+  changes.reserve(targets.size());
   for (size_t index = 0; index < targets.size(); ++index) {
     changes.push_back({targets[index], positions.get(index).value_or(at::Tensor()), values[index]});
   }

@@ -79,17 +79,21 @@ c10::intrusive_ptr<Update> prepare_deltas(Strings paths, Strings names, const st
 }  // namespace
 
 bool is_delta(Strings paths) {
-  std::vector<bool> are_deltas;
+  size_t deltas = 0;
+  std::string whole;
   for (size_t index = 0; index < paths.size(); ++index) {
-    are_deltas.push_back(index_metadata_of(paths.get(index)).contains("delta_encoding"));
+    const std::string path = paths.get(index);
+    if (index_metadata_of(path).contains("delta_encoding")) {
+      ++deltas;
+    } else {
+      whole = path;
+    }
   }
-  const auto whole = std::ranges::find(are_deltas, false);
-  const bool any = std::ranges::find(are_deltas, true) != are_deltas.end();
-  if (any && whole != are_deltas.end()) {
-    throw_invalid_argument(std::string(paths.get(whole - are_deltas.begin())) +
+  if (deltas > 0 && deltas < paths.size()) {
+    throw_invalid_argument(whole +
                            ": is no delta, but other paths are; update with a whole checkpoint first, by itself");
   }
-  return any;
+  return deltas > 0;
 }
 
 Update::Update(std::vector<std::string> names, std::vector<at::Tensor> tensors, std::vector<Change> changes,
@@ -175,7 +179,7 @@ void Update::write_locked(size_t begin, size_t end) {
     event.block(current_stream(device));
   }
   try {
-    write_changes({changes_.begin() + begin, changes_.begin() + end});
+    write_changes(c10::ArrayRef<Change>(changes_).slice(begin, end - begin).vec());
   } catch (...) {
     mark_torn(tensors_);
     throw;

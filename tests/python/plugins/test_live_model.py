@@ -5,11 +5,10 @@ import torch
 import torch.distributed as dist
 
 import fst
-from fst._core import ops
 from fst._core.group import Group, RankError
-from fst.plugins import _live_model
 from fst.plugins._layout import NotInPlaceError, find_parts
-from live import Fp8LinearMethod, LiveModel, assert_equal_models, loaded, save_weights
+from fst.plugins._live_model import LiveModel as LiveModelUpdates
+from live import Fp8LinearMethod, assert_equal_models, loaded, save_weights
 
 ALONE = Group.alone(torch.device("cpu"))
 
@@ -67,54 +66,56 @@ def test_models_that_do_more_than_copy_are_refused(tmp_path):
             find_parts(model, meta(tensors))
 
 
-def test_deltas_that_the_model_lacks_are_found(tmp_path, monkeypatch):
+def save_versions(directory, count):
+    """Saves a checkpoint, and deltas from each version to the next. Returns the weights of all versions."""
+    versions = [save_weights(directory / "base", 0)]
+    for number in range(1, count + 1):
+        new = {name: tensor.clone() for name, tensor in versions[-1].items()}
+        for name in ("embed", "k", "out"):
+            new[name][number - 1, ::2] += 1
+        delta = directory / f"weight_v{number:06d}"
+        fst.save_delta(versions[-1], new, delta, version=f"{number:06d}", base_version=f"{number - 1:06d}")
+        versions.append(new)
+    return versions
+
+
+def test_deltas_that_the_model_lacks_are_found(tmp_path):
     """A server that missed deltas applies them with the newest one, in order."""
-    save_weights(tmp_path / "base", 0)
-    metadata = {
-        f"{tmp_path}/weight_v{version:06d}": {
-            "version": f"{version:06d}",
-            "base_version": f"{version - 1:06d}",
-            "delta_encoding": "xor",
-        }
-        for version in (1, 2, 3)
-    }
-    monkeypatch.setattr(ops, "index_metadata", lambda path: metadata.get(path.rstrip("/"), {}))
-    applied = []
-
-    def prepare_parts(parts, paths, version):
-        applied.append([path.rstrip("/").rpartition("/")[2] for path in paths])
-        fst.set_version([part.tensor for part in parts], ops.index_metadata(paths[-1])["version"])
-
-    monkeypatch.setattr(_live_model, "prepare_parts", prepare_parts)
-    model = LiveModel()
-    live = _live_model.LiveModel(model, str(tmp_path / "base"), ALONE)
-    for source in (["weight_v000001/"], ["weight_v000003"], ["weight_v000001", "weight_v000002"]):
-        live.prepare([f"{tmp_path}/{path}" for path in source])
-    assert applied == [
-        ["weight_v000001"],
-        ["weight_v000002", "weight_v000003"],
-        ["weight_v000001", "weight_v000002"],
-    ]
-    fst.set_version(model, "000007")
-    with pytest.raises(ValueError, match=r"not lead back to version 000007 of the model, but end at .*weight_v000000"):
+    versions = save_versions(tmp_path, 4)
+    model = loaded(versions[0])
+    live = LiveModelUpdates(model, str(tmp_path / "base"), ALONE)
+    for source, version in ((["weight_v000001/"], 1), (["weight_v000003"], 3), (["weight_v000004"], 4)):
+        update = live.prepare([f"{tmp_path}/{path}" for path in source])
+        assert (update.version, update.unverified) == (f"00000{version}", [])
+        update.commit()
+        assert_equal_models(model, loaded(versions[version]))
+    with pytest.raises(ValueError, match=r"not lead back to version 000004 of the model, but end at .*weight_v000000"):
         live.prepare([f"{tmp_path}/weight_v000002"])
+    live.prepare([f"{tmp_path}/base"], "000000").commit()
+    live.prepare([f"{tmp_path}/weight_v00000{number}" for number in (1, 2)]).commit()
+    assert_equal_models(model, loaded(versions[2]))
 
 
-def update_shards(old, new, broken):
-    """Updates the shards of a rank. The first update fails on one rank. Returns the kind of its error."""
+def update_shards(directory):
+    """Updates the shards of a rank, to a checkpoint and by deltas. The first update fails on one rank."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    model = loaded(fst.load_file(f"{old}/model.safetensors"), rank, size)
-    live = _live_model.LiveModel(model, old, Group.of(dist.group.WORLD, torch.device("cpu")))
+    versions = [fst.load_file(f"{directory}/base/model.safetensors")]
+    model = loaded(versions[0], rank, size)
+    live = LiveModelUpdates(model, f"{directory}/base", Group.of(dist.group.WORLD, torch.device("cpu")))
     with pytest.raises((OSError, RankError)) as failure:
-        live.prepare([broken if rank else new])
-    assert_equal_models(model, loaded(fst.load_file(f"{old}/model.safetensors"), rank, size))
-    live.prepare([new], "2").commit()
-    assert_equal_models(model, loaded(fst.load_file(f"{new}/model.safetensors"), rank, size))
+        live.prepare([f"{directory}/missing" if rank else f"{directory}/new"])
+    assert_equal_models(model, loaded(versions[0], rank, size))
+    update = live.prepare([f"{directory}/weight_v000002"])
+    update.commit()
+    # Checksums are those of whole tensors.
+    assert sorted(update.unverified) == ["embed", "k", "out"]
+    assert_equal_models(model, loaded(fst.load_file(f"{directory}/second.safetensors"), rank, size))
+    live.prepare([f"{directory}/new"], "9").commit()
+    assert_equal_models(model, loaded(fst.load_file(f"{directory}/new/model.safetensors"), rank, size))
     return type(failure.value).__name__, fst.version_of([model.qkv.weight.data])
 
 
 def test_ranks_update_all_or_none(ranks, tmp_path):
-    for seed, name in enumerate(("old", "new")):
-        save_weights(tmp_path / name, seed)
-    results = ranks(2).run(update_shards, *(str(tmp_path / name) for name in ("old", "new", "missing")))
-    assert results == [("RankError", "2"), ("FileNotFoundError", "2")]
+    fst.save_file(save_versions(tmp_path, 2)[2], tmp_path / "second.safetensors")
+    save_weights(tmp_path / "new", 1)
+    assert ranks(2).run(update_shards, str(tmp_path)) == [("RankError", "9"), ("FileNotFoundError", "9")]

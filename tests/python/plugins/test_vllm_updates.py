@@ -85,8 +85,7 @@ def test_failed_updates_change_nothing(vllm, tmp_path):
 
 @STUB
 def test_processed_weights_are_loaded_by_vllm(vllm, tmp_path, monkeypatch):
-    save_weights(tmp_path / "0", 0)
-    new = save_weights(tmp_path / "1", 1)
+    old, new = save_weights(tmp_path / "0", 0), save_weights(tmp_path / "1", 1)
     model = LiveModel()
     model.out.quant_method = Fp8LinearMethod()
     load_weights = model.load_weights
@@ -98,7 +97,7 @@ def test_processed_weights_are_loaded_by_vllm(vllm, tmp_path, monkeypatch):
     engine.finish_weight_update()
     assert_equal_models(model, loaded(new))
     assert model.reloading is False
-    monkeypatch.setattr(fst._core.ops, "index_metadata", lambda path: {"delta_encoding": "xor"})
+    fst.save_delta(old, new, tmp_path / "delta", version="1", base_version="0")
     engine.start_weight_update()
     with pytest.raises(ValueError, match='from a delta, because layer "out": Fp8LinearMethod may have processed'):
-        engine.update_weights({"path": str(tmp_path / "1")})
+        engine.update_weights({"path": str(tmp_path / "delta")})

@@ -1,7 +1,7 @@
 """Preparation of an update from deltas."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -26,19 +26,21 @@ def prepare_from_delta(
     """Prepares an update from a chain of deltas, the oldest first."""
     chain = common.group.run_on_all(lambda: _open(common, paths, base, encryption_key))
     known = common.aliases if base is None else base
-    names = [name for name in chain.names() if name in known]
+    names = dict.fromkeys(name for name in chain.names() if name in known)
     if base is not None:
         parts: list[Part] = []
         changing = set(common.aliases.values()) if common.transform else {common.aliases[name] for name in names}
         changes = _base_changes(common, chain, names, base)
+    elif common.parts:
+        parts = [part for part in common.parts if part.stored in names]
+        changing = {common.aliases[part.name] for part in parts}
+        changes = _changes(common, chain, parts)
     else:
         tensors = dict(common.named)
         # A tied tensor changes once.
         first = {common.aliases[name]: name for name in reversed(names)}
         changing = set(first)
-        parts = [part for part in common.parts if part.stored in set(names)] or [
-            part for own, name in first.items() for part in parts_of(name, own, tensors[name], common.group)
-        ]
+        parts = [part for own, name in first.items() for part in parts_of(name, own, tensors[name], common.group)]
         changes = _changes(common, chain, parts)
     return Prepared([], changing, lambda: changes, chain.version(), lambda: finish_load(common, None), chain.unverified)
 
@@ -105,24 +107,23 @@ def _rounds(parts: Sequence[Part]) -> list[list[Part]]:
 
 
 def _base_changes(
-    common: Request, chain: DeltaChain, names: Sequence[str], base: Mapping[str, Tensor]
+    common: Request, chain: DeltaChain, names: Collection[str], base: Mapping[str, Tensor]
 ) -> Iterator[list[StagedChange]]:
     """Yields the changes of a copy of the base version in host memory, and of the tensors derived from it."""
     group, staging = common.group, common.staging
     tensors = dict(common.named)
     parts = {own: parts_of(own, own, tensors[own], group) for own in dict.fromkeys(common.aliases.values())}
-    changed = set(names)
     base_changes: list[StagedChange] = []
 
     def loaded() -> Iterator[list[tuple[str, Tensor]]]:
         # A transform may derive one tensor from several, of which only one changes.
         wholes = [Part(name, name, tuple(tensor.shape), Replicated(), tensor) for name, tensor in base.items()]
-        selected = wholes if common.transform is not None else [part for part in wholes if part.name in changed]
+        selected = wholes if common.transform is not None else [part for part in wholes if part.name in names]
         for batch in batches(selected):
             yield [(part.name, value) for part, value in zip(batch, new_values(batch), strict=True)]
 
     def new_values(batch: Sequence[Part]) -> list[Tensor]:
-        own = [part for part in batch if part.name in changed]
+        own = [part for part in batch if part.name in names]
         found = chain.changes(
             [part.name for part in own], [part.tensor for part in own], [part.shape for part in own], [None] * len(own)
         )

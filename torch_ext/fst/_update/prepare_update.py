@@ -122,7 +122,7 @@ def prepare_update(
             raise ValueError("base is for deltas, and the source is a whole checkpoint")
         else:
             prepared = prepare_from_checkpoint(common, paths, request, encryption_key)
-        return _update(common, prepared, prepared.version if version is None else version, atomic)
+        return _update(common, prepared, version, atomic)
 
 
 def prepare_parts(parts: Sequence[Part], source: Paths, *, version: str | None = None) -> Update:
@@ -131,18 +131,17 @@ def prepare_parts(parts: Sequence[Part], source: Paths, *, version: str | None =
     Of each tensor, only its region is read. Tensors of the checkpoint without a part are not read. The update is staged
     in host memory, and prepared by this process alone. Otherwise as `prepare_update`.
     """
-    named = [(part.name, part.tensor) for part in parts]
+    named, paths = [(part.name, part.tensor) for part in parts], paths_of(source)
     with defer_interrupts():
         _check_tensors(named)
         target = [tensor for _, tensor in named]
         staging, group = Staging(torch.device("cpu"), None), Group.alone(torch.device("cpu"))
         common = Request(target, named, aliases_of(named), group, staging, True, None, parts)
-        paths = paths_of(source)
         if ops.is_delta(paths):
             prepared = prepare_from_delta(common, paths, None, None)
         else:
             prepared = prepare_from_checkpoint(common, paths, verify_of(False), None)
-        return _update(common, prepared, prepared.version if version is None else version, True)
+        return _update(common, prepared, version, True)
 
 
 def _ranks_of(target: Target, named: Sequence[tuple[str, Tensor]], group: "ProcessGroup | None") -> Group:
@@ -167,6 +166,7 @@ def _check_tensors(named: Sequence[tuple[str, Tensor]]) -> None:
 
 def _update(common: Request, prepared: Prepared, version: str | None, atomic: bool) -> Update:
     group, staging, tensors = common.group, common.staging, storages_of(common.named)
+    version = prepared.version if version is None else version
     # Without changes, it checks and sets the version of an update that is not atomic.
     staged = StagedUpdate(tensors, [], version)
     if atomic:

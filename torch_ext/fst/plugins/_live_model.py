@@ -48,7 +48,7 @@ class LiveModel:
             NotInPlaceError: The model cannot be updated in place. Nothing was written.
             Errors of `fst.prepare_update`.
         """
-        is_delta = self._ranks.run_on_all(lambda: is_delta_directory(source[0]))
+        is_delta = self._ranks.run_on_all(lambda: ops.is_delta(source))
         parts = self._find_parts(None if is_delta else source)
 
         def prepare() -> fst.Update:
@@ -87,18 +87,13 @@ class LiveModel:
             self._parts = parts
             tensors = [part.tensor for part in parts]
             if self._version is not None or fst.version_of(tensors) is None:
-                fst.set_version(tensors, self._version or _version_at(self._checkpoint) or _FIRST_VERSION)
+                fst.set_version(tensors, self._version or _metadata_at(self._checkpoint, "version") or _FIRST_VERSION)
         return parts
 
 
-def is_delta_directory(path: str) -> bool:
-    """Returns whether a path is that of a delta, and not of a whole checkpoint."""
-    return "delta_encoding" in ops.index_metadata(path)
-
-
-def _version_at(checkpoint: str) -> str | None:
+def _metadata_at(path: str, key: str) -> str | None:
     with suppress(FileNotFoundError):
-        return ops.index_metadata(checkpoint).get("version")
+        return ops.index_metadata(path).get(key)
     return None
 
 
@@ -109,12 +104,13 @@ def _chain(newest: str, version: str | None) -> list[str]:
         ValueError: The deltas do not lead back to the version.
     """
     chain = [newest.rstrip("/")]
-    while (base := ops.index_metadata(chain[0]).get("base_version")) != version:
-        path = f"{chain[0].rpartition('/')[0]}/weight_v{base}"
-        if base is None or path in chain:
+    while (base := _metadata_at(chain[0], "base_version")) != version:
+        older = f"{chain[0].rpartition('/')[0]}/weight_v{base}"
+        if base is None or older in chain:
             raise ValueError(
                 f"{without_secrets(newest)}: its base versions do not lead back to version {version} of the model, but "
-                f"end at {without_secrets(chain[0])}; update to a full checkpoint first; nothing was written"
+                f"end at {without_secrets(chain[0])}, which is no delta; update to a full checkpoint; nothing was "
+                "written"
             )
-        chain.insert(0, path)
+        chain.insert(0, older)
     return chain

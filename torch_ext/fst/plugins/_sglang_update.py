@@ -14,10 +14,11 @@ from sglang.srt.model_executor.model_runner_components.weight_updater import Wei
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from torch import nn
 
+from fst._core import ops
 from fst._core.group import Group
 from fst._core.urls import without_secrets
 from fst.plugins._layout import NotInPlaceError
-from fst.plugins._live_model import LiveModel, is_delta_directory
+from fst.plugins._live_model import LiveModel
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ def _update(
     if (error := derived_weights_error(model)) is not None:
         return False, error
     try:
-        is_delta = is_delta_directory(model_path)
+        is_delta = ops.is_delta([model_path])
         _live_model(model).prepare([model_path]).commit()
     except NotInPlaceError as reason:
         if is_delta:
