@@ -1,6 +1,6 @@
 """Places of a checkpoint's tensors in the memory of a server's model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -40,19 +40,21 @@ def find_parts(model: Module, tensors: Mapping[str, Tensor]) -> list[Part]:
     for name, module in model.named_modules():
         if (reason := _processing(module)) is not None:
             raise NotInPlaceError(f'layer "{name}": {reason}')
-    memory = list(chain(model.parameters(), model.buffers()))
-    storages = [tensor.untyped_storage() for tensor in memory]
-    recorder = _Recorder(tensors, storages)
+    memory = [(tensor, tensor.data) for tensor in chain(model.parameters(), model.buffers())]
+    recorder = _Recorder(tensors, [data.untyped_storage() for _, data in memory])
+    load_weights: Callable[[Iterator[tuple[str, Tensor]]], object] = model.load_weights  # type: ignore[assignment]
     try:
         with torch.no_grad(), recorder:
-            model.load_weights(iter(tensors.items()))
+            load_weights(iter(tensors.items()))
     except NotInPlaceError:
         raise
     except Exception as error:
         # Code of a model may do anything with a tensor. On meta, what needs its values is an error.
         raise NotInPlaceError(f"load_weights of {type(model).__name__} needs the values of tensors: {error}") from error
     finally:
-        moved = _restore(memory, storages)
+        moved = [(tensor, data) for tensor, data in memory if tensor.data_ptr() != data.data_ptr()]
+        for tensor, data in moved:
+            tensor.data = data
     if moved:
         raise NotInPlaceError(f"load_weights of {type(model).__name__} replaces the memory of parameters")
     return recorder.parts
@@ -71,19 +73,7 @@ def _processing(module: Module) -> str | None:
     return None
 
 
-def _restore(memory: Sequence[Tensor], storages: Sequence[torch.UntypedStorage]) -> bool:
-    """Gives tensors their memory back. Returns whether one had another."""
-    moved = False
-    for tensor, storage in zip(memory, storages, strict=True):
-        if tensor.untyped_storage()._cdata != storage._cdata:
-            moved = True
-            tensor.data = torch.empty(0, dtype=tensor.dtype, device=storage.device).set_(
-                storage, tensor.storage_offset(), tensor.shape, tensor.stride()
-            )
-    return moved
-
-
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records copies from the tensors of a checkpoint to the memory of a model, and runs no write to that memory.
 
     Attributes:
@@ -91,7 +81,7 @@ class _Recorder(TorchDispatchMode):
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], storages: Sequence[torch.UntypedStorage]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.parts: list[Part] = []
         self._stored = {tensor.untyped_storage()._cdata: (name, tensor) for name, tensor in tensors.items()}
         self._memory = {storage._cdata for storage in storages}
@@ -122,15 +112,13 @@ class _Recorder(TorchDispatchMode):
         if not name:
             raise NotInPlaceError("load_weights copies values that it has computed")
         region = _region(source, whole)
-        shape = None if region is None else region.lengths
-        if shape is None or target.dtype != whole.dtype or target.numel() != source.numel():
+        if region is None or target.dtype != whole.dtype or target.numel() != source.numel():
             raise NotInPlaceError(
                 f'load_weights converts "{name}": {whole.dtype} of shape {list(whole.shape)} in the checkpoint, '
                 f"{target.dtype} of shape {list(target.shape)} in the model"
             )
-        is_whole = shape == tuple(whole.shape)
-        view = target.detach() if target.shape == shape else target.detach().view(shape)
-        return Part(name, name, tuple(whole.shape), Replicated() if is_whole else region, view)
+        shard = Replicated() if region.lengths == tuple(whole.shape) else region
+        return Part(name, name, tuple(whole.shape), shard, target.detach().view(region.lengths))
 
 
 def _arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[Any, Any]]:
