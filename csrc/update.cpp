@@ -82,7 +82,7 @@ bool is_delta(Strings paths) {
   size_t deltas = 0;
   std::string whole;
   for (size_t index = 0; index < paths.size(); ++index) {
-    const std::string path = paths.get(index);
+    const std::string& path = paths.get(index);
     if (index_metadata_of(path).contains("delta_encoding")) {
       ++deltas;
     } else {
