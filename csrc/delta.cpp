@@ -5,12 +5,17 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <deque>
+#include <condition_variable>
+#include <exception>
+#include <functional>
 #include <map>
 #include <memory>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "cast.h"
@@ -24,9 +29,8 @@ namespace fst {
 
 namespace {
 
-// Upper bound for the frames that are decoded at the same time and for the copies of old values, in bytes. The next
-// ones are copied meanwhile. Large, because one thread decodes a tensor.
-constexpr uint64_t kDecodedBytes = 2ull << 30;
+// Upper bound for the copies of old values that exist at the same time, in bytes, unless one tensor is larger.
+constexpr uint64_t kOldCopyBytes = 2ull << 30;
 
 MemoryRange host_range_of(const at::Tensor& tensor) {
   const auto bytes = bytes_of(tensor);
@@ -57,18 +61,12 @@ class DeltaFrames {
   DeltaFrames(const Deltas& chain, size_t delta, rust::Slice<const rust::String> names) {
     auto selection = call_core([&] { return chain.select_frames(delta, names); });
     for (const auto& spec : specs_of(*selection)) {
-      left_.emplace(spec.name, spec.bytes);
+      left_.emplace(spec.name);
     }
     if (!left_.empty()) {
       const auto window = kWindowBytes / static_cast<int64_t>(chain.count());
       loader_ = c10::make_intrusive<Loader>(std::move(selection), LoadOptions{at::kCPU, {}, false}, window, "file");
     }
-  }
-
-  // Returns the size of the frame of a tensor.
-  uint64_t frame_bytes(const std::string& name) const {
-    const auto found = left_.find(name);
-    return found == left_.end() ? 0 : found->second;
   }
 
   // Returns the frame of a tensor, or nothing if the delta does not change the tensor. Each is returned once.
@@ -90,50 +88,129 @@ class DeltaFrames {
   }
 
  private:
-  // Sizes of the frames that were not taken yet.
-  std::map<std::string, uint64_t> left_;
+  std::set<std::string> left_;
   // DeltaFrames that were read before they are used: another delta has the tensors in another order.
   std::map<std::string, at::Tensor> read_;
   c10::intrusive_ptr<Loader> loader_;
 };
 
-// Old values of tensors whose changes are computed at the same time.
-class OldValues {
+// Tensors whose changes are computed, each by one of several threads.
+class DeltaWork {
  public:
-  explicit OldValues(size_t first) : begin(first) {}
+  // Old values and frames of a tensor. Copies from a GPU may be in flight until the event.
+  struct Item {
+    size_t index;
+    at::Tensor old;
+    std::vector<at::Tensor> frames;
+    std::optional<c10::Event> copied;
+    uint64_t copied_bytes;
+  };
 
-  // Index of the first tensor.
-  size_t begin;
-  std::vector<at::Tensor> old;
-
-  // Waits for copies from GPUs.
-  void wait() const {
-    for (const auto& event : events_) {
-      event.synchronize();
+  DeltaWork(const Deltas& chain, Strings names, const std::vector<at::Tensor>& old) : names_(names), old_(old) {
+    const auto converted = to_rust(names);
+    deltas_.reserve(chain.count());
+    for (size_t delta = 0; delta < chain.count(); ++delta) {
+      deltas_.emplace_back(chain, delta, slice_of(converted));
     }
   }
 
-  // Marks the copies that were queued.
-  void record() {
-    std::set<c10::Device, DeviceOrder> devices;
-    for (const auto& device : devices_) {
-      if (devices.insert(device).second) {
-        events_.emplace_back(device.type()).record(current_stream(device));
+  // Returns the next tensor, or nothing after the last and after a failure. Waits until there is memory for a copy.
+  std::optional<Item> take() {
+    std::unique_lock lock(mutex_);
+    while (!failure_ && next_ < names_.size()) {
+      const auto& tensor = old_[next_];
+      const uint64_t bytes = is_read_in_place(tensor) ? 0 : tensor.nbytes();
+      if (bytes > 0 && copied_bytes_ > 0 && copied_bytes_ + bytes > kOldCopyBytes) {
+        released_.wait(lock);
+        continue;
       }
+      const std::string name = names_.get(next_);
+      Item item{next_, old_on_host(name, tensor), {}, std::nullopt, bytes};
+      if (!tensor.is_cpu()) {
+        item.copied.emplace(tensor.device().type()).record(current_stream(tensor.device()));
+      }
+      // The frames are read in the background meanwhile.
+      for (auto& delta : deltas_) {
+        if (auto frame = delta.take(name)) {
+          item.frames.push_back(std::move(*frame));
+        }
+      }
+      if (item.frames.empty()) {
+        throw_invalid_argument("tensor \"" + name + "\": no delta changes it; give each name of names() once");
+      }
+      copied_bytes_ += bytes;
+      ++next_;
+      return item;
     }
+    return std::nullopt;
   }
 
-  void add(const std::string& name, const at::Tensor& tensor) {
-    old.push_back(old_on_host(name, tensor));
-    if (!tensor.is_cpu()) {
-      devices_.push_back(tensor.device());
+  void release(const Item& item) {
+    const std::scoped_lock lock(mutex_);
+    copied_bytes_ -= item.copied_bytes;
+    released_.notify_all();
+  }
+
+  // Keeps the first failure, which ends the work of all threads.
+  void fail(std::exception_ptr failure) {
+    const std::scoped_lock lock(mutex_);
+    if (!failure_) {
+      failure_ = std::move(failure);
+    }
+    released_.notify_all();
+  }
+
+  void rethrow() const {
+    if (failure_) {
+      std::rethrow_exception(failure_);
     }
   }
 
  private:
-  std::vector<c10::Device> devices_;
-  std::vector<c10::Event> events_;
+  Strings names_;
+  const std::vector<at::Tensor>& old_;
+  std::vector<DeltaFrames> deltas_;
+  std::mutex mutex_;
+  std::condition_variable released_;
+  size_t next_ = 0;
+  uint64_t copied_bytes_ = 0;
+  std::exception_ptr failure_;
 };
+
+// Returns the current streams of the GPUs of tensors.
+std::vector<c10::Stream> streams_of(const std::vector<at::Tensor>& tensors) {
+  std::map<c10::Device, c10::Stream, DeviceOrder> streams;
+  for (const auto& tensor : tensors) {
+    if (tensor.is_cuda()) {
+      streams.try_emplace(tensor.device(), current_stream(tensor.device()));
+    }
+  }
+  std::vector<c10::Stream> found;
+  found.reserve(streams.size());
+  for (const auto& [device, stream] : streams) {
+    found.push_back(stream);
+  }
+  return found;
+}
+
+// Runs `work` on several threads, of which the caller's is one, with the caller's current streams.
+void run_on_threads(size_t threads, const std::vector<c10::Stream>& streams, const std::function<void()>& work) {
+  std::vector<std::thread> started;
+  try {
+    while (started.size() + 1 < threads) {
+      started.emplace_back([&] {
+        const c10::MultiStreamGuard guard(streams);
+        work();
+      });
+    }
+    // NOLINTNEXTLINE(bugprone-empty-catch): a container may refuse more threads. Those that have started do the work.
+  } catch (const std::system_error&) {
+  }
+  work();
+  for (auto& thread : started) {
+    thread.join();
+  }
+}
 
 rust::Box<Deltas> open_chain(Strings paths, const OpenEncryptionKey::Optional& key) {
   const auto converted = to_rust(paths);
@@ -144,18 +221,19 @@ rust::Box<Deltas> open_chain(Strings paths, const OpenEncryptionKey::Optional& k
   return call_core([&] { return open_deltas(slice_of(converted), *request); });
 }
 
-// Returns the changes of one tensor of a list, in the memory of the list, or on the GPU of the tensor.
-Change change_of(const std::shared_ptr<rust::Box<ChangeList>>& list, size_t index, const at::Tensor& target) {
+// Returns the changes of a tensor, in the memory of the core or on the GPU of the tensor.
+Change change_of(rust::Box<ElementChanges> computed, const at::Tensor& target) {
+  const auto changes = std::make_shared<rust::Box<ElementChanges>>(std::move(computed));
   const auto tensor_of = [&](const auto& slice, c10::IntArrayRef sizes, c10::ScalarType type) {
     auto* address = const_cast<void*>(static_cast<const void*>(slice.data()));
-    const auto tensor = at::from_blob(address, sizes, [list](void*) {}, at::device(at::kCPU).dtype(type));
+    const auto tensor = at::from_blob(address, sizes, [changes](void*) {}, at::device(at::kCPU).dtype(type));
     return target.is_cpu() ? tensor : tensor.to(target.device());
   };
-  const auto values = (*list)->values(index);
-  if ((*list)->is_whole(index)) {
+  const auto values = (*changes)->values();
+  if ((*changes)->is_whole()) {
     return {target, {}, tensor_of(values, target.sizes(), target.scalar_type())};
   }
-  const auto positions = (*list)->positions(index);
+  const auto positions = (*changes)->positions();
   const auto count = static_cast<int64_t>(positions.size());
   return {target, tensor_of(positions, {count}, at::kUInt32), tensor_of(values, {count}, target.scalar_type())};
 }
@@ -185,69 +263,39 @@ std::vector<std::string> DeltaChain::names() const {
 
 std::vector<Change> DeltaChain::changes(Strings names, const std::vector<at::Tensor>& old, const Numbers& shapes,
                                         const Numbers& ranges) const {
-  // Autograd does not record the copies.
-  const at::AutoDispatchBelowADInplaceOrView guard;
   check_delta_count("tensors", old.size(), names.size());
   check_delta_count("shapes", shapes.size(), names.size());
   check_delta_count("index regions", ranges.size(), names.size());
-  const auto converted = to_rust(names);
-  std::vector<DeltaFrames> deltas;
-  deltas.reserve(chain_->count());
-  for (size_t delta = 0; delta < chain_->count(); ++delta) {
-    deltas.emplace_back(*chain_, delta, slice_of(converted));
-  }
-  // Begins to copy the old values of the next tensors, where the core cannot read them.
-  const auto copy_old = [&](size_t begin) {
-    OldValues batch{begin};
-    uint64_t bytes = 0;
-    for (size_t index = begin; index < names.size(); ++index) {
-      const auto& name = names.get(index);
-      bytes += is_read_in_place(old[index]) ? 0 : old[index].nbytes();
-      for (const auto& delta : deltas) {
-        bytes += delta.frame_bytes(name);
-      }
-      if (index > begin && bytes > kDecodedBytes) {
-        break;
-      }
-      batch.add(name, old[index]);
-    }
-    batch.record();
-    return batch;
-  };
-  std::vector<Change> changes;
-  changes.reserve(names.size());
-  auto next = copy_old(0);
-  while (changes.size() < names.size()) {
-    const auto batch = std::exchange(next, copy_old(next.begin + next.old.size()));
-    std::vector<HeldTensor> tensors;
-    std::vector<at::Tensor> held;
+  DeltaWork work(*chain_, names, old);
+  std::vector<Change> changes(names.size());
+  const auto compute = [&](const DeltaWork::Item& item) {
     std::vector<MemoryRange> frames;
-    for (size_t item = 0; item < batch.old.size(); ++item) {
-      const size_t index = batch.begin + item;
-      const auto& name = names.get(index);
-      const size_t before = held.size();
-      for (auto& delta : deltas) {
-        if (auto frame = delta.take(name)) {
-          frames.push_back(host_range_of(held.emplace_back(std::move(*frame))));
-        }
-      }
-      if (held.size() == before) {
-        throw_invalid_argument("tensor \"" + name + "\": no delta changes it; give each name of names() once");
-      }
-      HeldTensor tensor{
-          to_rust(name), host_range_of(batch.old[item]), static_cast<size_t>(old[index].element_size()), {}, {}};
-      std::ranges::copy(shapes[index], std::back_inserter(tensor.shape));
-      std::ranges::copy(ranges[index], std::back_inserter(tensor.ranges));
-      tensors.push_back(std::move(tensor));
+    frames.reserve(item.frames.size());
+    std::ranges::transform(item.frames, std::back_inserter(frames), host_range_of);
+    const auto item_bytes = static_cast<size_t>(item.old.element_size());
+    HeldTensor tensor{to_rust(names.get(item.index)), host_range_of(item.old), item_bytes, {}, {}};
+    std::ranges::copy(shapes[item.index], std::back_inserter(tensor.shape));
+    std::ranges::copy(ranges[item.index], std::back_inserter(tensor.ranges));
+    if (item.copied) {
+      item.copied->synchronize();
     }
-    batch.wait();
-    const auto list = std::make_shared<rust::Box<ChangeList>>(call_core([&] {
-      return chain_->changes(slice_of(tensors), slice_of(frames), static_cast<size_t>(at::get_num_threads()));
-    }));
-    for (size_t item = 0; item < batch.old.size(); ++item) {
-      changes.push_back(change_of(list, item, old[batch.begin + item]));
+    return call_core([&] { return chain_->changes(tensor, slice_of(frames)); });
+  };
+  const size_t threads = std::min<size_t>(at::get_num_threads(), names.size());
+  run_on_threads(threads, streams_of(old), [&] {
+    // Autograd does not record the copies.
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    try {
+      while (auto item = work.take()) {
+        auto computed = compute(*item);
+        work.release(*item);
+        changes[item->index] = change_of(std::move(computed), old[item->index]);
+      }
+    } catch (...) {
+      work.fail(std::current_exception());
     }
-  }
+  });
+  work.rethrow();
   const std::scoped_lock lock(mutex_);
   for (size_t index = 0; index < names.size(); ++index) {
     if (c10::multiply_integers(shapes[index]) != old[index].numel()) {

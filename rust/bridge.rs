@@ -28,7 +28,7 @@ mod writer;
 use self::cast::{can_convert, convert_on_cuda, convert_on_host, is_castable, missing_kernels, wait_for_event};
 use self::checkpoint::{Checkpoint, OpenRequest, open, open_request, resolve_files, tensors_of_bytes};
 use self::cipher::{Cipher, cipher_of_key, derive_key, new_cipher};
-use self::delta::{ChangeList, Deltas, NewFrames, encode_changes, index_metadata, open_deltas};
+use self::delta::{Deltas, ElementChanges, NewFrames, encode_changes, index_metadata, open_deltas};
 use self::dtype_rules::requested_scalar_types;
 use self::encryption_key::{EncryptionKey, encryption_key, key_for_save, key_of_file, key_of_passphrase, rotate_key};
 use self::error::{exception_of, invalid_argument, out_of_memory, version_conflict};
@@ -260,17 +260,12 @@ mod ffi {
         fn version(self: &Deltas) -> String;
         fn names(self: &Deltas) -> Vec<String>;
         fn select_frames(self: &Deltas, delta: usize, names: &[String]) -> Result<Box<Selection>>;
-        unsafe fn changes(
-            self: &Deltas,
-            tensors: &[HeldTensor],
-            frames: &[MemoryRange],
-            threads: usize,
-        ) -> Result<Box<ChangeList>>;
+        unsafe fn changes(self: &Deltas, tensor: &HeldTensor, frames: &[MemoryRange]) -> Result<Box<ElementChanges>>;
 
-        type ChangeList;
-        fn is_whole(self: &ChangeList, tensor: usize) -> bool;
-        fn positions(self: &ChangeList, tensor: usize) -> &[u32];
-        fn values(self: &ChangeList, tensor: usize) -> &[u8];
+        type ElementChanges;
+        fn is_whole(self: &ElementChanges) -> bool;
+        fn positions(self: &ElementChanges) -> &[u32];
+        fn values(self: &ElementChanges) -> &[u8];
 
         type NewFrames;
         unsafe fn encode_changes(

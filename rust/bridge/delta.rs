@@ -2,7 +2,7 @@
 
 use super::checkpoint::OpenRequest;
 use super::ffi;
-use super::guard::{guard, guard_with_log};
+use super::guard::{guard, guard_with_log, watched};
 use super::selection::{Reads, Selection};
 use crate::checkpoint::region::{IndexRange, StridedRange};
 use crate::checkpoint::selection;
@@ -21,8 +21,8 @@ use std::sync::Arc;
 /// Open deltas.
 pub(super) struct Deltas(Chain);
 
-/// Changes of several tensors.
-pub(super) struct ChangeList(Vec<Changes>);
+/// Changes of a tensor.
+pub(super) struct ElementChanges(Changes);
 
 /// Frames of several tensors of a new delta.
 pub(super) struct NewFrames(Vec<Option<NewFrame>>);
@@ -72,37 +72,31 @@ impl Deltas {
         })
     }
 
-    /// Computes the changes of tensors. `frames` has those of the first tensor in all deltas, then those of the next.
+    /// Computes the changes of a tensor. `frames` are its frames, of the oldest delta first.
     ///
     /// # Safety
     /// The addresses must be those of memory of these sizes, which nothing writes meanwhile.
     pub(super) unsafe fn changes(
         &self,
-        tensors: &[ffi::HeldTensor],
+        tensor: &ffi::HeldTensor,
         frames: &[ffi::MemoryRange],
-        threads: usize,
-    ) -> Result<Box<ChangeList>> {
-        let watch = Watch::begin();
-        guard(|| {
+    ) -> Result<Box<ElementChanges>> {
+        watched(|check| {
             let mut frames = frames.iter();
             let missing = || Error::new(Kind::Internal, "there are fewer frames than the deltas hold");
-            let mut held = Vec::with_capacity(tensors.len());
-            for tensor in tensors {
-                let mut stored = Vec::new();
-                for delta in self.0.deltas() {
-                    if let Some(place) = delta.frame(&tensor.name)? {
-                        // SAFETY: the caller vouches for the memory.
-                        let bytes = unsafe { slice_of(frames.next().ok_or_else(missing)?) };
-                        let encoding = delta.properties.encoding;
-                        let (checksum, path, begin) = (place.checksum, place.path, place.begin);
-                        stored.push(Frame { encoding, bytes, checksum, path, begin });
-                    }
+            let mut stored = Vec::new();
+            for delta in self.0.deltas() {
+                if let Some(place) = delta.frame(&tensor.name)? {
+                    // SAFETY: the caller vouches for the memory.
+                    let bytes = unsafe { slice_of(frames.next().ok_or_else(missing)?) };
+                    let encoding = delta.properties.encoding;
+                    let (checksum, path, begin) = (place.checksum, place.path, place.begin);
+                    stored.push(Frame { encoding, bytes, checksum, path, begin });
                 }
-                // SAFETY: the caller vouches for the memory.
-                let old = unsafe { slice_of(&tensor.old) };
-                held.push(held_tensor(tensor, old, stored)?);
             }
-            Ok(Box::new(ChangeList(decode::changes_of_all(threads, &held, &|| watch.check())?)))
+            // SAFETY: the caller vouches for the memory.
+            let old = unsafe { slice_of(&tensor.old) };
+            Ok(Box::new(ElementChanges(decode::changes(&held_tensor(tensor, old, stored)?, check)?)))
         })
     }
 }
@@ -135,22 +129,18 @@ fn held_tensor<'a>(tensor: &'a ffi::HeldTensor, old: &'a [u8], frames: Vec<Frame
     Ok(Tensor { name, old, item_bytes: to_usize(item_bytes), tensor_bytes, region, frames })
 }
 
-impl ChangeList {
-    fn get(&self, tensor: usize) -> Option<&Changes> {
-        self.0.get(tensor)
-    }
-
+impl ElementChanges {
     /// Returns whether the values are those of all elements.
-    pub(super) fn is_whole(&self, tensor: usize) -> bool {
-        self.get(tensor).is_some_and(|changes| changes.positions.is_none())
+    pub(super) fn is_whole(&self) -> bool {
+        self.0.positions.is_none()
     }
 
-    pub(super) fn positions(&self, tensor: usize) -> &[u32] {
-        self.get(tensor).and_then(|changes| changes.positions.as_deref()).unwrap_or_default()
+    pub(super) fn positions(&self) -> &[u32] {
+        self.0.positions.as_deref().unwrap_or_default()
     }
 
-    pub(super) fn values(&self, tensor: usize) -> &[u8] {
-        self.get(tensor).map(|changes| changes.values.as_slice()).unwrap_or_default()
+    pub(super) fn values(&self) -> &[u8] {
+        &self.0.values
     }
 }
 

@@ -10,9 +10,7 @@ use crate::checkpoint::region::StridedRange;
 use crate::digest::{Context, Digest};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
-use crate::os::retry::SharedCheck;
-use crate::os::threads;
-use std::cmp::Reverse;
+use crate::os::retry::Check;
 use std::path::Path;
 
 /// Tensor and its changes.
@@ -45,30 +43,12 @@ pub struct Frame<'a> {
     pub begin: u64,
 }
 
-/// Computes the changes of tensors on several threads, in the order of the list.
+/// Computes the changes of a tensor.
 ///
 /// # Errors
 /// `malformed` for a frame that is not valid or does not fit its tensor; `integrity` for a whole tensor whose new bytes
 /// differ from the checksum; that of `check`.
-pub fn changes_of_all(threads: usize, tensors: &[Tensor<'_>], check: SharedCheck<'_>) -> Result<Vec<Changes>> {
-    // Large tensors first, so that no thread is left with one at the end.
-    let mut order: Vec<usize> = (0..tensors.len()).collect();
-    order.sort_by_key(|&index| Reverse(tensors.get(index).map_or(0, |tensor| tensor.tensor_bytes)));
-    let missing = || Error::new(Kind::Internal, "no such tensor");
-    let decoded = threads::map(threads, order.len(), |job| {
-        let index = order.get(job).ok_or_else(missing)?;
-        changes(tensors.get(*index).ok_or_else(missing)?, check)
-    })?;
-    let mut sorted: Vec<(usize, Changes)> = order.into_iter().zip(decoded).collect();
-    sorted.sort_by_key(|(index, _)| *index);
-    Ok(sorted.into_iter().map(|(_, changes)| changes).collect())
-}
-
-/// Computes the changes of a tensor.
-///
-/// # Errors
-/// Those of [`changes_of_all`].
-pub fn changes(tensor: &Tensor<'_>, check: SharedCheck<'_>) -> Result<Changes> {
+pub fn changes(tensor: &Tensor<'_>, check: Check<'_>) -> Result<Changes> {
     let Tensor { old, tensor_bytes, region, frames, .. } = tensor;
     let at = |frame: &Frame<'_>, error: Error| error.at(frame.path).tensor(tensor.name).offset(frame.begin);
     let mut patches = Vec::with_capacity(frames.len());
