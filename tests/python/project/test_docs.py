@@ -36,7 +36,7 @@ NOT_RUN = {"json", "text", "toml"}
 # Blocks in these languages are parts of programs that test_cpp.py builds. cargo tests the blocks in Rust.
 BUILT = {"cmake", "cpp"}
 # Commands that build, install and serve, which are not run here.
-OTHERS = {".", "cargo", "cmake", "export", "pip", "python", "sglang", "torchrun", "vllm"}
+OTHERS = {".", "cargo", "cmake", "curl", "export", "pip", "python", "sglang", "torchrun", "vllm"}
 
 # Commands that make the files of an example.
 COMMANDS_BEFORE = {
