@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import signal
 import time
 
@@ -13,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from torch import nn
 
 import fst
+from rawfile import assert_all_same
 
 SIZES = {"first": 400_000, "second": 50_000, "third": 3}
 
@@ -185,6 +187,25 @@ def test_interrupt_during_a_commit_is_deferred(model, update):
         update.commit()
     assert_holds(model, "2")
     assert update.ready()
+
+
+def test_full_disk_leaves_no_delta(model, tmp_path):
+    """A limit on file sizes fails like a full disk. It is between the sizes of the two files of the delta."""
+    new = {"third": torch.ones(3), "second": torch.randn(SIZES["second"]), "first": torch.randn(SIZES["first"])}
+    versions = {"version": "2", "base_version": "1", "max_shard_bytes": 1 << 20}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            fst.save_delta(tensors_of(1), new, tmp_path / "delta", **versions)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with pytest.raises(IsADirectoryError):
+        fst.prepare_update(model, tmp_path / "delta")
+    assert_holds(model, "1")
+    fst.save_delta(tensors_of(1), new, tmp_path / "delta", **versions)
+    fst.prepare_update(model, tmp_path / "delta").commit()
+    assert_all_same(dict(model.named_buffers()), new)
 
 
 @settings(max_examples=40, stateful_step_count=20)
