@@ -157,6 +157,10 @@ bench-remote: build ## loads over HTTP and from S3 beside other libraries, on on
 bench-calls: build ## CPU time of small calls beside safetensors, a minute (BENCH_ARGS="--help")
 	$(IN_VENV) python -m fst_bench.small_calls $(BENCH_ARGS)
 
+.PHONY: bench-updates
+bench-updates: build ## updates of a live model beside loads, about ten minutes (BENCH_ARGS="--help")
+	$(IN_VENV) python -m fst_bench.updates $(BENCH_ARGS)
+
 .PHONY: bench-gpu-model
 bench-gpu-model: ## where the time of a load to an H100 goes, on a driver that takes its time (MODEL_ARGS="timeline dense"), four minutes
 	@mkdir -p bench-results

@@ -23,6 +23,7 @@ from .simulation.section import SIMULATION, simulation_section
 from .small_calls.section import SMALL_CALLS, small_calls_section
 from .tables import INTRODUCTIONS, TABLES
 from .text import table
+from .updates.section import UPDATES, updates_section
 
 INTRODUCTION = """\
 # Benchmarks
@@ -53,10 +54,11 @@ PARTS = {
     "cuda": "On a GPU",
     "ranks": "Several ranks",
     "remote": "Remote checkpoints",
+    "updates": "Updates of a live model",
     "simulation": "Simulation",
 }
 # Sections of results that are not of files, by the files of the results.
-OTHERS = {SMALL_CALLS: small_calls_section, SIMULATION: simulation_section}
+OTHERS = {SMALL_CALLS: small_calls_section, UPDATES: updates_section, SIMULATION: simulation_section}
 MARK = "<!-- part: {} -->\n"
 
 

@@ -1,0 +1,1 @@
+"""Benchmark of updates of live models."""
