@@ -52,6 +52,7 @@ class LiveModel:
         parts = self._find_parts(None if is_delta else source)
 
         def prepare() -> fst.Update:
+            self._keep(parts)
             paths = source
             if is_delta and len(source) == 1:
                 paths = _chain(source[0], fst.version_of([part.tensor for part in parts]))
@@ -83,12 +84,15 @@ class LiveModel:
         parts, reasons = self._ranks.gather_results(find)
         for reason in filter(None, reasons):
             raise NotInPlaceError(reason.decode())
+        return parts
+
+    def _keep(self, parts: list[Part]) -> None:
+        """Keeps the parts for later updates, and sets the version that they have before the first one."""
         if self._parts is None:
-            self._parts = parts
             tensors = [part.tensor for part in parts]
             if self._version is not None or fst.version_of(tensors) is None:
                 fst.set_version(tensors, self._version or _metadata_at(self._checkpoint, "version") or _FIRST_VERSION)
-        return parts
+            self._parts = parts
 
 
 def _metadata_at(path: str, key: str) -> str | None:
