@@ -147,6 +147,42 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Damaged frames are errors, or have a content of the same bytes.
+    #[test]
+    fn damaged_frames_never_decode_to_other_bytes(
+        encoding in 0_usize..2,
+        is_compressed: bool,
+        damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        end in any::<prop::sample::Index>(),
+        is_cut: bool,
+    ) {
+        let old: Vec<u8> = (0..200).collect();
+        let mut new = old.clone();
+        (new[3], new[90], new[199]) = (0, 0, 0);
+        let encoding = ENCODINGS[encoding];
+        let content = match encoding {
+            Encoding::Xor => old.iter().zip(&new).map(|(old, new)| old ^ new).collect(),
+            Encoding::Overwrite => overwrite_content(&[(3, 0), (90, 0), (199, 0)]),
+        };
+        let mut bytes = match is_compressed {
+            true => encode(&old, &new, encoding, Algorithm::Xxh3).unwrap().bytes,
+            false => raw_frame(&content),
+        };
+        for (index, byte) in damage {
+            *index.get_mut(&mut bytes) = byte;
+        }
+        bytes.truncate(if is_cut { end.index(bytes.len()) } else { bytes.len() });
+        let checksum = Algorithm::Xxh3.digest(&new);
+        let frame = Frame { encoding, bytes: &bytes, checksum, path: Path::new("d.safetensors"), begin: 0 };
+        if let Ok(changes) = decode(&old, 1, vec![frame]) {
+            prop_assert_eq!(assign(&old, 1, &changes), new);
+        }
+    }
+}
+
 /// A tensor that several threads encode, in blocks of which the last one is not full.
 #[test]
 fn frames_of_large_tensors_match_assignment() {
