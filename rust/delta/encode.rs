@@ -37,8 +37,8 @@ pub struct NewFrame {
     pub checksum: Digest,
 }
 
-/// Encodes the changes of tensors on several threads, in the order of the list. `None` for a tensor without changes. Large
-/// tensors are encoded one after the other, and small ones side by side.
+/// Encodes the changes of tensors on several threads, in the order of the list. `None` for a tensor without changes. Tensors
+/// that are larger than the part of a thread are encoded one after the other, and the others side by side.
 ///
 /// # Errors
 /// `invalid-argument` for a tensor that is too large for the encoding; that of `check`.
@@ -49,8 +49,10 @@ pub fn frames(
     checksum: Algorithm,
     check: SharedCheck<'_>,
 ) -> Result<Vec<Option<NewFrame>>> {
-    let (large, small): (Vec<usize>, Vec<usize>) =
-        (0..pairs.len()).partition(|&index| pairs.get(index).is_some_and(|pair| pair.new.len() >= SHARED_BYTES_MIN));
+    let part_bytes = pairs.iter().map(|pair| pair.new.len()).sum::<usize>() / threads.max(1);
+    let is_large =
+        |&index: &usize| pairs.get(index).is_some_and(|pair| pair.new.len() >= part_bytes.max(SHARED_BYTES_MIN));
+    let (large, small): (Vec<usize>, Vec<usize>) = (0..pairs.len()).partition(is_large);
     let missing = || Error::new(Kind::Internal, "no such tensor");
     let encode = |index: usize, threads| {
         let pair = pairs.get(index).ok_or_else(missing)?;

@@ -18,8 +18,9 @@ def test_make_show_and_apply(command, tmp_path):
     assert (made.returncode, made.stdout) == (0, f"v1: 1 tensor changed, {size} B\n")
     shown = command("delta", "show", "v1")
     assert shown.stdout.splitlines()[1].split() == f"v1 000000 000001 overwrite xxh3-128 1 {size} B".split()
-    [delta] = json.loads(command("delta", "show", "v1", "--json").stdout)["deltas"]
+    [delta] = json.loads(command("delta", "show", "v1", "--base", "old.safetensors", "--json").stdout)["deltas"]
     assert (delta["encoding"], delta["tensors"], delta["bytes"]) == ("overwrite", 1, size)
+    assert delta["share"] == size / 4040
     applied = command("delta", "apply", "old.safetensors", "v1", "full", "--json")
     assert json.loads(applied.stdout) == {"path": "full", "tensors": 2, "bytes": 4040}
     assert torch.equal(fst.load_file(tmp_path / "full")["a"], new["a"])

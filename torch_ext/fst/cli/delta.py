@@ -6,12 +6,15 @@ import argparse
 import errno
 import json
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fst._core.formatting import format_count, format_size, visible
 from fst._core.urls import is_url
 from fst.cli.arguments import Paths, expanded, size
 from fst.cli.table import table
+
+if TYPE_CHECKING:
+    from fst._core.classes import Checkpoint
 
 _INDEX = "model.safetensors.index.json"
 
@@ -51,6 +54,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     make.set_defaults(run=_make)
     show = actions.add_parser("show", help="list versions, encodings and sizes of deltas; reads no changes")
     show.add_argument("deltas", nargs="+", action=Paths, metavar="DELTA")
+    show.add_argument("--base", type=expanded, metavar="PATH", help="also print the sizes as shares of this checkpoint")
     show.set_defaults(run=_show)
     apply = actions.add_parser(
         "apply",
@@ -109,16 +113,21 @@ def _show(arguments: argparse.Namespace) -> int:
                 "encoding": metadata["delta_encoding"],
                 "checksum": metadata["checksum_format"],
                 "tensors": len(chain.names()),
-                "bytes": sum(frames.tensor_info(name).nbytes for name in chain.names()),
+                "bytes": _bytes_of(frames),
             }
         )
+    if arguments.base is not None:
+        base_bytes = _bytes_of(Checkpoint([arguments.base]))
+        for delta in deltas:
+            delta["share"] = delta["bytes"] / max(base_bytes, 1)
     if arguments.json:
         print(json.dumps({"deltas": deltas}, indent=2))
         return 0
     rows = [["delta", "base version", "version", "encoding", "checksum", "tensors", "size"]]
     for delta in deltas:
-        *texts, tensors, size_bytes = delta.values()
-        rows.append([*texts, f"{tensors:,}", format_size(size_bytes)])
+        *texts, tensors, size_bytes = list(delta.values())[:7]
+        share = f" ({delta['share']:.1%})" if "share" in delta else ""
+        rows.append([*texts, f"{tensors:,}", format_size(size_bytes) + share])
     print(table(rows, right=[5, 6], flexible=[0]))
     return 0
 
@@ -145,10 +154,13 @@ def _report(arguments: argparse.Namespace, done: str) -> int:
     from fst._core.classes import Checkpoint
 
     written = Checkpoint([arguments.directory])
-    infos = [written.tensor_info(name) for name in written.names()]
-    size_bytes = sum(info.nbytes for info in infos)
+    count, size_bytes = len(written.names()), _bytes_of(written)
     if arguments.json:
-        print(json.dumps({"path": arguments.directory, "tensors": len(infos), "bytes": size_bytes}, indent=2))
+        print(json.dumps({"path": arguments.directory, "tensors": count, "bytes": size_bytes}, indent=2))
     else:
-        print(f"{visible(arguments.directory)}: {format_count(len(infos), 'tensor')} {done}, {format_size(size_bytes)}")
+        print(f"{visible(arguments.directory)}: {format_count(count, 'tensor')} {done}, {format_size(size_bytes)}")
     return 0
+
+
+def _bytes_of(checkpoint: Checkpoint) -> int:
+    return sum(checkpoint.tensor_info(name).nbytes for name in checkpoint.names())
