@@ -138,6 +138,7 @@ def test_index_is_written_last(tmp_path, monkeypatch):
         ({"v": torch.ones(1), "w": torch.ones(3), "x": torch.ones(1)}, {}, ValueError, 'the old version lacks .*"x"'),
         ({"v": torch.ones(1), "w": torch.ones(3, 1)}, {}, ValueError, r'tensor "w": is torch.float32 \[3\] in the old'),
         ({"v": torch.ones(1), "w": torch.ones(3).half()}, {}, ValueError, "torch.float16 .* in the new one"),
+        ({"v": torch.ones(1), "w": [1.0]}, {}, TypeError, 'tensor "w": expected a torch.Tensor, not list'),
         (None, {"version": "000000"}, ValueError, "are both '000000'"),
         (None, {"version": 1}, TypeError, "version must be a str, not int"),
         (None, {"base_version": ""}, ValueError, "base_version is empty"),

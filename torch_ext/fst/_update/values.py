@@ -22,7 +22,11 @@ class Values:
     def __init__(self, source: Paths | Mapping[str, Tensor]) -> None:
         if isinstance(source, Mapping):
             self._checkpoint = None
-            self.tensors = {name: tensor.detach() for name, tensor in source.items()}
+            self.tensors = {}
+            for name, tensor in source.items():
+                if not isinstance(tensor, Tensor):
+                    raise TypeError(f'tensor "{name}": expected a torch.Tensor, not {type(tensor).__name__}')
+                self.tensors[name] = tensor.detach()
         else:
             self._checkpoint = OpenCheckpoint(source)
             self.tensors = self._checkpoint.tensors
