@@ -9,6 +9,7 @@ from torch import Tensor
 from fst._core import ops
 from fst._core.arguments import Path, Paths, path_of
 from fst._core.batches import split_by_size
+from fst._core.formatting import format_count
 from fst._save.save import DEFAULT_SHARD_BYTES, save_indexed
 from fst._update.values import Values
 
@@ -103,8 +104,8 @@ def _check_equal_layout(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) ->
         if only:
             names = ", ".join(f'"{name}"' for name in sorted(only)[:8])
             raise ValueError(
-                f"the {missing} version lacks {len(only)} tensors: {names}; a delta neither adds nor removes tensors. "
-                "Save a full checkpoint, or pass the same tensors"
+                f"the {missing} version lacks {format_count(len(only), 'tensor')}: {names}; a delta neither adds nor "
+                "removes tensors. Save a full checkpoint, or pass the same tensors"
             )
     for name, tensor in old.items():
         other = new[name]
