@@ -58,6 +58,18 @@ std::pair<Strings, std::vector<at::Tensor>> unzip(rust::Slice<const Named> all) 
   return {std::move(names), std::move(tensors)};
 }
 
+std::optional<std::string> to_version(RustStrings version) {
+  return version.empty() ? std::nullopt : std::optional(std::string(version.front()));
+}
+
+rust::Vec<rust::String> from_version(const std::optional<std::string>& version) {
+  rust::Vec<rust::String> text;
+  if (version) {
+    text.push_back(rust::String::lossy(*version));
+  }
+  return text;
+}
+
 std::optional<Texts> to_texts(rust::Slice<const MetadataEntry> metadata) {
   if (metadata.empty()) {
     return std::nullopt;
@@ -143,6 +155,24 @@ rust::Vec<Named> next(Loader& loader) {
     add(all, item->name, std::move(item->tensor));
   }
   return all;
+}
+
+std::unique_ptr<Update> prepare_update(RustStrings paths, rust::Slice<const Named> outputs, RustStrings version,
+                                       rust::Str verify) {
+  const auto [names, tensors] = unzip(outputs);
+  return std::make_unique<Update>(
+      fst::prepare_update(to_strings(paths), names, tensors, to_version(version), std::string(verify)));
+}
+
+rust::Vec<rust::String> version(const Update& update) { return from_version(update.version()); }
+
+rust::Vec<rust::String> version_of(rust::Slice<const Named> named) {
+  const auto [names, tensors] = unzip(named);
+  return from_version(fst::version_of(tensors, names));
+}
+
+void set_version(rust::Slice<const Named> named, RustStrings version) {
+  fst::set_version(unzip(named).second, to_version(version));
 }
 
 std::string text_of(const c10::Error& error) {

@@ -35,6 +35,13 @@ std::unique_ptr<Loader> open_loader(const Load& load);
 // Returns one tensor, or an empty vector after the last one.
 rust::Vec<Named> next(Loader& loader);
 
+// A version is a slice or vector of one text, or empty.
+std::unique_ptr<Update> prepare_update(rust::Slice<const rust::String> paths, rust::Slice<const Named> outputs,
+                                       rust::Slice<const rust::String> version, rust::Str verify);
+rust::Vec<rust::String> version(const Update& update);
+rust::Vec<rust::String> version_of(rust::Slice<const Named> tensors);
+void set_version(rust::Slice<const Named> tensors, rust::Slice<const rust::String> version);
+
 // Returns the error text without a backtrace. Adds the code to out-of-memory errors of PyTorch's allocator.
 std::string text_of(const c10::Error& error);
 

@@ -49,9 +49,11 @@ use std::path::Path;
 use tch::{Device, Tensor};
 
 mod dtypes;
+mod update;
 
 pub use dtypes::Dtypes;
 pub use ffi::{IndexRange, Region, Slice};
+pub use update::{Update, prepare_update, set_version, version_of};
 
 #[cxx::bridge(namespace = "fst::tch")]
 mod ffi {
@@ -142,6 +144,21 @@ mod ffi {
         fn open_loader(load: &Load) -> Result<UniquePtr<Loader>>;
         fn next(loader: Pin<&mut Loader>) -> Result<Vec<Named>>;
         fn total_bytes(self: &Loader) -> Result<i64>;
+
+        // A version is a slice or vector of one text, or empty.
+        #[namespace = "fst"]
+        type Update;
+        fn prepare_update(
+            paths: &[String],
+            outputs: &[Named],
+            version: &[String],
+            verify: &str,
+        ) -> Result<UniquePtr<Update>>;
+        fn commit(self: &Update) -> Result<()>;
+        fn staged_bytes(self: &Update) -> Result<i64>;
+        fn version(update: &Update) -> Result<Vec<String>>;
+        fn version_of(tensors: &[Named]) -> Result<Vec<String>>;
+        fn set_version(tensors: &[Named], version: &[String]) -> Result<()>;
     }
 }
 
