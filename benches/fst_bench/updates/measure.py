@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import torch as safetensors
@@ -42,13 +42,15 @@ class Job:
 
 
 class Clock:
-    """Seconds of an update: all of them, and those in which the module cannot serve."""
+    """Time of an update, the part of it in which the module cannot serve, and what the update takes."""
 
     def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
         """Begins the update, after work that does not count."""
+        memory.reset_peak()
+        self._before = memory.peak_bytes(), cpu_seconds(), storage_bytes()
         self._begin = self._blocked = time.perf_counter()
 
     def block(self) -> None:
@@ -56,9 +58,16 @@ class Clock:
         self._blocked = time.perf_counter()
 
     def stop(self) -> dict[str, float]:
-        """Ends the update."""
-        end = time.perf_counter()
-        return {"seconds": end - self._begin, "blocked_seconds": end - self._blocked}
+        """Ends the update, and returns its figures."""
+        end, after = time.perf_counter(), (memory.peak_bytes(), cpu_seconds(), storage_bytes())
+        extra, cpu, storage = (now - before for now, before in zip(after, self._before, strict=True))
+        return {
+            "seconds": end - self._begin,
+            "blocked_seconds": end - self._blocked,
+            "extra_bytes": extra,
+            "cpu_seconds": cpu,
+            "storage_bytes": storage,
+        }
 
 
 def prepare_and_commit(module: nn.Module, source: Path, clock: Clock) -> None:
@@ -132,35 +141,49 @@ def read_both(module: nn.Module, versions: Versions, clock: Clock) -> None:
         read_every_byte(fst.load_file(path))
 
 
-METHODS: dict[str, Callable[[nn.Module, Versions, Clock], None]] = {
-    method.__name__.replace("_", "-"): method
-    for method in (
-        *(update, not_atomic, delta_xor, delta_overwrite, load_module, load_state_dict, patch, fresh, copy),
-        *(make_xor, make_overwrite, read_both),
-    )
+class Method(NamedTuple):
+    """Way to update a module, or to make a delta.
+
+    Attributes:
+        run: What the clock measures.
+        files: Files or directories that it reads.
+        updates: Whether the module has the new tensors afterwards.
+    """
+
+    run: Callable[[nn.Module, Versions, Clock], None]
+    files: tuple[str, ...] = ("new.safetensors",)
+    updates: bool = True
+
+
+BOTH = ("old.safetensors", "new.safetensors")
+METHODS = {
+    "update": Method(update),
+    "not-atomic": Method(not_atomic),
+    "delta-xor": Method(delta_xor, ("delta-xor",)),
+    "delta-overwrite": Method(delta_overwrite, ("delta-overwrite",)),
+    "load-module": Method(load_module),
+    "load-state-dict": Method(load_state_dict),
+    "patch": Method(patch, ("patch.safetensors", "patched.safetensors")),
+    "fresh": Method(fresh, updates=False),
+    "copy": Method(copy),
+    "make-xor": Method(make_xor, BOTH, updates=False),
+    "make-overwrite": Method(make_overwrite, BOTH, updates=False),
+    "read-both": Method(read_both, BOTH, updates=False),
 }
-# Methods that leave the module as it was.
-WITHOUT_UPDATE = {"fresh", "make-xor", "make-overwrite", "read-both"}
 
 
 def measure(job: Job) -> dict[str, Any]:
-    versions = Versions(Path(job.folder))
-    makes = job.method in ("make-xor", "make-overwrite", "read-both")
-    module = nn.Module() if makes else module_of(fst.load_file(versions.old))
+    versions, method = Versions(Path(job.folder)), METHODS[job.method]
+    module = module_of(fst.load_file(versions.old))
     fst.set_version(module, "0")
     memory.claim(2 * versions.new.stat().st_size)
-    for path in versions.files():
+    for path in versions.files(method.files):
         (page_cache.drop if job.state == "cold" else page_cache.warm)(path)
-    memory.reset_peak()
-    before, cpu, storage = memory.peak_bytes(), cpu_seconds(), storage_bytes()
     clock = Clock()
-    METHODS[job.method](module, versions, clock)
+    method.run(module, versions, clock)
     return {
         **clock.stop(),
-        "cpu_seconds": cpu_seconds() - cpu,
-        "extra_bytes": memory.peak_bytes() - before,
-        "storage_bytes": storage_bytes() - storage,
-        "is_right": job.method in WITHOUT_UPDATE or _holds(module, versions.new),
+        "is_right": not method.updates or _holds(module, versions.new),
     }
 
 

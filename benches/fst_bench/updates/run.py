@@ -13,7 +13,7 @@ import random
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -50,8 +50,8 @@ def measured(job: Job) -> dict[str, Any]:
     return figures
 
 
-def result_of(checkpoint: Checkpoint, states: Sequence[str], rounds: int, command: str) -> dict[str, Any]:
-    """Returns the raw result of a run."""
+def results(checkpoint: Checkpoint, states: Sequence[str], rounds: int, command: str) -> Iterator[dict[str, Any]]:
+    """Yields the raw result so far after each round."""
     [path] = checkpoint.paths
     versions = make_versions(path)
     sizes = {
@@ -61,7 +61,7 @@ def result_of(checkpoint: Checkpoint, states: Sequence[str], rounds: int, comman
         "command": command,
         "commit": commit(),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "rounds": rounds,
+        "rounds": 0,
         "machine": machine_facts(versions.folder),
         "load_average_before": load_average(),
         "workload": workload_facts(checkpoint),
@@ -74,7 +74,8 @@ def result_of(checkpoint: Checkpoint, states: Sequence[str], rounds: int, comman
             figures = measured(job)
             log(f"round {number + 1}: {job.method}, {job.state}: {figures['seconds']:.3f} s")
             result["measurements"].append({"method": job.method, "state": job.state, **figures})
-    return {**result, "load_average_after": load_average()}
+        result |= {"rounds": number + 1, "load_average_after": load_average()}
+        yield result
 
 
 def main() -> None:
@@ -88,7 +89,8 @@ def main() -> None:
     args = parser.parse_args()
     command = shlex.join(["python", "-m", f"{PACKAGE.name}.updates", *sys.argv[1:]])
     checkpoint = make_checkpoint(dense(int(args.gib * (1 << 30))), args.cache_dir.absolute())
-    result = result_of(checkpoint, args.states, args.rounds, command)
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / UPDATES).write_text(json.dumps(result, indent=1) + "\n")
+    for result in results(checkpoint, args.states, args.rounds, command):
+        # An interrupted run loses one round.
+        (args.out / UPDATES).write_text(json.dumps(result, indent=1) + "\n")
     write_report(args.out, args.report)

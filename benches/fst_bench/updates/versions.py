@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -44,9 +44,10 @@ class Versions(NamedTuple):
     def delta(self, encoding: Encoding) -> Path:
         return self.folder / f"delta-{encoding}"
 
-    def files(self) -> list[Path]:
-        """Returns all files."""
-        return [path for path in sorted(self.folder.rglob("*")) if path.is_file()]
+    def files(self, names: Sequence[str]) -> list[Path]:
+        """Returns files, and those of directories."""
+        paths = [self.folder / name for name in names]
+        return [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
 
 
 def make_versions(checkpoint: Path) -> Versions:

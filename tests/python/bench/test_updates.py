@@ -19,7 +19,7 @@ def test_small_run(tmp_path, python_environ, monkeypatch):
     # One process starts Python.
     child = run.child
     monkeypatch.setattr(run, "child", lambda job: child(job) if job.method == "update" else measure(job))
-    result = run.result_of(make_checkpoint(dense(1 << 20), tmp_path), ["warm"], 1, "a command")
+    [result] = run.results(make_checkpoint(dense(1 << 20), tmp_path), ["warm"], 1, "a command")
     figures = {entry["method"]: entry for entry in result["measurements"]}
     assert figures.keys() == METHODS.keys()
     assert 0 < figures["update"]["blocked_seconds"] < figures["update"]["seconds"]
