@@ -46,7 +46,11 @@ def same(name, tensor):
     return tensor
 
 
-@pytest.mark.parametrize("options", [{}, {"atomic": False}, {"verify": True}, {"transform": same}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"atomic": False}, {"verify": True}, {"transform": same}],
+    ids=["atomic", "as bytes arrive", "verified", "transformed"],
+)
 @on_ranks(2, 3)
 def test_shards_hold_the_checkpoint_after_a_commit(newer, options):
     for rows_divide in (True, False):
