@@ -109,5 +109,6 @@ def _row(title: str, figures: Figures) -> list[str]:
 
 
 def _spread(values: list[float], show: Callable[[float], str]) -> str:
-    median = show(statistics.median(values))
+    # A measured peak may be a little below the one before.
+    median = show(max(0.0, statistics.median(values)))
     return median if show is size else f"{median} [{show(min(values))} .. {show(max(values))}]"
