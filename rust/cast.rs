@@ -7,3 +7,4 @@ mod f16c;
 mod float8;
 pub mod put;
 pub mod scatter;
+mod streaming_copy;

@@ -3,6 +3,7 @@
 
 use crate::cast::elements::Cast;
 use crate::cast::put::{POSITION_BYTES, Put};
+use crate::cast::streaming_copy;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_usize;
@@ -33,6 +34,8 @@ pub struct Conversion {
 const PART_BYTES: u64 = 256 << 10;
 /// Smallest work, in bytes, worth distributing: less is done before other threads have woken up.
 const SHARED_BYTES_MIN: u64 = 1 << 20;
+/// Smallest work, in bytes, whose copies bypass the caches: more than they hold.
+const STREAMED_BYTES_MIN: u64 = 64 << 20;
 /// Bytes that a write by position moves: a cache line.
 const LINE_BYTES: u64 = 64;
 
@@ -80,9 +83,11 @@ impl Conversion {
         })
     }
 
+    /// Runs the conversion. Copies bypass the caches if `is_streamed`.
+    ///
     /// # Safety
     /// The caller meets the conditions of [`run`].
-    unsafe fn run(&self) {
+    unsafe fn run(&self, is_streamed: bool) {
         if let Some(put) = self.put() {
             // SAFETY: the caller guarantees readable positions and values, and a target that is writable there.
             return unsafe { put.run() };
@@ -96,6 +101,7 @@ impl Conversion {
         let target = unsafe { slice::from_raw_parts_mut(target, bytes(self.to)) };
         match Cast::new(self.from, self.to) {
             Some(cast) => cast.run(source, target),
+            None if is_streamed => streaming_copy::copy(source, target),
             None => target.copy_from_slice(source),
         }
     }
@@ -114,12 +120,13 @@ pub unsafe fn run(conversions: &[Conversion], threads: usize) -> Result<()> {
     if let Some(wrong) = conversions.iter().find(|conversion| !conversion.is_possible()) {
         return Err(Error::new(Kind::Internal, format!("no cast for {wrong:?}")));
     }
+    let work = || conversions.iter().filter(|conversion| conversion.elements > 0);
+    let bytes = work().map(Conversion::bytes).sum::<u64>();
     let convert = |part: &Conversion| {
         // SAFETY: the caller's guarantee; a part stays within its conversion.
-        unsafe { part.run() }
+        unsafe { part.run(bytes >= STREAMED_BYTES_MIN) }
     };
-    let work = || conversions.iter().filter(|conversion| conversion.elements > 0);
-    if threads > 1 && work().map(Conversion::bytes).sum::<u64>() >= SHARED_BYTES_MIN {
+    if threads > 1 && bytes >= SHARED_BYTES_MIN {
         let parts: Vec<Conversion> = work().flat_map(|conversion| conversion.parts()).collect();
         compute_pool::for_each(threads, &parts, convert);
     } else {

@@ -41,6 +41,28 @@ fn tensors_of_all_sizes_are_cast() {
     }
 }
 
+#[test]
+fn large_copies_have_all_bytes_at_any_alignment() {
+    let source: Vec<u8> = (0..(64 << 20) + 100).map(|index: usize| (index ^ (index >> 8)) as u8).collect();
+    let mut target = vec![0u8; source.len() + 32];
+    for (from, to, left) in [(0, 0, 0), (3, 1, 7), (1, 16, 15)] {
+        let bytes = source.len() - from - left;
+        target.fill(0);
+        let conversion = Conversion {
+            source: source[from..].as_ptr().expose_provenance() as u64,
+            target: target[to..].as_mut_ptr().expose_provenance() as u64,
+            elements: bytes as u64,
+            from: Dtype::U8,
+            to: Dtype::U8,
+            positions: None,
+        };
+        // SAFETY: both pointers are valid for the bytes.
+        unsafe { batch::run(&[conversion], 2) }.unwrap();
+        assert!(target[to..to + bytes] == source[from..from + bytes]);
+        assert!(target[..to].iter().chain(&target[to + bytes..]).all(|&byte| byte == 0));
+    }
+}
+
 /// Writes elements of this size to every third position, and checks all bytes of the target.
 fn put(dtype: Dtype, elements: usize, threads: usize) {
     let item_bytes = dtype.item_bytes() as usize;
