@@ -14,11 +14,11 @@ pub(super) fn copy(source: &[u8], target: &mut [u8]) {
     target_head.copy_from_slice(source_head);
     let (source_vectors, source_tail) = source.as_chunks::<VECTOR_BYTES>();
     let (target_vectors, target_tail) = target.as_chunks_mut::<VECTOR_BYTES>();
-    for (source, target) in source_vectors.iter().zip(target_vectors) {
+    source_vectors.iter().zip(target_vectors).for_each(|(source, target)| {
         // SAFETY: every x86-64 processor has SSE2. The source is readable. The target is writable and aligned, because the
         // bytes before the first aligned address were taken off, and a vector is as large as its alignment.
         unsafe { _mm_stream_si128(target.as_mut_ptr().cast(), _mm_loadu_si128(source.as_ptr().cast())) };
-    }
+    });
     target_tail.copy_from_slice(source_tail);
     // SAFETY: every x86-64 processor has SSE2. Orders the stores before those that tell other threads of the copy.
     unsafe { _mm_sfence() };
