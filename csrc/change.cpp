@@ -173,8 +173,8 @@ void write_changes(const std::vector<Change>& changes) {
   writer.run();
 }
 
-void write_change_lists(at::TensorList targets, const c10::List<std::optional<at::Tensor>>& positions,
-                        at::TensorList values) {
+std::vector<Change> changes_of(at::TensorList targets, const c10::List<std::optional<at::Tensor>>& positions,
+                               at::TensorList values) {
   if (positions.size() != targets.size() || values.size() != targets.size()) {
     throw_invalid_argument(c10::str(targets.size(), " targets, but ", positions.size(), " positions and ",
                                     values.size(), " values; give one of each for every target"));
@@ -185,7 +185,7 @@ void write_change_lists(at::TensorList targets, const c10::List<std::optional<at
     const std::optional<at::Tensor> at = positions[index];
     changes.push_back(Change{targets[index], at.value_or(at::Tensor()), values[index]});
   }
-  write_changes(changes);
+  return changes;
 }
 
 }  // namespace fst

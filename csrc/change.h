@@ -29,8 +29,8 @@ struct Change {
 // number of elements of the target, and no targets share memory.
 void write_changes(const std::vector<Change>& changes);
 
-// Operator fst::_write_changes. Writes one change for each target.
-void write_change_lists(at::TensorList targets, const c10::List<std::optional<at::Tensor>>& positions,
-                        at::TensorList values);
+// Returns one change for each target. Throws if the lists differ in length.
+std::vector<Change> changes_of(at::TensorList targets, const c10::List<std::optional<at::Tensor>>& positions,
+                               at::TensorList values);
 
 }  // namespace fst

@@ -23,6 +23,7 @@
 #include "load.h"
 #include "loader.h"
 #include "memory.h"
+#include "version.h"
 #include "views.h"
 
 namespace fst {
@@ -255,6 +256,14 @@ c10::Dict<std::string, std::string> index_metadata_of(const std::string& path) {
 }
 
 DeltaChain::DeltaChain(Strings paths, const OpenEncryptionKey::Optional& key) : chain_(open_chain(paths, key)) {}
+
+void DeltaChain::check_base(at::TensorList tensors, const std::optional<std::vector<std::string>>& names) const {
+  rust::Vec<rust::String> held;
+  if (const auto version = version_of(tensors, names)) {
+    held.push_back(fst::to_rust(*version));
+  }
+  call_core([&] { chain_->check_base(slice_of(held)); });
+}
 
 std::vector<std::string> DeltaChain::names() const {
   const auto names = chain_->names();

@@ -37,6 +37,9 @@ class DeltaChain : public torch::CustomClassHolder {
   std::string base_version() const { return std::string(chain_->base_version()); }
   std::string version() const { return std::string(chain_->version()); }
 
+  // Throws a version error unless all tensors have the version that the first delta changes. `names` are for errors.
+  void check_base(at::TensorList tensors, const std::optional<std::vector<std::string>>& names) const;
+
   // Returns the names of the tensors that change, in the order of the deltas and of the bytes in their files.
   std::vector<std::string> names() const;
 

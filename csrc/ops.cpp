@@ -106,15 +106,12 @@ std::vector<int64_t> requested_dtypes(Strings names, Strings patterns, c10::IntA
 c10::intrusive_ptr<Update> update_of(std::vector<std::string> names, std::vector<at::Tensor> tensors,
                                      const std::vector<at::Tensor>& targets, const Update::Positions& positions,
                                      const std::vector<at::Tensor>& values, const Version& version) {
-  if (positions.size() != targets.size() || values.size() != targets.size()) {
-    throw_invalid_argument("there must be positions and values for each target");
-  }
-  std::vector<Change> changes;
-  changes.reserve(targets.size());
-  for (size_t index = 0; index < targets.size(); ++index) {
-    changes.push_back({targets[index], positions.get(index).value_or(at::Tensor()), values[index]});
-  }
-  return c10::make_intrusive<Update>(std::move(names), std::move(tensors), std::move(changes), version);
+  return c10::make_intrusive<Update>(std::move(names), std::move(tensors), changes_of(targets, positions, values),
+                                     version);
+}
+
+void write_lists(at::TensorList targets, const Update::Positions& positions, at::TensorList values) {
+  write_changes(changes_of(targets, positions, values));
 }
 
 int64_t release_memory() {
@@ -211,7 +208,7 @@ TORCH_LIBRARY(fst, m) {
   def_io("_checkpoint_files(str[] paths) -> str[]");
   // Steps of new deltas, for the Python package only.
   def_io("_index_metadata(str path) -> Dict(str, str)");
-  def_io("_is_delta(str[] paths) -> bool");
+  def_io("_update_source(str[] paths) -> (bool, str?)");
   def_io("_encode_delta(str[] names, Tensor[] old, Tensor[] new, str encoding, str checksum) -> (Tensor[], str[])");
   // Dtypes that patterns request for each of all names, for the Python package only.
   def_io("_requested_dtypes(str[] names, str[] patterns, int[] dtypes) -> int[]");
@@ -331,6 +328,7 @@ TORCH_LIBRARY(fst, m) {
            {torch::arg("paths"), torch::arg("key") = none})
       .def("base_version", &DeltaChain::base_version)
       .def("version", &DeltaChain::version)
+      .def("check_base", &DeltaChain::check_base, "", {torch::arg("tensors"), torch::arg("names") = none})
       .def("names", &DeltaChain::names)
       .def("changes", changes_of_deltas, "",
            {torch::arg("names"), torch::arg("old"), torch::arg("shapes"), torch::arg("ranges")})
@@ -393,7 +391,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("version_of", version_of);
   m.impl("set_version", set_version);
   m.impl("_mark_torn", mark_torn);
-  m.impl("_write_changes", write_change_lists);
+  m.impl("_write_changes", write_lists);
   m.impl("save_file", save_tensors);
   m.impl("_save_shard", save_shard);
   m.impl("_write_bytes", write_bytes);
@@ -404,7 +402,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("_remove_object", pass<remove_object, std::string>);
   m.impl("_checkpoint_files", checkpoint_files);
   m.impl("_index_metadata", index_metadata_of);
-  m.impl("_is_delta", is_delta);
+  m.impl("_update_source", update_source_of);
   m.impl("_encode_delta", encode_delta);
   m.impl("_requested_dtypes", requested_dtypes);
   m.impl("serialize", serialize);

@@ -39,27 +39,10 @@ std::map<c10::Device, c10::Event, DeviceOrder> record_events(const std::vector<C
   return events;
 }
 
-// Returns the version in the metadata of the only path's index.
-Version version_in_index(Strings paths) {
-  if (paths.size() == 1) {
-    const auto metadata = index_metadata_of(paths.get(0));
-    const auto found = metadata.find("version");
-    if (found != metadata.end()) {
-      return found->value();
-    }
-  }
-  return std::nullopt;
-}
-
 c10::intrusive_ptr<Update> prepare_deltas(Strings paths, Strings names, const std::vector<at::Tensor>& out,
                                           const Version& version) {
   const DeltaChain chain(paths);
-  const auto held = version_of(out, names.vec());
-  if (held != chain.base_version()) {
-    throw_version_conflict(paths.get(0) + ": the delta changes version \"" + chain.base_version() +
-                           "\", but the tensors have " + (held ? '"' + *held + '"' : "no version; call set_version") +
-                           "; nothing was written");
-  }
+  chain.check_base(out, names.vec());
   const auto changing = chain.names();
   const std::set<std::string> known(changing.begin(), changing.end());
   c10::List<std::string> selected;
@@ -78,22 +61,10 @@ c10::intrusive_ptr<Update> prepare_deltas(Strings paths, Strings names, const st
 
 }  // namespace
 
-bool is_delta(Strings paths) {
-  size_t deltas = 0;
-  std::string whole;
-  for (size_t index = 0; index < paths.size(); ++index) {
-    const std::string& path = paths.get(index);
-    if (index_metadata_of(path).contains("delta_encoding")) {
-      ++deltas;
-    } else {
-      whole = path;
-    }
-  }
-  if (deltas > 0 && deltas < paths.size()) {
-    throw_invalid_argument(whole +
-                           ": is no delta, but other paths are; update with a whole checkpoint first, by itself");
-  }
-  return deltas > 0;
+std::tuple<bool, Version> update_source_of(Strings paths) {
+  const auto converted = to_rust(paths);
+  const auto source = call_core([&] { return update_source(slice_of(converted)); });
+  return {source.is_delta, source.version.empty() ? Version() : std::string(source.version.front())};
 }
 
 Update::Update(std::vector<std::string> names, std::vector<at::Tensor> tensors, std::vector<Change> changes,
@@ -197,7 +168,8 @@ c10::intrusive_ptr<Update> prepare_update(Strings paths, Strings names, const st
   if (names.size() != out.size()) {
     throw_invalid_argument(c10::str(names.size(), " names, but ", out.size(), " tensors; give one for every name"));
   }
-  if (is_delta(paths)) {
+  const auto [is_delta, stated] = update_source_of(paths);
+  if (is_delta) {
     return prepare_deltas(paths, names, out, version);
   }
   const OpenCheckpoint checkpoint(paths, {.verify = verify});
@@ -217,7 +189,7 @@ c10::intrusive_ptr<Update> prepare_update(Strings paths, Strings names, const st
       changes[indices[turn]] = {out[indices[turn]], {}, std::move(values[turn])};
     }
   }
-  return c10::make_intrusive<Update>(names.vec(), out, std::move(changes), version ? version : version_in_index(paths));
+  return c10::make_intrusive<Update>(names.vec(), out, std::move(changes), version ? version : stated);
 }
 
 }  // namespace fst

@@ -11,6 +11,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "cast.h"
@@ -68,8 +69,9 @@ class Update : public torch::CustomClassHolder {
   std::map<c10::Device, c10::Event, DeviceOrder> events_;
 };
 
-// Returns whether paths lead to deltas, by the metadata of their indices. Throws if only some of them do.
-bool is_delta(Strings paths);
+// Returns whether paths lead to deltas, and the version of the only path, by the metadata of their indices. Throws if
+// only some of them lead to deltas.
+std::tuple<bool, Version> update_source_of(Strings paths);
 
 // Operator fst::prepare_update. Reads and verifies named tensors of a checkpoint, for existing tensors of the stored
 // shapes and dtypes. Or computes the changes of tensors by a chain of deltas.

@@ -28,7 +28,7 @@ mod writer;
 use self::cast::{can_convert, convert_on_cuda, convert_on_host, is_castable, missing_kernels, wait_for_event};
 use self::checkpoint::{Checkpoint, OpenRequest, open, open_request, resolve_files, tensors_of_bytes};
 use self::cipher::{Cipher, cipher_of_key, derive_key, new_cipher};
-use self::delta::{Deltas, ElementChanges, NewFrames, encode_changes, index_metadata, open_deltas};
+use self::delta::{Deltas, ElementChanges, NewFrames, encode_changes, index_metadata, open_deltas, update_source};
 use self::dtype_rules::requested_scalar_types;
 use self::encryption_key::{EncryptionKey, encryption_key, key_for_save, key_of_file, key_of_passphrase, rotate_key};
 use self::error::{exception_of, invalid_argument, out_of_memory, version_conflict};
@@ -164,6 +164,14 @@ mod ffi {
         bytes: u64,
     }
 
+    /// Source of an update, by the metadata of its indices.
+    struct UpdateSource {
+        /// Whether all paths lead to deltas, and not to one whole checkpoint.
+        is_delta: bool,
+        /// Version of the only path, or empty.
+        version: Vec<String>,
+    }
+
     /// Old values of a tensor or of an index region of it.
     struct HeldTensor {
         name: String,
@@ -252,12 +260,14 @@ mod ffi {
         fn tensors_of_bytes(file: &[u8]) -> Result<Vec<StoredTensor>>;
 
         fn index_metadata(path: &str) -> Result<Vec<MetadataEntry>>;
+        fn update_source(paths: &[String]) -> Result<UpdateSource>;
 
         type Deltas;
         fn open_deltas(paths: &[String], request: &OpenRequest) -> Result<Box<Deltas>>;
         fn count(self: &Deltas) -> usize;
         fn base_version(self: &Deltas) -> String;
         fn version(self: &Deltas) -> String;
+        fn check_base(self: &Deltas, held: &[String]) -> Result<()>;
         fn names(self: &Deltas) -> Vec<String>;
         fn select_frames(self: &Deltas, delta: usize, names: &[String]) -> Result<Box<Selection>>;
         unsafe fn changes(self: &Deltas, tensor: &HeldTensor, frames: &[MemoryRange]) -> Result<Box<ElementChanges>>;

@@ -10,7 +10,7 @@ use crate::delta::chain::{Chain, Delta};
 use crate::delta::changes::Changes;
 use crate::delta::decode::{self, Frame, Tensor};
 use crate::delta::encode::{self, NewFrame, Pair};
-use crate::delta::{CHECKSUMS, Encoding, checksum_from_name};
+use crate::delta::{CHECKSUMS, Encoding, checksum_from_name, properties};
 use crate::digest::Algorithm;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
@@ -36,6 +36,30 @@ pub(super) fn index_metadata(path: &str) -> Result<Vec<ffi::MetadataEntry>> {
     })
 }
 
+/// Returns what the indices of an update's source state. Each is read once.
+pub(super) fn update_source(paths: &[String]) -> Result<ffi::UpdateSource> {
+    let watch = Watch::begin();
+    guard_with_log(|| {
+        let mut sources = Vec::with_capacity(paths.len());
+        for path in paths {
+            let Files { urls, mut listings, .. } = Files::resolve(&[path], &|| watch.check())?;
+            // Without secrets.
+            let shown = urls.first().map_or_else(|| path.clone(), ToString::to_string);
+            sources.push((shown, listings.pop().unwrap_or_default().metadata));
+        }
+        let is_delta = sources.iter().any(|(_, metadata)| properties::is_delta(metadata));
+        if let Some((shown, _)) = sources.iter().find(|(_, metadata)| is_delta && !properties::is_delta(metadata)) {
+            let message = "is no delta, but other paths are; update with a whole checkpoint first, by itself";
+            return Err(Error::new(Kind::InvalidArgument, message).at(shown));
+        }
+        let version = match sources.as_slice() {
+            [(_, metadata)] => properties::version(metadata).map(str::to_owned).into_iter().collect(),
+            _ => Vec::new(),
+        };
+        Ok(ffi::UpdateSource { is_delta, version })
+    })
+}
+
 pub(super) fn open_deltas(paths: &[String], request: &OpenRequest) -> Result<Box<Deltas>> {
     guard_with_log(|| Ok(Box::new(Deltas(Chain::open(paths, request.options())?))))
 }
@@ -51,6 +75,11 @@ impl Deltas {
 
     pub(super) fn version(&self) -> String {
         self.0.deltas().last().map(|delta| delta.properties.version.clone()).unwrap_or_default()
+    }
+
+    /// Checks that tensors have the version that the first delta changes: one, or none.
+    pub(super) fn check_base(&self, held: &[String]) -> Result<()> {
+        guard(|| self.0.check_base(held.first().map(String::as_str)))
     }
 
     pub(super) fn names(&self) -> Vec<String> {

@@ -118,6 +118,22 @@ impl Chain {
         Ok(Chain { deltas })
     }
 
+    /// Checks that tensors have the version that the first delta changes.
+    ///
+    /// # Errors
+    /// `version`.
+    pub fn check_base(&self, held: Option<&str>) -> Result<()> {
+        let Some(first) = self.deltas.first().filter(|first| held != Some(&first.properties.base_version)) else {
+            return Ok(());
+        };
+        let has = held.map_or_else(|| "no version; call set_version".to_owned(), |held| format!("{held:?}"));
+        let message = format!(
+            "the delta changes version {:?}, but the target has {has}; nothing was written",
+            first.properties.base_version,
+        );
+        Err(Error::new(Kind::Version, message).at(&first.path))
+    }
+
     /// Returns the deltas, the oldest first.
     pub fn deltas(&self) -> &[Delta] {
         &self.deltas

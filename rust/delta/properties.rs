@@ -28,6 +28,16 @@ pub struct Properties {
     pub checksum: Algorithm,
 }
 
+/// Returns whether the metadata of an index are those of a delta.
+pub fn is_delta(metadata: &BTreeMap<String, String>) -> bool {
+    metadata.contains_key(ENCODING)
+}
+
+/// Returns the version that the metadata of the index of a delta or of a whole checkpoint states.
+pub fn version(metadata: &BTreeMap<String, String>) -> Option<&str> {
+    metadata.get(VERSION).map(String::as_str)
+}
+
 impl Properties {
     /// Reads the metadata of the index at a path.
     ///
@@ -35,7 +45,7 @@ impl Properties {
     /// `malformed` if it is not that of a delta, or states something unknown.
     pub fn read(path: &Path, metadata: &BTreeMap<String, String>) -> Result<Properties> {
         let malformed = |message: String| Error::new(Kind::Malformed, message).at(path);
-        if !metadata.contains_key(ENCODING) {
+        if !is_delta(metadata) {
             let message = format!("not a delta, but a full checkpoint: its index has no metadata {ENCODING:?}");
             return Err(malformed(message));
         }

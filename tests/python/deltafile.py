@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 import safetensors.numpy
-import torch
 from torch import Tensor
 
+from rawfile import bits_of
+
 INDEX = "model.safetensors.index.json"
-
-
-def bytes_of(tensor: Tensor) -> bytes:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def xor(old: bytes, new: bytes) -> bytes:
@@ -55,7 +52,7 @@ def write_delta(
     base_version, version = versions
     weight_map = {}
     for number, (name, tensor) in enumerate(new.items()):
-        before, after = bytes_of(old[name]), bytes_of(tensor)
+        before, after = bits_of(old[name]), bits_of(tensor)
         if before != after:
             frame = (frames or {}).get(name) or frame_of(ENCODINGS[encoding](before, after))
             sums = {name: f"{zlib.adler32(after):08x}", **(checksums or {})}

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import fst
-from deltafile import INDEX, bytes_of, frame_of, write_delta
+from deltafile import INDEX, frame_of, write_delta
 from fst._core.delta_chain import DeltaChain
 from fst._update.apply_delta import apply_delta
 from fst_bench.http_server import Server
+from rawfile import assert_all_same
 
 
 def model(seed):
@@ -31,16 +32,6 @@ def changed(tensors, seed):
         for name, tensor in tensors.items()
     }
     return new | {"b": others["b"]}
-
-
-def assert_equal(tensors, expected):
-    assert tensors.keys() == expected.keys()
-    for name, tensor in tensors.items():
-        assert (tensor.dtype, tensor.shape, bytes_of(tensor)) == (
-            expected[name].dtype,
-            expected[name].shape,
-            bytes_of(expected[name]),
-        )
 
 
 def apply(old, changes):
@@ -77,7 +68,7 @@ def test_chain_results_in_the_last_version(versions, tmp_path):
     for count, expected in (1, second), (2, third):
         directory = tmp_path / f"full{count}"
         apply_delta(tmp_path / "first.safetensors", paths[:count], directory, 1_000_000)
-        assert_equal(fst.load_file(directory), expected)
+        assert_all_same(fst.load_file(directory), expected)
         index = json.loads((directory / INDEX).read_text())
         assert index["metadata"]["version"] == f"00000{count}"
         assert set(fst.metadata(directory / next(iter(index["weight_map"].values())))) == {"format"}
@@ -92,7 +83,7 @@ def test_changes_hold_only_what_differs(versions):
     assert (chain.base_version(), chain.version(), chain.names()) == ("000000", "000002", ["a", "b", "c"])
     old = [first[name] for name in chain.names()]
     changes = chain.changes(chain.names(), old)
-    assert_equal(dict(zip(chain.names(), apply(old, changes), strict=True)), {name: third[name] for name in "abc"})
+    assert_all_same(dict(zip(chain.names(), apply(old, changes), strict=True)), {name: third[name] for name in "abc"})
     [(positions, values), (no_positions, all_values), _] = changes
     assert torch.equal(positions.to(torch.int64), (first["a"] != third["a"]).view(-1).nonzero().view(-1))
     assert (positions.dtype, values.dtype, values.shape) == (torch.uint32, torch.bfloat16, positions.shape)
@@ -110,7 +101,7 @@ def test_old_values_with_strides_and_of_mapped_files(versions, tmp_path):
     mapped = fst.load_file(tmp_path / "first.safetensors")["c"]
     # In another order than that of the files.
     new = apply([mapped, strided], chain.changes(["c", "a"], [mapped, strided]))
-    assert_equal(dict(zip("ca", new, strict=True)), {name: third[name] for name in "ca"})
+    assert_all_same(dict(zip("ca", new, strict=True)), {name: third[name] for name in "ca"})
 
 
 @pytest.mark.gpu
@@ -123,7 +114,7 @@ def test_changes_of_tensors_on_a_gpu(versions):
     assert [values.device.type for _, values in changes] == ["cuda", "cpu", "cuda"]
     new = apply(old, changes)
     expected = {"a": third["a"], "b": third["b"], "c": third["c"][::2]}
-    assert_equal({name: tensor.cpu() for name, tensor in zip("abc", new, strict=True)}, expected)
+    assert_all_same({name: tensor.cpu() for name, tensor in zip("abc", new, strict=True)}, expected)
 
 
 @pytest.mark.parametrize("region", [[(0, 40, 1), (10, 7, 1)], [(3, 12, 3), (0, 30, 1)], [(39, 1, 1), (1, 14, 2)]])
@@ -144,7 +135,13 @@ def test_delta_of_a_server(versions, tmp_path):
         chain = DeltaChain([server.url(f"v1/{INDEX}")])
         old = [first[name] for name in chain.names()]
         new = apply(old, chain.changes(chain.names(), old))
-    assert_equal(dict(zip(chain.names(), new, strict=True)), {name: second[name] for name in "abc"})
+        # Errors name the files without the query, which may be a secret.
+        signed = [f"{server.url(path)}?token=secret" for path in (f"v1/{INDEX}", "v1/model-00001-of-00004.safetensors")]
+        for paths, fault in ((signed[:1], "version"), (signed, "invalid-argument")):
+            with pytest.raises(ValueError, match=rf"\[{fault}\] http://.*\?\.\.\.: ") as caught:
+                torch.ops.fst.prepare_update(paths, ["a"], [first["a"].clone()])
+            assert "secret" not in str(caught.value)
+    assert_all_same(dict(zip(chain.names(), new, strict=True)), {name: second[name] for name in "abc"})
 
 
 def test_deltas_that_do_not_follow_each_other(versions):

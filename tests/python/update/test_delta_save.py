@@ -8,10 +8,10 @@ import torch
 
 import fst
 from combinations import pairwise
-from deltafile import INDEX, bytes_of
+from deltafile import INDEX
 from fst._core import ops
 from fst._update.apply_delta import apply_delta
-from rawfile import DTYPES
+from rawfile import DTYPES, assert_all_same
 
 VERSIONS = {"version": "000001", "base_version": "000000"}
 
@@ -30,16 +30,6 @@ def models():
     old |= {"same": torch.ones(5), "empty": torch.ones(0), "scalar": torch.tensor(1.0), "large": large}
     new |= {"same": torch.ones(5), "empty": torch.ones(0), "scalar": torch.tensor(2.0), "large": large + (large > 2)}
     return old, new
-
-
-def assert_same_bytes(tensors, expected):
-    assert tensors.keys() == expected.keys()
-    for name, tensor in tensors.items():
-        assert (tensor.dtype, tensor.shape, bytes_of(tensor)) == (
-            expected[name].dtype,
-            expected[name].shape,
-            bytes_of(expected[name]),
-        )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +55,7 @@ def test_delta_leads_to_the_new_version(tmp_path, encoding, checksum, source, li
     assert size < sum(tensor.nbytes for tensor in new.values()) / 4
     assert (len(set(index["weight_map"].values())) > 1) == (limit == 500)
     apply_delta(tmp_path / "old.safetensors", delta, tmp_path / "applied")
-    assert_same_bytes(fst.load_file(tmp_path / "applied"), new)
+    assert_all_same(fst.load_file(tmp_path / "applied"), new)
 
 
 def test_tensors_with_strides(tmp_path):
@@ -74,7 +64,7 @@ def test_tensors_with_strides(tmp_path):
     fst.save_delta({"w": torch.zeros(30, 20).t()}, new, tmp_path / "delta", **VERSIONS)
     fst.save_file(old, tmp_path / "old.safetensors")
     apply_delta(tmp_path / "old.safetensors", tmp_path / "delta", tmp_path / "applied")
-    assert_same_bytes(fst.load_file(tmp_path / "applied"), new)
+    assert_all_same(fst.load_file(tmp_path / "applied"), new)
 
 
 @pytest.mark.gpu
@@ -84,7 +74,7 @@ def test_tensors_on_a_gpu(tmp_path):
     live = {name: tensor.cuda() for name, tensor in new.items()}
     fst.save_delta(tmp_path / "old.safetensors", live, tmp_path / "delta", **VERSIONS)
     apply_delta(tmp_path / "old.safetensors", tmp_path / "delta", tmp_path / "applied")
-    assert_same_bytes(fst.load_file(tmp_path / "applied"), new)
+    assert_all_same(fst.load_file(tmp_path / "applied"), new)
 
 
 def test_equal_versions_make_an_empty_delta(tmp_path):
@@ -93,7 +83,7 @@ def test_equal_versions_make_an_empty_delta(tmp_path):
     assert fst.tensor_names(tmp_path / "delta") == []
     fst.save_file(tensors, tmp_path / "old.safetensors")
     apply_delta(tmp_path / "old.safetensors", tmp_path / "delta", tmp_path / "applied")
-    assert_same_bytes(fst.load_file(tmp_path / "applied"), tensors)
+    assert_all_same(fst.load_file(tmp_path / "applied"), tensors)
 
 
 def test_overwrite_applies_twice(tmp_path):
@@ -103,7 +93,7 @@ def test_overwrite_applies_twice(tmp_path):
     for encoding in ("overwrite", "xor"):
         fst.save_delta(old, new, tmp_path / encoding, **VERSIONS, encoding=encoding)
     apply_delta(tmp_path / "new.safetensors", tmp_path / "overwrite", tmp_path / "applied")
-    assert_same_bytes(fst.load_file(tmp_path / "applied"), new)
+    assert_all_same(fst.load_file(tmp_path / "applied"), new)
     with pytest.raises(ValueError, match=r'tensor "w": byte \d+: the new bytes have xxh3-128'):
         apply_delta(tmp_path / "new.safetensors", tmp_path / "xor", tmp_path / "other")
     assert not (tmp_path / "other" / INDEX).exists()

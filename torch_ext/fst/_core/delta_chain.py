@@ -35,6 +35,10 @@ class DeltaChain:
         """Returns the version that the last delta results in."""
         return self._object.version()
 
+    def check_base(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        """Raises a `VersionError` unless all tensors have the version that the first delta changes."""
+        self._object.check_base([tensor for _, tensor in named], [name for name, _ in named])
+
     def names(self) -> list[str]:
         """Lists the tensors that change, in the order of the deltas and of the bytes in their files."""
         return self._object.names()

@@ -7,6 +7,7 @@ Each function has the parameters of its operator. The rest of the package calls 
 # mypy: disable-error-code="no-any-return"
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -230,10 +231,22 @@ def profile_stop(profile: int) -> str:
     return torch.ops.fst.profile_stop(profile)
 
 
+class UpdateSource(NamedTuple):
+    """Source of an update, by the metadata of its indices.
+
+    Attributes:
+        is_delta: Whether all paths lead to deltas, and not to one whole checkpoint.
+        version: The version of the only path, or `None`.
+    """
+
+    is_delta: bool
+    version: str | None
+
+
 @translates_errors
-def is_delta(paths: Sequence[str]) -> bool:
-    """Returns whether paths lead to deltas, by the metadata of their indices. A mixture is a ValueError."""
-    return torch.ops.fst._is_delta(paths)
+def update_source(paths: Sequence[str]) -> UpdateSource:
+    """Reads the index of each path once. Deltas beside whole checkpoints are a ValueError."""
+    return UpdateSource(*torch.ops.fst._update_source(paths))
 
 
 @translates_errors

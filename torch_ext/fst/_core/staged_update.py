@@ -49,9 +49,7 @@ class StagedUpdate:
         self._object: Any = torch.classes.fst.Update(
             [name for name, _ in named],
             [tensor for _, tensor in named],
-            [change.target for change in changes],
-            [change.positions for change in changes],
-            [change.values for change in changes],
+            *_lists_of(changes),
             version,
         )
 
@@ -74,6 +72,18 @@ class StagedUpdate:
     def staged_bytes(self) -> int:
         """Returns the size of positions and values in bytes."""
         return self._object.staged_bytes()
+
+
+@translates_errors
+def write_changes(changes: Sequence[StagedChange]) -> None:
+    """Writes changes on the current streams of their devices, and keeps versions as they are."""
+    torch.ops.fst._write_changes(*_lists_of(changes))
+
+
+def _lists_of(changes: Sequence[StagedChange]) -> tuple[list[Tensor], list[Tensor | None], list[Tensor]]:
+    """Returns targets, positions and values."""
+    targets, positions = [change.target for change in changes], [change.positions for change in changes]
+    return targets, positions, [change.values for change in changes]
 
 
 @translates_errors

@@ -9,7 +9,7 @@ from fst._core import ops
 from fst._core.arguments import Path, Paths, path_of, paths_of
 from fst._core.delta_chain import DeltaChain
 from fst._core.errors import VersionError
-from fst._core.staged_update import StagedChange, StagedUpdate
+from fst._core.staged_update import StagedChange, write_changes
 from fst._save.save import DEFAULT_SHARD_BYTES, save_indexed
 from fst._update.values import Values
 
@@ -53,5 +53,4 @@ def apply_delta(base: Path, deltas: Paths, directory: Path, max_shard_bytes: int
 def _apply(chain: DeltaChain, names: Sequence[str], tensors: Mapping[str, Tensor]) -> None:
     """Overwrites the values of contiguous tensors."""
     found = chain.changes(names, [tensors[name] for name in names])
-    changes = [StagedChange(name, tensors[name], *change) for name, change in zip(names, found, strict=True)]
-    StagedUpdate([], changes, None).write(0, len(changes))
+    write_changes([StagedChange(name, tensors[name], *change) for name, change in zip(names, found, strict=True)])

@@ -15,11 +15,11 @@ from fst._update.staging import Staging
 from fst._update.target import Part
 
 # Size of the tensors that are loaded at once, in bytes. An update that is not atomic needs staging memory for them.
-BATCH_BYTES = 512 << 20
+_BATCH_BYTES = 512 << 20
 
 
-def batches(parts: Iterable[Part], batch_bytes: int = BATCH_BYTES) -> Iterator[list[Part]]:
-    """Splits parts in their order into batches of at most `batch_bytes`, or of one tensor.
+def batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """Splits parts in their order into batches of at most 512 MiB, or of one tensor.
 
     Counts whole tensors, so that all ranks have the same tensors in each batch.
     """
@@ -30,7 +30,7 @@ def batches(parts: Iterable[Part], batch_bytes: int = BATCH_BYTES) -> Iterator[l
     size = 0
     for same_name in by_name.values():
         nbytes = same_name[0].nbytes_of_whole
-        if batch and size + nbytes > batch_bytes:
+        if batch and size + nbytes > _BATCH_BYTES:
             yield batch
             batch, size = [], 0
         batch += same_name

@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.nn import Module
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core import ops
 from fst._core.encryption_key import EncryptionKey
 from fst._core.urls import without_secrets
 from fst._distributed.load import open_for_group
@@ -21,16 +20,15 @@ from fst._update.transform import transformed_changes
 
 
 def prepare_from_checkpoint(
-    common: Request, paths: list[str], verify: str, encryption_key: EncryptionKey | None
+    common: Request, paths: list[str], version: str | None, verify: str, encryption_key: EncryptionKey | None
 ) -> Prepared:
-    """Prepares an update from a whole checkpoint."""
+    """Prepares an update from a whole checkpoint of a version."""
     target, named, aliases, group, staging, strict, transform, given = common
     if group.process_group is None:
         # Loads into new tensors verify what they read.
         checkpoint = OpenCheckpoint(paths, verify=verify, encryption_key=encryption_key)
     else:
         checkpoint = open_for_group(paths, group, verify, encryption_key)
-    version = group.run_on_all(lambda: ops.index_metadata(paths[0]).get("version") if len(paths) == 1 else None)
     tensors = dict(named)
     if transform is not None:
         parts = [

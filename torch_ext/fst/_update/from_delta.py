@@ -8,8 +8,7 @@ from torch import Tensor
 
 from fst._core.delta_chain import DeltaChain
 from fst._core.encryption_key import EncryptionKey
-from fst._core.errors import VersionError
-from fst._core.staged_update import StagedChange, StagedUpdate, version_of
+from fst._core.staged_update import StagedChange, write_changes
 from fst._core.urls import without_secrets
 from fst._distributed.shards import Replicated
 from fst._module.check import ModuleMismatchError
@@ -51,12 +50,7 @@ def _open(
     """Opens deltas, and checks that they fit the target."""
     chain = DeltaChain(paths, encryption_key)
     first = without_secrets(paths[0])
-    held = version_of(storages_of(common.named))
-    if held != chain.base_version():
-        has = "has no version; call fst.set_version(target, version)" if held is None else f'has "{held}"'
-        raise VersionError(
-            f'{first}: the delta changes version "{chain.base_version()}", but the target {has}; nothing was written'
-        )
+    chain.check_base(storages_of(common.named))
     if common.transform is not None and base is None:
         raise ValueError(
             f"{first}: a transform needs the whole tensors of the checkpoint; pass those of the base version as base="
@@ -131,11 +125,12 @@ def _base_changes(
         for part, (positions, new) in zip(own, found, strict=True):
             # No tensor of the target is complete with it.
             base_changes.append(StagedChange(f"{part.name} (base)", part.tensor, positions, new))
-        new_changes = [
-            StagedChange(part.name, values[part.name], positions, new)
-            for part, (positions, new) in zip(own, found, strict=True)
-        ]
-        StagedUpdate([], new_changes, None).write(0, len(new_changes))
+        write_changes(
+            [
+                StagedChange(part.name, values[part.name], positions, new)
+                for part, (positions, new) in zip(own, found, strict=True)
+            ]
+        )
         return [values[part.name].to(_device_of(tensors, part.name)) for part in batch]
 
     transform = common.transform or (lambda name, value: value.to(tensors[name].dtype) if name in tensors else None)

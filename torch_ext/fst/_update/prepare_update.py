@@ -116,12 +116,13 @@ def prepare_update(
         ranks.run_on_all(lambda: _check_tensors(named))
         staging = Staging(device, staging_bytes)
         common = Request(target, named, aliases_of(named), ranks, staging, strict, transform)
-        if ranks.run_on_all(lambda: ops.is_delta(paths)):
+        found = ranks.run_on_all(lambda: ops.update_source(paths))
+        if found.is_delta:
             prepared = prepare_from_delta(common, paths, base, encryption_key)
         elif base is not None:
             raise ValueError("base is for deltas, and the source is a whole checkpoint")
         else:
-            prepared = prepare_from_checkpoint(common, paths, request, encryption_key)
+            prepared = prepare_from_checkpoint(common, paths, found.version, request, encryption_key)
         return _update(common, prepared, version, atomic)
 
 
@@ -137,10 +138,11 @@ def prepare_parts(parts: Sequence[Part], source: Paths, *, version: str | None =
         target = [tensor for _, tensor in named]
         staging, group = Staging(torch.device("cpu"), None), Group.alone(torch.device("cpu"))
         common = Request(target, named, aliases_of(named), group, staging, True, None, parts)
-        if ops.is_delta(paths):
+        found = ops.update_source(paths)
+        if found.is_delta:
             prepared = prepare_from_delta(common, paths, None, None)
         else:
-            prepared = prepare_from_checkpoint(common, paths, verify_of(False), None)
+            prepared = prepare_from_checkpoint(common, paths, found.version, verify_of(False), None)
         return _update(common, prepared, version, True)
 
 

@@ -33,11 +33,11 @@ class Staging(NamedTuple):
             return values.pin_memory()
         return values.to(device)
 
-    def empty(self, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def empty(self, like: Tensor) -> Tensor:
         """Allocates contiguous staging memory for a tensor."""
         device = self.device_for(like)
         pinned = device.type == "cpu" and like.device.type == "cuda"
-        return torch.empty(like.shape, dtype=dtype or like.dtype, device=device, pin_memory=pinned)
+        return torch.empty(like.shape, dtype=like.dtype, device=device, pin_memory=pinned)
 
     def check_parts(self, parts: Iterable[Part]) -> None:
         """Raises a MemoryError if the parts do not fit as a whole. Nothing has been read then."""

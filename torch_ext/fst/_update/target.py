@@ -1,5 +1,6 @@
 """Existing tensors that an update overwrites, and the parts of them that this rank holds."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -43,10 +44,7 @@ class Part(NamedTuple):
     @property
     def nbytes_of_whole(self) -> int:
         """Size of the whole tensor in bytes, which is equal on all ranks."""
-        count = self.tensor.element_size()
-        for length in self.shape:
-            count *= length
-        return count
+        return self.tensor.element_size() * math.prod(self.shape)
 
     def region(self, group: Group) -> Region:
         """Returns the index region of the whole tensor that the part holds."""

@@ -28,7 +28,7 @@ class Step(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a commit does.
+    """Steps of a commit, and the functions around them.
 
     Attributes:
         names: Names of all tensors of the target.

@@ -48,7 +48,7 @@ class LiveModel:
             NotInPlaceError: The model cannot be updated in place. Nothing was written.
             Errors of `fst.prepare_update`.
         """
-        is_delta = self._ranks.run_on_all(lambda: ops.is_delta(source))
+        is_delta = self._ranks.run_on_all(lambda: ops.update_source(source).is_delta)
         parts = self._find_parts(None if is_delta else source)
 
         def prepare() -> fst.Update:

@@ -72,14 +72,14 @@ def _update(
     try:
         _live_model(model).prepare([model_path]).commit()
     except NotInPlaceError as reason:
-        if ops.is_delta([model_path]):
+        if ops.update_source([model_path]).is_delta:
             return False, f"The model cannot be updated from a delta, because {reason}. Nothing was written."
         logger.info("fst reads the update, and SGLang loads it, because the model is not updated in place: %s", reason)
         return update_weights_from_disk(updater, model_path, load_format, **options)
     except Exception as failure:
         return False, f"Failed to update weights: {failure}"
     logger.info("fst updated the weights in place: %s", without_secrets(model_path))
-    if not ops.is_delta([model_path]):
+    if not ops.update_source([model_path]).is_delta:
         updater.model_config.model_path = model_path
         config = LoadConfig(load_format=load_format)
         updater.update_model_fields(model, model_path=model_path, load_format=load_format, load_config=config)

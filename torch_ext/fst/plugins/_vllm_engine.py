@@ -104,7 +104,7 @@ class FstWeightTransferEngine(WeightTransferEngine[FstInitInfo, FstUpdateInfo]):
         try:
             self._update = self._live.prepare(update_info.path, update_info.version)
         except NotInPlaceError as reason:
-            if ops.is_delta(update_info.path):
+            if ops.update_source(update_info.path).is_delta:
                 raise ValueError(
                     f"weight transfer engine fst: the model cannot be updated from a delta, because {reason}; send a "
                     "full checkpoint; nothing was written"
