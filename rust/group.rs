@@ -17,6 +17,7 @@
 //! contiguous form, so two numbers describe each transferred range.
 
 mod balance;
+pub mod mesh;
 mod routes;
 mod schedule;
 mod shard;

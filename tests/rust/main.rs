@@ -21,6 +21,7 @@ mod header;
 mod host_load;
 mod layout;
 mod memory;
+mod mesh;
 mod options;
 mod page_cache;
 mod plan;
