@@ -19,6 +19,7 @@
 mod balance;
 pub mod mesh;
 mod routes;
+pub mod save;
 mod schedule;
 mod shard;
 mod traffic;

@@ -22,14 +22,7 @@ pub(super) fn new_tensor(tensor: &ffi::NewTensor) -> Result<Tensor> {
         })?;
     let negative = |_| invalid(Kind::Internal, format!("a negative size in {:?}", tensor.shape));
     let shape = tensor.shape.iter().map(|&size| u64::try_from(size).map_err(negative));
-    let mut shape: Vec<u64> = shape.collect::<Result<_>>()?;
-    if dtype.packed_elements() > 1 {
-        let last = shape.last_mut().ok_or_else(|| {
-            invalid(Kind::InvalidArgument, format!("a scalar of {dtype} is a pair; give it a dimension"))
-        })?;
-        *last = last.saturating_mul(dtype.packed_elements());
-    }
-    Tensor::new(&*tensor.name, dtype, shape)
+    Tensor::of_torch(&*tensor.name, dtype, shape.collect::<Result<_>>()?)
 }
 
 pub(super) fn metadata_of(metadata: &[ffi::MetadataEntry], has_metadata: bool) -> Metadata {

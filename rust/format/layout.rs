@@ -48,6 +48,22 @@ impl Tensor {
         Ok(Tensor { name, dtype, shape, bytes: bits / 8 })
     }
 
+    /// Creates a tensor whose `shape` is in elements of PyTorch.
+    ///
+    /// # Errors
+    /// `invalid-argument` as for [`new`](Tensor::new), and for a scalar of a dtype that PyTorch packs.
+    pub fn of_torch(name: impl Into<String>, dtype: Dtype, mut shape: Vec<u64>) -> Result<Tensor> {
+        let name = name.into();
+        if dtype.packed_elements() > 1 {
+            let last = shape.last_mut().ok_or_else(|| {
+                let message = format!("a scalar of {dtype} is a pair; give it a dimension");
+                Error::new(Kind::InvalidArgument, message).tensor(&*name)
+            })?;
+            *last = last.saturating_mul(dtype.packed_elements());
+        }
+        Tensor::new(name, dtype, shape)
+    }
+
     /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name

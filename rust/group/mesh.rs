@@ -169,12 +169,28 @@ impl MeshLayout {
 
     /// Returns the cells of a dimension of `size` indices, in ascending order. Together they have all indices once.
     pub fn cells(&self, dim: usize, size: u64) -> Vec<Cell> {
+        let mut cells = Vec::new();
+        self.for_each_shard(dim, size, |coordinates, ranges| {
+            cells.extend(ranges.into_iter().map(|indices| Cell { indices, coordinates: coordinates.to_vec() }));
+        });
+        cells.sort_by_key(|cell| cell.indices.start);
+        cells
+    }
+
+    /// Returns the ascending ranges of indices of each shard of a dimension of `size` indices. Shards are in row-major order
+    /// of their coordinates in the mesh dimensions of [`mesh_dims`](MeshLayout::mesh_dims).
+    pub fn shard_indices(&self, dim: usize, size: u64) -> Vec<Vec<Range<u64>>> {
+        let mut shards = Vec::new();
+        self.for_each_shard(dim, size, |_, ranges| shards.push(ranges));
+        shards
+    }
+
+    /// Calls `visit` with the coordinates and the indices of each shard of a dimension.
+    fn for_each_shard(&self, dim: usize, size: u64, mut visit: impl FnMut(&[usize], Vec<Range<u64>>)) {
         let sizes: Vec<usize> = self.shards(dim).map(|(_, ranks, _)| ranks).collect();
         let mut coordinates = vec![0; sizes.len()];
-        let mut cells = Vec::new();
         for _ in 0..sizes.iter().product() {
-            let ranges = self.indices_of(dim, size, coordinates.iter().copied());
-            cells.extend(ranges.into_iter().map(|indices| Cell { indices, coordinates: coordinates.clone() }));
+            visit(&coordinates, self.indices_of(dim, size, coordinates.iter().copied()));
             for (place, &size) in coordinates.iter_mut().zip(&sizes).rev() {
                 *place += 1;
                 if *place < size {
@@ -183,8 +199,6 @@ impl MeshLayout {
                 *place = 0;
             }
         }
-        cells.sort_by_key(|cell| cell.indices.start);
-        cells
     }
 
     /// Mesh dimension, number of ranks and split factor of each placement that shards `dim`.

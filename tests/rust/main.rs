@@ -31,6 +31,7 @@ mod remote;
 #[cfg(feature = "remote")]
 mod requests;
 mod save;
+mod save_plan;
 mod scatter;
 mod scripted_kernel;
 mod selection;

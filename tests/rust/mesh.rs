@@ -1,8 +1,8 @@
 //! Layouts of tensors over meshes.
 
+use fst::group::mesh::{Mesh, MeshLayout, Placement};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use fst::group::mesh::{Mesh, MeshLayout, Placement};
 
 fn layout() -> impl Strategy<Value = MeshLayout> {
     let placement = prop_oneof![

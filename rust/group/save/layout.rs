@@ -1,0 +1,107 @@
+//! Layout of tensors over the ranks of a group: a mesh layout, or a list of index regions.
+
+use crate::error::{Error, Kind, Result};
+use crate::group::mesh::MeshLayout;
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// Index region of a tensor that one rank holds.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct IndexBox {
+    /// The rank.
+    pub rank: usize,
+    /// Indices of each dimension.
+    pub indices: Vec<Range<u64>>,
+}
+
+/// Layout of tensors over ranks.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// Ranks of a mesh shard or replicate the tensors.
+    Mesh(MeshLayout),
+    /// Index regions that tile a tensor. A rank has at most one.
+    Boxes(Vec<IndexBox>),
+}
+
+/// Number of a mesh layout in encoded layouts.
+const MESH: i64 = 0;
+/// Number of a list of index regions in encoded layouts.
+const BOXES: i64 = 1;
+
+impl Layout {
+    /// Decodes a layout for tensors of any number of dimensions. Mesh layouts are the number 0 and the numbers of
+    /// [`MeshLayout::decode`]. Index regions are the number 1, their count, the number of dimensions, and for each region
+    /// its rank, the first index of each dimension and the number of indices of each dimension.
+    /// Returns the layout with the count of numbers it used.
+    ///
+    /// # Errors
+    /// `invalid-argument` if the numbers are not those of a layout.
+    pub fn decode(numbers: &[i64]) -> Result<(Layout, usize)> {
+        let invalid = || Error::new(Kind::InvalidArgument, "the numbers of a layout are incomplete or negative");
+        match numbers {
+            [MESH, rest @ ..] => {
+                let (layout, used) = MeshLayout::decode(rest)?;
+                Ok((Layout::Mesh(layout), 1 + used))
+            }
+            [BOXES, count, ndim, rest @ ..] => {
+                let count = usize::try_from(*count).map_err(|_| invalid())?;
+                let ndim = usize::try_from(*ndim).map_err(|_| invalid())?;
+                let step = ndim.checked_mul(2).and_then(|step| step.checked_add(1)).ok_or_else(invalid)?;
+                let used = count.checked_mul(step).ok_or_else(invalid)?;
+                let own = rest.get(..used).ok_or_else(invalid)?;
+                let decode = |numbers: &[i64]| {
+                    let (rank, bounds) = numbers.split_first()?;
+                    let (starts, lengths) = bounds.split_at_checked(ndim)?;
+                    let range = |(&start, &length): (&i64, &i64)| {
+                        let start = u64::try_from(start).ok()?;
+                        Some(start..start.checked_add(u64::try_from(length).ok()?)?)
+                    };
+                    let indices = starts.iter().zip(lengths).map(range).collect::<Option<_>>()?;
+                    Some(IndexBox { rank: usize::try_from(*rank).ok()?, indices })
+                };
+                let boxes = own.chunks_exact(step).map(decode).collect::<Option<_>>().ok_or_else(invalid)?;
+                Ok((Layout::Boxes(boxes), 3 + used))
+            }
+            _ => Err(invalid()),
+        }
+    }
+
+    /// Returns an error text if the layout does not fit a tensor of this shape over this number of ranks.
+    pub(super) fn misfit(&self, shape: &[u64], ranks: usize) -> Option<String> {
+        match self {
+            Layout::Mesh(layout) => {
+                if !layout.fits(shape.len()) {
+                    return Some(format!("the layout shards a dimension that the shape {shape:?} does not have"));
+                }
+                let outside = layout.mesh().ranks().iter().find(|&&rank| rank >= ranks)?;
+                Some(format!("the mesh has rank {outside}, but the group has {ranks} ranks"))
+            }
+            Layout::Boxes(boxes) => {
+                let mut holders = HashMap::new();
+                let mut elements: u128 = 0;
+                for index_box in boxes {
+                    let IndexBox { rank, indices } = index_box;
+                    if *rank >= ranks {
+                        return Some(format!("an index region has rank {rank}, but the group has {ranks} ranks"));
+                    }
+                    let is_inside = indices.len() == shape.len()
+                        && indices.iter().zip(shape).all(|(range, &size)| range.end <= size);
+                    if !is_inside {
+                        return Some(format!("the index region {indices:?} is outside of the shape {shape:?}"));
+                    }
+                    if let Some(other) = holders.insert(*rank, indices) {
+                        return Some(format!(
+                            "rank {rank} has the index regions {other:?} and {indices:?}; join them to one, or save them \
+                             as tensors of their own"
+                        ));
+                    }
+                    elements += indices.iter().map(|range| u128::from(range.end - range.start)).product::<u128>();
+                }
+                let all: u128 = shape.iter().map(|&size| u128::from(size)).product();
+                let message =
+                    || format!("the index regions have {elements} elements, but the shape {shape:?} has {all}");
+                (elements != all).then(message)
+            }
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! Work of one rank in a save: what it sends in each window, and what it writes.
+
+use super::{File, Owner, SavePlan, Tensor, length};
+use crate::num::to_u64;
+use std::ops::Range;
+
+/// Bytes of a local tensor that a rank sends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Send {
+    /// Receiver.
+    pub rank: usize,
+    /// Index of the tensor in the request.
+    pub tensor: usize,
+    /// Bytes of the local tensor.
+    pub range: Range<u64>,
+    /// Offset in the send buffer in bytes.
+    pub offset: u64,
+}
+
+/// Whole blocks of a file that a rank writes, except that the last one may end with the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// Index of the file.
+    pub file: usize,
+    /// Bytes of the file.
+    pub range: Range<u64>,
+    /// Bytes of tensors in the range, as indices of [`RankWindow::sources`]. All other bytes are those of the header.
+    pub sources: Range<usize>,
+}
+
+/// Bytes of a region of a tensor that are written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// Index of the tensor in the order of the files.
+    index: usize,
+    region: usize,
+    /// Byte range of the tensor that has the bytes, of which other regions have some.
+    range: Range<u64>,
+    /// Index of the tensor in the request.
+    pub tensor: usize,
+    /// The bytes, as a range of the local tensor of the ranks that hold the region.
+    pub local: Range<u64>,
+    /// Offset in the receive buffer in bytes, or `None` if the bytes are those of the rank's own tensor.
+    pub received: Option<u64>,
+}
+
+/// Work of a rank in one window.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RankWindow {
+    /// Ranges to send, grouped by receiver.
+    pub sends: Vec<Send>,
+    /// Bytes for each rank that receives some.
+    pub sent: Vec<(usize, u64)>,
+    /// Bytes from each rank that sends some.
+    pub received: Vec<(usize, u64)>,
+    /// Ranges to write, in the order of the files.
+    pub writes: Vec<Write>,
+    /// Sources of the ranges.
+    pub sources: Vec<Source>,
+}
+
+/// Work of a rank in all windows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankPlan {
+    /// The rank.
+    pub rank: usize,
+    /// Its work in each window.
+    pub windows: Vec<RankWindow>,
+}
+
+/// Range of a file with one writer, in one window.
+struct Owned {
+    range: Range<u64>,
+    window: usize,
+}
+
+impl SavePlan {
+    /// Plans the work of a rank.
+    pub fn rank_plan(&self, rank: usize) -> RankPlan {
+        let mut plan = RankPlan { rank, windows: vec![RankWindow::default(); self.windows()] };
+        let mut senders: Vec<Vec<(usize, usize)>> = vec![Vec::new(); self.windows()];
+        for (number, file) in self.files.iter().enumerate() {
+            if rank == 0 {
+                let header = 0..self.block_end(to_u64(file.layout.header().len()));
+                let owned = Owned { range: header, window: file.window };
+                self.add_write(&mut plan, &mut senders, number, file, file.tensors.start, owned);
+            }
+            for index in file.tensors.clone() {
+                let Some(tensor) = self.tensors.get(index) else { continue };
+                if tensor.begin == tensor.end || tensor.writers.regions().of_rank(rank).is_none() {
+                    continue;
+                }
+                self.for_each_owned(tensor, rank, |owned| {
+                    self.add_write(&mut plan, &mut senders, number, file, index, owned);
+                });
+                self.add_sends(&mut plan, file, index, tensor);
+            }
+        }
+        for (window, senders) in plan.windows.iter_mut().zip(senders) {
+            window.lay_out_buffers(senders);
+        }
+        plan
+    }
+
+    /// Calls `visit` with the ranges of a tensor's file that the parts of a rank begin in.
+    fn for_each_owned(&self, tensor: &Tensor, rank: usize, mut visit: impl FnMut(Owned)) {
+        tensor.writers.for_each_run(rank, tensor.position, |run, part| {
+            let Some(part) = part else { return };
+            let row = run.begin.checked_div(tensor.writers.row_bytes()).unwrap_or(0);
+            let begin = self.block_end(tensor.begin + run.part_begin(part));
+            let end = self.block_end(tensor.begin + run.part_begin(part + 1));
+            let step = tensor.cut.blocks().saturating_mul(self.block_bytes);
+            let mut first = begin;
+            while first < end {
+                let last = first.saturating_add(step).min(end);
+                let window = tensor.window + tensor.cut.window(row, (first - begin) / self.block_bytes);
+                visit(Owned { range: first..last, window });
+                first = last;
+            }
+        });
+    }
+
+    /// Adds a range that the rank writes. `index` is the first tensor that may have bytes in it.
+    fn add_write(
+        &self,
+        plan: &mut RankPlan,
+        senders: &mut [Vec<(usize, usize)>],
+        number: usize,
+        file: &File,
+        index: usize,
+        owned: Owned,
+    ) {
+        let rank = plan.rank;
+        let (Some(window), Some(senders)) = (plan.windows.get_mut(owned.window), senders.get_mut(owned.window)) else {
+            return;
+        };
+        let range = owned.range.start..owned.range.end.min(file.layout.file_bytes());
+        let first = window.sources.len();
+        for index in index..file.tensors.end {
+            let Some(tensor) = self.tensors.get(index) else { break };
+            let (from, to) = (tensor.begin.max(range.start), tensor.end.min(range.end));
+            if tensor.begin >= range.end {
+                break;
+            }
+            if from >= to {
+                continue;
+            }
+            let own = from - tensor.begin..to - tensor.begin;
+            let regions = tensor.writers.regions();
+            for region in regions.overlapping(&own) {
+                let local = regions.local_range(region, &own);
+                let Some(sender) = regions.sender(region, rank).filter(|_| !local.is_empty()) else { continue };
+                let received = (sender != rank).then_some(0);
+                if received.is_some() {
+                    senders.push((sender, window.sources.len()));
+                }
+                window.sources.push(Source {
+                    index,
+                    region,
+                    range: own.clone(),
+                    tensor: tensor.position,
+                    local,
+                    received,
+                });
+            }
+        }
+        match window.writes.last_mut() {
+            Some(last) if last.file == number && last.range.end == range.start => {
+                last.range.end = range.end;
+                last.sources.end = window.sources.len();
+            }
+            _ => window.writes.push(Write { file: number, range, sources: first..window.sources.len() }),
+        }
+    }
+
+    /// Adds what the rank sends of its local tensor.
+    fn add_sends(&self, plan: &mut RankPlan, file: &File, index: usize, tensor: &Tensor) {
+        let rank = plan.rank;
+        let regions = tensor.writers.regions();
+        let Some((region, _)) = regions.of_rank(rank) else { return };
+        let hull = regions.hull(region);
+        let mut send = |owner: Owner, range: Range<u64>| {
+            if range.is_empty() || owner.rank == rank || regions.sender(region, owner.rank) != Some(rank) {
+                return;
+            }
+            let local = regions.local_range(region, &range);
+            if let Some(window) = plan.windows.get_mut(owner.window).filter(|_| !local.is_empty()) {
+                window.sends.push(Send { rank: owner.rank, tensor: tensor.position, range: local, offset: 0 });
+            }
+        };
+        tensor.writers.for_each_run(rank, tensor.position, |run, _| {
+            let row = run.begin.checked_div(tensor.writers.row_bytes()).unwrap_or(0);
+            let begin = tensor.begin + run.begin;
+            let head_end = (self.block_end(begin) - tensor.begin).min(run.end);
+            if run.begin < head_end
+                && let Some(owner) = self.owner(file, index, self.block_begin(begin))
+            {
+                send(owner, run.begin..head_end);
+            }
+            let (from, to) = (hull.start.max(head_end), hull.end.min(run.end));
+            if from >= to {
+                return;
+            }
+            // The part before may have the rest of a block.
+            let first = run.part_at(self.block_begin(tensor.begin + from).saturating_sub(tensor.begin).max(run.begin));
+            let last = run.part_at(to - 1);
+            for part in first..=last {
+                let begin = self.block_end(tensor.begin + run.part_begin(part)) - tensor.begin;
+                let end = (self.block_end(tensor.begin + run.part_begin(part + 1)) - tensor.begin).min(run.end);
+                let step = tensor.cut.blocks().saturating_mul(self.block_bytes);
+                let mut slice = begin;
+                while slice < end {
+                    let slice_end = slice.saturating_add(step).min(end);
+                    let block = (slice - begin) / self.block_bytes;
+                    let window = tensor.window + tensor.cut.window(row, block);
+                    send(Owner { rank: run.writer(part), window }, slice..slice_end);
+                    slice = slice_end;
+                }
+            }
+        });
+    }
+
+    /// Calls `visit` with each contiguous range of the file that a source has within `range`, and its first byte counted
+    /// from the begin of the source's bytes. Ranges are in ascending order.
+    pub fn for_each_piece(&self, source: &Source, range: &Range<u64>, mut visit: impl FnMut(Range<u64>, u64)) {
+        let Some(tensor) = self.tensors.get(source.index) else { return };
+        let begin = |at: u64| at.saturating_sub(tensor.begin).max(source.range.start);
+        let own = begin(range.start)..range.end.saturating_sub(tensor.begin).min(source.range.end);
+        if own.start >= own.end {
+            return;
+        }
+        let regions = tensor.writers.regions();
+        let mut offset = regions.bytes_before(source.region, own.start) - source.local.start;
+        regions.for_each_run(source.region, &own, |run| {
+            let bytes = length(&run);
+            visit(tensor.begin + run.start..tensor.begin + run.end, offset);
+            offset += bytes;
+        });
+    }
+
+    /// Returns the bytes of a source within a range of its file, as a range of its local tensor.
+    pub fn local_range(&self, source: &Source, range: &Range<u64>) -> Range<u64> {
+        let Some(tensor) = self.tensors.get(source.index) else { return 0..0 };
+        let begin = range.start.saturating_sub(tensor.begin).clamp(source.range.start, source.range.end);
+        let end = range.end.saturating_sub(tensor.begin).clamp(source.range.start, source.range.end);
+        tensor.writers.regions().local_range(source.region, &(begin..end.max(begin)))
+    }
+
+    /// Returns whether the bytes of a source are contiguous in the file.
+    pub fn is_contiguous(&self, source: &Source) -> bool {
+        let mut pieces = 0_usize;
+        self.for_each_piece(source, &(0..u64::MAX), |_, _| pieces += 1);
+        pieces == 1
+    }
+}
+
+impl RankWindow {
+    /// Returns the offsets of ranges in the send and receive buffers. `senders` has the rank and the index of each received
+    /// source.
+    fn lay_out_buffers(&mut self, mut senders: Vec<(usize, usize)>) {
+        // Ranges of the same two ranks keep the order of the files.
+        self.sends.sort_by_key(|send| send.rank);
+        let mut offset = 0;
+        for send in &mut self.sends {
+            send.offset = offset;
+            offset += length(&send.range);
+            add(&mut self.sent, send.rank, length(&send.range));
+        }
+        senders.sort_by_key(|&(sender, _)| sender);
+        let mut offset = 0;
+        for (sender, source) in senders {
+            if let Some(source) = self.sources.get_mut(source) {
+                source.received = Some(offset);
+                offset += length(&source.local);
+                add(&mut self.received, sender, length(&source.local));
+            }
+        }
+    }
+
+    /// Returns the bytes for each of `ranks` ranks, and those from each.
+    pub fn splits(&self, ranks: usize) -> (Vec<u64>, Vec<u64>) {
+        let dense = |counts: &[(usize, u64)]| {
+            let mut dense = vec![0; ranks];
+            for &(rank, bytes) in counts {
+                if let Some(place) = dense.get_mut(rank) {
+                    *place = bytes;
+                }
+            }
+            dense
+        };
+        (dense(&self.sent), dense(&self.received))
+    }
+}
+
+/// Adds bytes of a rank to a list in the order of the ranks.
+fn add(counts: &mut Vec<(usize, u64)>, rank: usize, bytes: u64) {
+    match counts.last_mut() {
+        Some((last, count)) if *last == rank => *count += bytes,
+        _ => counts.push((rank, bytes)),
+    }
+}
