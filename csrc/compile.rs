@@ -7,7 +7,7 @@ use std::process::Command;
 use std::{env, fs};
 
 /// Files of the layer.
-pub const SOURCES: [&str; 19] = [
+pub const SOURCES: [&str; 21] = [
     "csrc/cast.cpp",
     "csrc/change.cpp",
     "csrc/checkpoint.cpp",
@@ -18,7 +18,9 @@ pub const SOURCES: [&str; 19] = [
     "csrc/load.cpp",
     "csrc/loader.cpp",
     "csrc/memory.cpp",
+    "csrc/memory_streams.cpp",
     "csrc/ops.cpp",
+    "csrc/rank_save.cpp",
     "csrc/save.cpp",
     "csrc/select.cpp",
     "csrc/source.cpp",

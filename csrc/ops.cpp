@@ -20,6 +20,7 @@
 #include "group.h"
 #include "load.h"
 #include "loader.h"
+#include "rank_save.h"
 #include "save.h"
 #include "select.h"
 #include "source.h"
@@ -161,6 +162,10 @@ std::string stop_profile(int64_t profile) {
   return std::string(call_core([&] { return profile_stop(profile); }));
 }
 
+void make_save_file(const std::string& path, int64_t bytes, const std::string& model) {
+  call_core([&] { create_save_file(to_rust(path), bytes, to_rust(model)); });
+}
+
 }  // namespace
 
 // Versions of fst and PyTorch, for readers of the file. They must be known before the library is loaded: with another
@@ -203,6 +208,7 @@ TORCH_LIBRARY(fst, m) {
   def_io("_load_bytes(Tensor file) -> (str[], Tensor[])");
   def_io("_check_target(str path) -> ()");
   def_io("_link_file(str source, str path) -> ()");
+  def_io("_create_save_file(str path, int bytes, str model) -> ()");
   def_io("_names_beside(str url) -> str[]");
   def_io("_remove_object(str url) -> ()");
   def_io("_checkpoint_files(str[] paths) -> str[]");
@@ -359,6 +365,24 @@ TORCH_LIBRARY(fst, m) {
       .def("read", &GroupLoad::read, "", {torch::arg("window"), torch::arg("send")})
       .def("unpack", &GroupLoad::unpack, "", {torch::arg("window"), torch::arg("received")})
       .def("finish", &GroupLoad::finish);
+  m.class_<OpenSavePlan>("SavePlan")
+      .def(torch::init<Strings, const at::Tensor&, const OpenSavePlan::MetadataOfFiles&, int64_t, int64_t,
+                       std::optional<int64_t>>(),
+           "Plan of a save by a group of ranks: writes and exchanges of each rank.",
+           {torch::arg("names"), torch::arg("numbers"), torch::arg("metadata"), torch::arg("ranks"),
+            torch::arg("window_bytes"), torch::arg("block_bytes") = none})
+      .def("windows", &OpenSavePlan::windows)
+      .def("collective", &OpenSavePlan::collective, "", {torch::arg("window")})
+      .def("splits", &OpenSavePlan::splits, "", {torch::arg("rank"), torch::arg("window")})
+      .def("file_bytes", &OpenSavePlan::file_bytes)
+      .def("digest", &OpenSavePlan::digest);
+  m.class_<GroupSave>("GroupSave")
+      .def(torch::init<const c10::intrusive_ptr<OpenSavePlan>&, int64_t, Strings, const GroupSave::Tensors&>(),
+           "Executes the plan of a save on one rank.",
+           {torch::arg("plan"), torch::arg("rank"), torch::arg("paths"), torch::arg("tensors")})
+      .def("read", &GroupSave::read, "", {torch::arg("window"), torch::arg("send")})
+      .def("unpack", &GroupSave::unpack, "", {torch::arg("window"), torch::arg("received")})
+      .def("finish", &GroupSave::finish);
   m.class_<OpenCipher>("Cipher")
       .def(torch::init<const at::Tensor&, const at::Tensor&, int64_t, int64_t>(),
            "Secret key of encrypted files in tensorizer's format.",
@@ -398,6 +422,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("_load_bytes", load_bytes);
   m.impl("_check_target", pass<check_target, std::string>);
   m.impl("_link_file", pass<link_file, std::string, std::string>);
+  m.impl("_create_save_file", make_save_file);
   m.impl("_names_beside", list_names_beside);
   m.impl("_remove_object", pass<remove_object, std::string>);
   m.impl("_checkpoint_files", checkpoint_files);

@@ -45,40 +45,6 @@ std::vector<MetadataEntry> metadata_entries_of(const Metadata& metadata) {
   return entries;
 }
 
-// Returns whether the core reads a tensor in a mapped file. One that is not plain is copied first.
-bool is_read_mapped(const at::Tensor& tensor) { return is_plain(tensor) && is_mapped(tensor); }
-
-// Memory of a list of tensors: devices, each with its current stream, and mapped files.
-class DeviceStreams {
- public:
-  explicit DeviceStreams(at::TensorList tensors) {
-    for (const at::Tensor& tensor : tensors) {
-      if (index_of(tensor) == devices_.size()) {
-        devices_.push_back(tensor.device());
-        streams_.push_back(device_stream_of(tensor));
-      }
-    }
-  }
-
-  // Returns the index of the memory in which the core reads a tensor, or the copies of one that is not plain.
-  size_t index_of(const at::Tensor& tensor) const {
-    size_t index = 0;
-    while (index < devices_.size() &&
-           (devices_[index] != tensor.device() || streams_[index].is_mapped != is_read_mapped(tensor))) {
-      ++index;
-    }
-    return index;
-  }
-
-  c10::Device device(size_t index) const { return devices_[index]; }
-
-  rust::Slice<const DeviceStream> all() const { return slice_of(streams_); }
-
- private:
-  std::vector<c10::Device> devices_;
-  std::vector<DeviceStream> streams_;
-};
-
 // Allocates memory with which a save is faster, or none of it if the device has too little.
 at::Tensor allocate_scratch(uint64_t bytes, c10::Device device) {
   const auto options = at::device(device).dtype(at::kByte);
@@ -175,11 +141,6 @@ at::Tensor Memory::copy(const std::string& name, const at::Tensor& tensor) {
   auto copied = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
   copy_elements(copied, held, /*non_blocking=*/false);
   return copied;
-}
-
-DeviceStream device_stream_of(const at::Tensor& tensor) {
-  const auto ordinal = tensor.is_cuda() ? tensor.device().index() : -1;
-  return DeviceStream{ordinal, current_stream_handle(tensor.device()), is_read_mapped(tensor)};
 }
 
 rust::Box<NewFile> describe_file(const std::string& path, const Metadata& metadata, const std::string& model,

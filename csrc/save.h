@@ -11,6 +11,7 @@
 
 #include "encryption_key.h"
 #include "fst/rust/bridge.rs.h"
+#include "memory_streams.h"
 #include "select.h"
 
 namespace fst {
@@ -42,9 +43,6 @@ class Memory : public torch::CustomClassHolder {
   // Returns a contiguous copy on the same device. Reads mapped files with system calls.
   static at::Tensor copy(const std::string& name, const at::Tensor& tensor);
 };
-
-// Returns the memory of a tensor with its current stream.
-DeviceStream device_stream_of(const at::Tensor& tensor);
 
 // Operator fst::save_file. Writes a temporary file, flushes it and moves it to `path`. The arguments are those of
 // `describe_file`.

@@ -15,6 +15,7 @@ mod guard;
 mod hidden;
 mod profile;
 mod python;
+mod rank_save;
 mod save;
 mod selection;
 mod source;
@@ -34,6 +35,7 @@ use self::encryption_key::{EncryptionKey, encryption_key, key_for_save, key_of_f
 use self::error::{exception_of, invalid_argument, out_of_memory, version_conflict};
 use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
 use self::profile::profile_stop;
+use self::rank_save::{RankSave, SavePlan, create_save_file, finish_rank_save, open_rank_save, plan_save};
 use self::save::{
     AnySave, FileLayout, NewFile, begin_save, check_target, finish_save, lay_out_file, link_file, names_beside,
     new_file, read_mapped, remove_object, write_file,
@@ -211,6 +213,34 @@ mod ffi {
         begin: u64,
         end: u64,
         offset: u64,
+    }
+
+    /// Metadata of a new file.
+    struct NewMetadata {
+        entries: Vec<MetadataEntry>,
+    }
+
+    /// Bytes of a rank's local tensor that it sends, and their offset in the send buffer.
+    struct SaveSend {
+        tensor: usize,
+        begin: u64,
+        end: u64,
+        offset: u64,
+    }
+
+    /// Bytes that a rank writes.
+    struct SaveSource {
+        tensor: usize,
+        /// First byte in the local tensor of the rank that holds them.
+        begin: u64,
+        /// One past the last byte.
+        end: u64,
+        /// Whether they come from another rank.
+        is_received: bool,
+        /// Offset of received bytes in the receive buffer.
+        offset: u64,
+        /// Whether they are contiguous in the file.
+        is_contiguous: bool,
     }
 
     /// Exception class of `c10` for an error.
@@ -449,6 +479,47 @@ mod ffi {
         fn send_ranges(self: &RankPlan, window: usize) -> Result<Vec<SendRange>>;
         fn receive_ranges(self: &RankPlan, window: usize) -> Vec<ReceiveRange>;
         fn record(self: &RankPlan, bytes: u64, device: &str) -> Box<Recording>;
+
+        type SavePlan;
+        fn plan_save(
+            names: &[String],
+            numbers: &[i64],
+            metadata: &[NewMetadata],
+            ranks: i64,
+            window_bytes: i64,
+            block_bytes: i64,
+        ) -> Result<Box<SavePlan>>;
+        fn ranks(self: &SavePlan) -> usize;
+        fn windows(self: &SavePlan) -> usize;
+        fn tensors(self: &SavePlan) -> usize;
+        fn tensor_name(self: &SavePlan, tensor: usize) -> String;
+        fn scalar_type(self: &SavePlan, tensor: usize) -> i8;
+        fn holds(self: &SavePlan, tensor: usize, rank: usize) -> bool;
+        fn local_shape(self: &SavePlan, tensor: usize, rank: usize) -> Vec<i64>;
+        fn file_bytes(self: &SavePlan) -> Vec<i64>;
+        fn send_splits(self: &SavePlan, rank: usize, window: usize) -> Vec<i64>;
+        fn receive_splits(self: &SavePlan, rank: usize, window: usize) -> Vec<i64>;
+        fn digest(self: &SavePlan) -> u64;
+        fn create_save_file(path: &str, bytes: i64, model: &str) -> Result<()>;
+
+        type RankSave;
+        fn open_rank_save(
+            plan: &SavePlan,
+            rank: usize,
+            paths: &[String],
+            streams: &[DeviceStream],
+        ) -> Result<Box<RankSave>>;
+        fn sends(self: &RankSave, window: usize) -> Vec<SaveSend>;
+        fn sources(self: &RankSave, window: usize) -> Vec<SaveSource>;
+        fn source_counts(self: &RankSave, window: usize) -> Vec<usize>;
+        unsafe fn write(
+            self: &RankSave,
+            window: usize,
+            first: usize,
+            count: usize,
+            sources: &[Extent],
+        ) -> Result<()>;
+        fn finish_rank_save(save: Box<RankSave>) -> Result<()>;
 
         type Recording;
         fn record(self: &Selection, device: &str) -> Box<Recording>;

@@ -88,7 +88,7 @@ impl AnySave {
     }
 }
 
-fn decode_extents(extents: &[ffi::Extent]) -> Vec<Extent> {
+pub(super) fn decode_extents(extents: &[ffi::Extent]) -> Vec<Extent> {
     let decode = |&ffi::Extent { device, address, bytes }: &ffi::Extent| Extent { device, address, length: bytes };
     extents.iter().map(decode).collect()
 }
@@ -128,7 +128,7 @@ pub(super) fn link_file(source: &str, path: &str) -> Result<()> {
 }
 
 /// Returns the path that a text names, or `None` if it is empty.
-fn path_of(text: &str) -> Option<&Path> {
+pub(super) fn path_of(text: &str) -> Option<&Path> {
     Some(Path::new(text)).filter(|_| !text.is_empty())
 }
 

@@ -6,21 +6,16 @@ use crate::device::host::Host;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::Metadata;
-use crate::format::layout::Tensor;
+use crate::format::layout::{Tensor, dtype_of_file};
 use crate::save::DeviceStream;
 use crate::save::memory::{Mapped, SourceMemory};
 use std::sync::Arc;
 
 pub(super) fn new_tensor(tensor: &ffi::NewTensor) -> Result<Tensor> {
-    let invalid = |kind, message: String| Error::new(kind, message).tensor(&*tensor.name);
-    let dtype =
-        Dtype::from_scalar_type(tensor.scalar_type).filter(|dtype| dtype.is_in_safetensors()).ok_or_else(|| {
-            invalid(
-                Kind::UnsupportedDtype,
-                "safetensors has no dtype for it; cast it to another, or view it as one".into(),
-            )
-        })?;
-    let negative = |_| invalid(Kind::Internal, format!("a negative size in {:?}", tensor.shape));
+    let dtype = dtype_of_file(&tensor.name, Dtype::from_scalar_type(tensor.scalar_type))?;
+    let negative = |_| {
+        Error::new(Kind::Internal, format!("a negative size in {:?}", tensor.shape)).tensor(&*tensor.name)
+    };
     let shape = tensor.shape.iter().map(|&size| u64::try_from(size).map_err(negative));
     Tensor::of_torch(&*tensor.name, dtype, shape.collect::<Result<_>>()?)
 }

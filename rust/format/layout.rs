@@ -75,6 +75,17 @@ impl Tensor {
     }
 }
 
+/// Returns the dtype of a tensor of a new file.
+///
+/// # Errors
+/// `unsupported-dtype` if the safetensors format does not have it.
+pub fn dtype_of_file(name: &str, dtype: Option<Dtype>) -> Result<Dtype> {
+    dtype.filter(|dtype| dtype.is_in_safetensors()).ok_or_else(|| {
+        let message = "safetensors has no dtype for it; cast it to another, or view it as one";
+        Error::new(Kind::UnsupportedDtype, message).tensor(name)
+    })
+}
+
 /// Returns the tensor with the authentication codes of a new file, whose tensors have these sizes in bytes.
 ///
 /// # Errors

@@ -31,6 +31,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::Metadata;
 use crate::format::layout as file_layout;
+use crate::format::{digests, encryption};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -161,6 +162,10 @@ impl SavePlan {
                 .iter()
                 .map(|tensor| file_layout::Tensor::of_torch(&*tensor.name, tensor.dtype, tensor.shape.clone()))
                 .collect::<Result<Vec<_>>>()?;
+            if encryption::is_requested(metadata) || digests::requested(metadata)?.is_some() {
+                let message = "saves by ranks write neither digests nor encrypted files; save from one process instead";
+                return Err(invalid(message.into()));
+            }
             let layout = file_layout::Layout::new(&new, metadata)?;
             let first = plan.tensors.len();
             for (&index, range) in layout.order().iter().zip(layout.ranges()) {
@@ -191,6 +196,11 @@ impl SavePlan {
     /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.ranks
+    }
+
+    /// Returns the size of a block in bytes.
+    pub fn block_bytes(&self) -> u64 {
+        self.block_bytes
     }
 
     /// Returns the number of windows.

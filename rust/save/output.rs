@@ -42,7 +42,7 @@ impl Output {
     /// Returns the path as the caller passed it, or the URL without what may be secret.
     pub fn path(&self) -> &Path {
         match self {
-            Output::File(file) => file.path(),
+            Output::File(file) => file.data().path(),
             Output::Object(upload, _) => upload.path(),
         }
     }
@@ -55,7 +55,7 @@ impl Output {
         match self {
             Output::File(file) => {
                 let blocks = length.checked_next_multiple_of(to_u64(ALIGNMENT));
-                file.reserve(blocks.ok_or_else(|| too_long(file.path()))?, check)
+                file.data().reserve(blocks.ok_or_else(|| too_long(file.data().path()))?, check)
             }
             Output::Object(upload, parts) => {
                 *parts = Parts::of_length(length, options.request_bytes);
@@ -117,7 +117,7 @@ impl Output {
     /// Those of [`OutputFile::reserve`].
     pub fn reserve(&self, bytes: u64, check: Check<'_>) -> Result<()> {
         match self {
-            Output::File(file) => file.reserve(bytes, check),
+            Output::File(file) => file.data().reserve(bytes, check),
             Output::Object(..) => Ok(()),
         }
     }
@@ -132,7 +132,7 @@ impl Output {
     {
         match self {
             Output::File(file) => {
-                file.write(memory.as_ref().get(..length).unwrap_or_default(), offset, check)?;
+                file.data().write(memory.as_ref().get(..length).unwrap_or_default(), offset, check)?;
                 Ok(Some(memory))
             }
             Output::Object(upload, parts) => {
@@ -148,7 +148,7 @@ impl Output {
     /// Those of [`OutputFile::shift`] or of [`Upload::shift`].
     pub fn shift(&self, begin: u64, length: u64, distance: u64, buffer: &mut [u8], check: Check<'_>) -> Result<()> {
         match self {
-            Output::File(file) => file.shift(begin, length, distance, buffer, check),
+            Output::File(file) => file.data().shift(begin, length, distance, buffer, check),
             Output::Object(upload, _) => upload.shift(begin, length, distance, check),
         }
     }

@@ -17,6 +17,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Maximum number of symbolic links to follow, as in Linux.
@@ -93,7 +94,7 @@ impl Target {
 /// Temporary file that is being written.
 pub struct TempFile {
     /// The open file, readable and writable.
-    pub file: File,
+    pub file: Arc<File>,
     /// Path of the file once published.
     target: Target,
     /// Path under its temporary name, or `None` while the file has no name.
@@ -111,34 +112,21 @@ impl TempFile {
         let target = Target::open(path)?;
         let permissions = target.existing.clone().or_else(|| model.and_then(|model| fs::metadata(model).ok()));
         let mode = if permissions.is_some() { PRIVATE_MODE } else { MODE };
-        let mut temp_file = match create_unnamed(directory_of(&target.path), mode) {
-            Ok(file) => TempFile { file, target, temporary: None },
+        let temp_file = match create_unnamed(directory_of(&target.path), mode) {
+            Ok(file) => TempFile { file: Arc::new(file), target, temporary: None },
             Err(refusal) => {
                 tracing::debug!(path = %path.display(), %refusal, "cannot create a file without a name; using a temporary name");
                 let (temporary, file) = at_temporary_name(&target.path, |name| {
                     OpenOptions::new().read(true).write(true).create_new(true).mode(mode).open(name)
                 })
                 .map_err(failed)?;
-                TempFile { file, target, temporary: Some(temporary) }
+                TempFile { file: Arc::new(file), target, temporary: Some(temporary) }
             }
         };
         if let Some(permissions) = permissions {
-            temp_file.copy_permissions(&permissions);
+            copy_permissions(&temp_file.file, &temp_file.target.path, &permissions);
         }
         Ok(temp_file)
-    }
-
-    /// Copies the owner and the permissions of the file that this file replaces. Without the right to change the owner,
-    /// the file belongs to the user of the process.
-    fn copy_permissions(&mut self, existing: &Metadata) {
-        let set_owner = |(uid, gid)| std::os::unix::fs::fchown(&self.file, uid, gid);
-        let differs =
-            self.file.metadata().is_ok_and(|owner| (owner.uid(), owner.gid()) != (existing.uid(), existing.gid()));
-        let owned = if differs { set_owner((Some(existing.uid()), Some(existing.gid()))) } else { Ok(()) };
-        let permissions = fs::Permissions::from_mode(existing.mode() & MODE_MASK);
-        if let Err(error) = owned.and_then(|()| self.file.set_permissions(permissions)) {
-            tracing::info!(path = %self.target.path.display(), %error, "cannot copy the owner and permissions of the replaced file");
-        }
     }
 
     /// Renames the file to its target path, atomically replacing an existing file.
@@ -176,13 +164,43 @@ impl Drop for TempFile {
     }
 }
 
+/// Creates an empty file at `path`, where no file is, with the owner and permissions of `model`, if that is given and
+/// exists.
+///
+/// # Errors
+/// Those of creating a file.
+pub fn create_new(path: &Path, model: Option<&Path>) -> Result<File> {
+    let path = &*check_local(path)?;
+    let permissions = model.and_then(|model| fs::metadata(model).ok());
+    let mode = if permissions.is_some() { PRIVATE_MODE } else { MODE };
+    let opened = OpenOptions::new().read(true).write(true).create_new(true).mode(mode).open(path);
+    let file = opened.map_err(|error| cannot_create(error, path))?;
+    if let Some(permissions) = permissions {
+        copy_permissions(&file, path, &permissions);
+    }
+    Ok(file)
+}
+
+/// Gives a new file the owner and the permissions of an existing one. Without the right to change the owner, the file
+/// belongs to the user of the process.
+fn copy_permissions(file: &File, path: &Path, existing: &Metadata) {
+    let set_owner = |(uid, gid)| std::os::unix::fs::fchown(file, uid, gid);
+    let differs = file.metadata().is_ok_and(|owner| (owner.uid(), owner.gid()) != (existing.uid(), existing.gid()));
+    let owned = if differs { set_owner((Some(existing.uid()), Some(existing.gid()))) } else { Ok(()) };
+    let permissions = fs::Permissions::from_mode(existing.mode() & MODE_MASK);
+    if let Err(error) = owned.and_then(|()| file.set_permissions(permissions)) {
+        tracing::info!(path = %path.display(), %error, "cannot copy the owner and permissions of another file");
+    }
+}
+
 fn cannot_create(error: io::Error, path: &Path) -> Error {
     let is_missing = error.kind() == io::ErrorKind::NotFound;
     let error = Error::from_io(error, path, "cannot create");
     if is_missing { error.note("create its directory first") } else { error }
 }
 
-fn remove(temporary: &Path) {
+/// Removes a temporary file.
+pub fn remove(temporary: &Path) {
     if let Err(error) = fs::remove_file(temporary) {
         tracing::warn!(path = %temporary.display(), %error, "cannot remove a temporary file");
     }

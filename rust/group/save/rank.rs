@@ -2,7 +2,7 @@
 
 use super::{File, Owner, SavePlan, Tensor, length};
 use crate::num::to_u64;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 /// Bytes of a local tensor that a rank sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -235,22 +235,25 @@ impl SavePlan {
             let bytes = length(&run);
             visit(tensor.begin + run.start..tensor.begin + run.end, offset);
             offset += bytes;
+            ControlFlow::Continue(())
         });
     }
 
-    /// Returns the bytes of a source within a range of its file, as a range of its local tensor.
-    pub fn local_range(&self, source: &Source, range: &Range<u64>) -> Range<u64> {
-        let Some(tensor) = self.tensors.get(source.index) else { return 0..0 };
-        let begin = range.start.saturating_sub(tensor.begin).clamp(source.range.start, source.range.end);
-        let end = range.end.saturating_sub(tensor.begin).clamp(source.range.start, source.range.end);
-        tensor.writers.regions().local_range(source.region, &(begin..end.max(begin)))
+    /// Returns the range of the file in which a source has bytes.
+    pub fn file_range(&self, source: &Source) -> Range<u64> {
+        let begin = self.tensors.get(source.index).map_or(0, |tensor| tensor.begin);
+        begin + source.range.start..begin + source.range.end
     }
 
     /// Returns whether the bytes of a source are contiguous in the file.
     pub fn is_contiguous(&self, source: &Source) -> bool {
-        let mut pieces = 0_usize;
-        self.for_each_piece(source, &(0..u64::MAX), |_, _| pieces += 1);
-        pieces == 1
+        let Some(tensor) = self.tensors.get(source.index) else { return false };
+        let mut first = 0;
+        tensor.writers.regions().for_each_run(source.region, &source.range, |run| {
+            first = length(&run);
+            ControlFlow::Break(())
+        });
+        first == length(&source.local)
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::layout::{IndexBox, Layout};
 use std::collections::HashMap;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 /// Ascending ranges of indices of one dimension.
 pub(super) type IndexSet = Vec<Range<u64>>;
@@ -262,10 +262,16 @@ impl Regions {
         self.bytes_before(region, range.start)..self.bytes_before(region, range.end)
     }
 
-    /// Calls `visit` with each contiguous byte range of a region within `range`, in ascending order.
-    pub(super) fn for_each_run(&self, region: usize, range: &Range<u64>, mut visit: impl FnMut(Range<u64>)) {
+    /// Calls `visit` with each contiguous byte range of a region within `range`, in ascending order, until `visit`
+    /// breaks.
+    pub(super) fn for_each_run(
+        &self,
+        region: usize,
+        range: &Range<u64>,
+        mut visit: impl FnMut(Range<u64>) -> ControlFlow<()>,
+    ) {
         let dim = (0..self.shape.len()).rev().find(|&dim| !self.is_whole(region, dim));
-        self.for_each_range(region, dim, range, &mut visit);
+        let _ = self.for_each_range(region, dim, range, &mut visit);
     }
 
     /// Calls `visit` with each byte range of the indices of dimension `last` within `range`, as if the region had all
@@ -275,16 +281,14 @@ impl Regions {
         region: usize,
         last: Option<usize>,
         range: &Range<u64>,
-        visit: &mut impl FnMut(Range<u64>),
-    ) {
+        visit: &mut impl FnMut(Range<u64>) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
         match last {
             Some(last) => self.walk(region, 0, last, 0, range, visit),
             None => {
                 let whole = self.shape.iter().fold(self.item_bytes, |bytes, size| bytes * size);
                 let end = range.end.min(whole);
-                if range.start < end {
-                    visit(range.start..end);
-                }
+                if range.start < end { visit(range.start..end) } else { ControlFlow::Continue(()) }
             }
         }
     }
@@ -296,8 +300,8 @@ impl Regions {
         last: usize,
         base: u64,
         range: &Range<u64>,
-        visit: &mut impl FnMut(Range<u64>),
-    ) {
+        visit: &mut impl FnMut(Range<u64>) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
         let stride = self.stride(dim);
         for indices in self.set(region, dim) {
             let from = (base + indices.start * stride).max(range.start);
@@ -306,13 +310,14 @@ impl Regions {
                 continue;
             }
             if dim == last {
-                visit(from..to);
+                visit(from..to)?;
                 continue;
             }
             for index in (from - base) / stride..=(to - 1 - base) / stride {
-                self.walk(region, dim + 1, last, base + index * stride, range, visit);
+                self.walk(region, dim + 1, last, base + index * stride, range, visit)?;
             }
         }
+        ControlFlow::Continue(())
     }
 
     /// Returns an upper bound of the bytes of a region in any `length` consecutive bytes of the tensor.

@@ -14,7 +14,7 @@
 use super::regions::{Regions, count};
 use crate::num::{to_u64, to_usize};
 use std::collections::HashMap;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 /// Smallest part of a tensor that one rank writes, in bytes, if the tensor has as many. Shorter runs are exchanged, so that
 /// writes are longer.
@@ -246,7 +246,10 @@ impl Writers {
             let region = self.groups.get(group)?.region;
             let range = byte..byte + 1;
             let mut is_here = false;
-            self.regions.for_each_range(region, Some(dim), &range, &mut |_| is_here = true);
+            let _ = self.regions.for_each_range(region, Some(dim), &range, &mut |_| {
+                is_here = true;
+                ControlFlow::Break(())
+            });
             if !is_here {
                 return None;
             }
@@ -264,10 +267,11 @@ impl Writers {
         let Some(&group) = self.group_of_region.get(region) else { return };
         let Some(own) = self.groups.get(group) else { return };
         let Some(index) = own.holders.iter().position(|&holder| holder == rank) else { return };
-        self.regions.for_each_range(own.region, self.dim, &(0..self.bytes()), &mut |range| {
+        let _ = self.regions.for_each_range(own.region, self.dim, &(0..self.bytes()), &mut |range| {
             if let Some(run) = self.run(group, range.start, range.end, position) {
                 visit(&run, run.part_of(index));
             }
+            ControlFlow::Continue(())
         });
     }
 }

@@ -1,0 +1,355 @@
+#include "rank_save.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "cast.h"
+#include "error.h"
+#include "load.h"
+#include "memory.h"
+#include "save.h"
+#include "views.h"
+
+namespace fst {
+
+namespace {
+
+rust::Box<SavePlan> plan_of(Strings names, const at::Tensor& numbers, const OpenSavePlan::MetadataOfFiles& metadata,
+                            int64_t ranks, int64_t window_bytes, std::optional<int64_t> block_bytes) {
+  if (numbers.scalar_type() != at::kLong || numbers.dim() != 1) {
+    throw_invalid_argument("numbers must be a 1-d int64 tensor on the CPU");
+  }
+  const auto bytes = bytes_of(numbers);
+  const rust::Slice<const int64_t> decoded(reinterpret_cast<const int64_t*>(bytes.data()),
+                                           bytes.size() / sizeof(int64_t));
+  std::vector<NewMetadata> files;
+  for (const c10::Dict<std::string, std::string>& file : metadata) {
+    NewMetadata described;
+    for (const auto& entry : file) {
+      described.entries.push_back(MetadataEntry{to_rust(entry.key()), to_rust(entry.value())});
+    }
+    files.push_back(std::move(described));
+  }
+  const auto names_of = to_rust(names);
+  return call_core([&] {
+    return plan_save(slice_of(names_of), decoded, slice_of(files), ranks, window_bytes, block_bytes.value_or(-1));
+  });
+}
+
+std::vector<int64_t> to_vector(const rust::Vec<int64_t>& numbers) { return {numbers.begin(), numbers.end()}; }
+
+// Copies elements of a tensor, in row-major order from the element `begin` on, to a contiguous 1-d tensor.
+void copy_elements_from(const at::Tensor& target, const at::Tensor& tensor, int64_t begin) {
+  const int64_t count = target.numel();
+  if (count == 0) {
+    return;
+  }
+  if (count == tensor.numel()) {
+    copy_elements(target.view(tensor.sizes()), tensor, /*non_blocking=*/false);
+    return;
+  }
+  const int64_t row_elements = tensor.numel() / tensor.size(0);
+  int64_t row = begin / row_elements;
+  int64_t done = 0;
+  const auto copy_partial = [&](int64_t first, int64_t length) {
+    copy_elements_from(target.narrow(0, done, length), tensor.select(0, row), first);
+    done += length;
+    ++row;
+  };
+  if (const int64_t first = begin % row_elements; first > 0) {
+    copy_partial(first, std::min(row_elements - first, count));
+  }
+  if (const int64_t rows = (count - done) / row_elements; rows > 0) {
+    copy_elements_from(target.narrow(0, done, rows * row_elements), tensor.narrow(0, row, rows), 0);
+    done += rows * row_elements;
+    row += rows;
+  }
+  if (done < count) {
+    copy_partial(0, count - done);
+  }
+}
+
+// Contiguous bytes of local tensors in the dtypes of their files. Bytes that are not in memory as such are copied, all
+// in one batch.
+class Pieces {
+ public:
+  Pieces(const SavePlan& plan, const std::vector<at::Tensor>& tensors, const DeviceStreams& streams)
+      : plan_(plan), tensors_(tensors), streams_(streams) {}
+
+  // Adds bytes `begin` to `end` of a tensor. With `on_host`, copies bytes of a device to the memory of the host. With
+  // `is_copied_here`, `copy_to` takes the bytes, and not the core, so they cannot be in a mapped file.
+  void add(size_t index, uint64_t begin, uint64_t end, bool on_host, bool is_copied_here = false) {
+    const at::Tensor& tensor = tensors_[index];
+    const auto to = static_cast<c10::ScalarType>(plan_.scalar_type(index));
+    const auto item_bytes = c10::elementSize(to);
+    const auto first = static_cast<int64_t>(begin / item_bytes);
+    const auto count = static_cast<int64_t>((end - begin) / item_bytes);
+    const bool is_host = on_host && !tensor.is_cpu();
+    const bool is_direct = is_plain(tensor) && tensor.scalar_type() == to && !is_host;
+    if (is_direct && !(is_copied_here && is_read_mapped(tensor))) {
+      extents_.push_back(Extent{streams_.index_of(tensor), address_of(tensor) + begin, end - begin});
+      return;
+    }
+    auto piece = elements(index, first, count);
+    if (piece.scalar_type() != to) {
+      const auto source = piece;
+      piece = at::empty({count}, source.options().dtype(to));
+      batch_.add(casts_.size(), address_of(source), source.scalar_type(), piece);
+      casts_.emplace_back(piece, source);
+      copied_bytes_ += source.nbytes();
+    }
+    copied_bytes_ += piece.nbytes();
+    extents_.push_back(Extent{});
+    copies_.push_back(Copy{extents_.size() - 1, std::move(piece), is_host});
+  }
+
+  // Adds bytes in the memory of the host.
+  void add_host(uint64_t address, uint64_t bytes) { extents_.push_back(Extent{0, address, bytes}); }
+
+  // Returns the memory of all bytes, in the order in which they were added.
+  const std::vector<Extent>& run() {
+    batch_.run([&](size_t index) { copy_elements(casts_[index].first, casts_[index].second, false); });
+    for (Copy& copy : copies_) {
+      if (copy.to_host) {
+        copy.piece = copy.piece.cpu();
+      }
+      extents_[copy.extent] = Extent{streams_.index_of(copy.piece), address_of(copy.piece), copy.piece.nbytes()};
+    }
+    return extents_;
+  }
+
+  // Copies all bytes to a buffer. `offset_of` returns the offset of each.
+  template <typename Offset>
+  void copy_to(const at::Tensor& buffer, Offset&& offset_of) {
+    CastBatch batch;
+    const auto& extents = run();
+    for (size_t index = 0; index < extents.size(); ++index) {
+      const Extent& extent = extents[index];
+      const auto length = static_cast<int64_t>(extent.bytes);
+      const auto target = buffer.narrow(0, static_cast<int64_t>(offset_of(index)), length);
+      const auto device = streams_.device(extent.device);
+      if (device == buffer.device()) {
+        batch.add(index, extent.address, at::kByte, target);
+      } else {
+        target.copy_(view_of(extent, device));
+      }
+    }
+    batch.run([&](size_t index) {
+      const Extent& extent = extents[index];
+      const auto target = buffer.narrow(0, static_cast<int64_t>(offset_of(index)), static_cast<int64_t>(extent.bytes));
+      target.copy_(view_of(extent, buffer.device()));
+    });
+  }
+
+  // Returns the bytes of the copies.
+  uint64_t copied_bytes() const { return copied_bytes_; }
+
+ private:
+  struct Copy {
+    size_t extent;
+    at::Tensor piece;
+    bool to_host;
+  };
+
+  static at::Tensor view_of(const Extent& extent, c10::Device device) {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the core has addresses as numbers.
+    return at::from_blob(reinterpret_cast<void*>(extent.address), {static_cast<int64_t>(extent.bytes)},
+                         at::device(device).dtype(at::kByte));
+  }
+
+  // Returns elements of a tensor in its own dtype, as a contiguous tensor.
+  at::Tensor elements(size_t index, int64_t first, int64_t count) const {
+    const at::Tensor& tensor = tensors_[index];
+    const bool is_read = is_read_mapped(tensor);
+    if (is_plain(tensor) && !is_read) {
+      return tensor.view({-1}).narrow(0, first, count);
+    }
+    auto copy = at::empty({count}, tensor.options().memory_format(at::MemoryFormat::Contiguous));
+    if (is_read) {
+      const auto name = plan_.tensor_name(index);
+      const rust::Slice<uint8_t> into(static_cast<uint8_t*>(copy.mutable_data_ptr()), copy.nbytes());
+      const auto address = address_of(tensor) + static_cast<uint64_t>(first) * tensor.element_size();
+      call_core([&] { read_mapped(std::string(name), address, into); });
+    } else {
+      copy_elements_from(copy, tensor, first);
+    }
+    return copy;
+  }
+
+  const SavePlan& plan_;
+  const std::vector<at::Tensor>& tensors_;
+  const DeviceStreams& streams_;
+  std::vector<Extent> extents_;
+  CastBatch batch_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> casts_;
+  std::vector<Copy> copies_;
+  uint64_t copied_bytes_ = 0;
+};
+
+void check_buffer(const at::Tensor& buffer, const std::vector<int64_t>& splits) {
+  int64_t bytes = 0;
+  for (const int64_t split : splits) {
+    bytes += split;
+  }
+  if (!has_memory(buffer) || buffer.scalar_type() != at::kByte || buffer.dim() != 1 || !buffer.is_contiguous() ||
+      buffer.numel() != bytes) {
+    throw_invalid_argument(c10::str("the buffer is ", buffer.toString(), " of shape ", buffer.sizes(),
+                                    ", but must be a contiguous 1-d uint8 tensor of ", bytes, " bytes"));
+  }
+}
+
+at::Tensor check_tensor(const SavePlan& plan, size_t index, size_t rank, const std::optional<at::Tensor>& tensor) {
+  const auto refuse = [&](const std::string& message) {
+    throw_invalid_argument("tensor \"" + std::string(plan.tensor_name(index)) + "\": " + message +
+                           "; nothing was written");
+  };
+  if (!plan.holds(index, rank)) {
+    return {};
+  }
+  const auto shape = plan.local_shape(index, rank);
+  const c10::IntArrayRef sizes(shape.data(), shape.size());
+  if (!tensor || !tensor->defined()) {
+    refuse(c10::str("rank ", rank, " holds a shard of shape ", sizes, ", but passes None"));
+  }
+  describe(std::string(plan.tensor_name(index)), *tensor);
+  if (tensor->sizes() != sizes) {
+    refuse(c10::str("the shard of rank ", rank, " has shape ", sizes, ", but the tensor ", tensor->sizes()));
+  }
+  const auto to = plan.scalar_type(index);
+  const auto from = static_cast<int8_t>(tensor->scalar_type());
+  if (from != to && !can_convert(from, to)) {
+    refuse(c10::str("cannot cast ", c10::toString(tensor->scalar_type()), " to ",
+                    c10::toString(static_cast<c10::ScalarType>(to))));
+  }
+  return tensor->detach();
+}
+
+std::vector<at::Tensor> check_tensors(const OpenSavePlan& plan, int64_t rank, const GroupSave::Tensors& tensors) {
+  if (tensors.size() != plan.plan().tensors()) {
+    throw_invalid_argument(
+        c10::str(plan.plan().tensors(), " tensors, but ", tensors.size(), " local ones; give one or None for each"));
+  }
+  std::vector<at::Tensor> checked;
+  for (size_t index = 0; index < tensors.size(); ++index) {
+    checked.push_back(check_tensor(plan.plan(), index, plan.check_rank(rank), tensors.get(index)));
+  }
+  return checked;
+}
+
+// Returns the memory of the tensors, after that of the host.
+DeviceStreams streams_of(const std::vector<at::Tensor>& tensors) {
+  const auto host = at::empty({0}, at::kByte);
+  DeviceStreams streams(host);
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.defined()) {
+      streams.add(tensor);
+    }
+  }
+  return streams;
+}
+
+}  // namespace
+
+OpenSavePlan::OpenSavePlan(Strings names, const at::Tensor& numbers, const MetadataOfFiles& metadata, int64_t ranks,
+                           int64_t window_bytes, std::optional<int64_t> block_bytes)
+    : plan_(plan_of(names, numbers, metadata, ranks, window_bytes, block_bytes)) {}
+
+std::string OpenSavePlan::collective(int64_t window) const {
+  check_window(window);
+  return plan_->ranks() == 1 ? "none" : "exchange";
+}
+
+std::vector<std::vector<int64_t>> OpenSavePlan::splits(int64_t rank, int64_t window) const {
+  const size_t index = check_window(window);
+  return {to_vector(plan_->send_splits(check_rank(rank), index)),
+          to_vector(plan_->receive_splits(check_rank(rank), index))};
+}
+
+std::vector<int64_t> OpenSavePlan::file_bytes() const { return to_vector(plan_->file_bytes()); }
+
+size_t OpenSavePlan::check_rank(int64_t rank) const {
+  if (rank < 0 || static_cast<size_t>(rank) >= plan_->ranks()) {
+    throw_invalid_argument(c10::str("rank is ", rank, ", but the group has ", plan_->ranks(), " ranks"));
+  }
+  return static_cast<size_t>(rank);
+}
+
+size_t OpenSavePlan::check_window(int64_t window) const {
+  if (window < 0 || window >= windows()) {
+    throw_invalid_argument(c10::str("window is ", window, ", but the plan has ", windows(), " windows"));
+  }
+  return static_cast<size_t>(window);
+}
+
+GroupSave::GroupSave(const c10::intrusive_ptr<OpenSavePlan>& plan, int64_t rank, Strings paths, const Tensors& tensors)
+    : plan_(plan), rank_(rank), tensors_(check_tensors(*plan, rank, tensors)), streams_(streams_of(tensors_)) {
+  const auto names = to_rust(paths);
+  save_.emplace(call_core(
+      [&] { return open_rank_save(plan->plan(), plan->check_rank(rank), slice_of(names), streams_.all()); }));
+}
+
+void GroupSave::read(int64_t window, const at::Tensor& send) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  const size_t index = plan_->check_window(window);
+  check_buffer(send, plan_->splits(rank_, window)[0]);
+  const auto sends = save().sends(index);
+  size_t next = 0;
+  while (next < sends.size()) {
+    Pieces pieces(plan_->plan(), tensors_, streams_);
+    const size_t first = next;
+    while (next < sends.size() && pieces.copied_bytes() <= kScratchBytes) {
+      const SaveSend& range = sends[next++];
+      pieces.add(range.tensor, range.begin, range.end, send.is_cpu(), /*is_copied_here=*/true);
+    }
+    pieces.copy_to(send, [&](size_t piece) { return sends[first + piece].offset; });
+  }
+}
+
+void GroupSave::unpack(int64_t window, const at::Tensor& received) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  const size_t index = plan_->check_window(window);
+  check_buffer(received, plan_->splits(rank_, window)[1]);
+  const auto host = received.cpu();
+  const auto sources = save().sources(index);
+  const auto counts = save().source_counts(index);
+  size_t write = 0;
+  size_t source = 0;
+  while (write < counts.size()) {
+    Pieces pieces(plan_->plan(), tensors_, streams_);
+    const size_t first = write;
+    while (write < counts.size() && pieces.copied_bytes() <= kScratchBytes) {
+      for (const size_t end = source + counts[write++]; source < end; ++source) {
+        const SaveSource& range = sources[source];
+        if (range.is_received) {
+          pieces.add_host(address_of(host) + range.offset, range.end - range.begin);
+        } else {
+          // Copies of many short pieces between devices would be slow.
+          pieces.add(range.tensor, range.begin, range.end, !range.is_contiguous);
+        }
+      }
+    }
+    const auto& extents = pieces.run();
+    call_core([&] { save().write(index, first, write - first, slice_of(extents)); });
+  }
+}
+
+void GroupSave::finish() {
+  save();
+  auto saved = std::move(*save_);
+  save_.reset();
+  call_core([&] { finish_rank_save(std::move(saved)); });
+}
+
+RankSave& GroupSave::save() {
+  if (!save_) {
+    throw_invalid_argument("the save is finished; create a new one");
+  }
+  return **save_;
+}
+
+}  // namespace fst

@@ -1,0 +1,87 @@
+// Script classes for saves by a group of ranks.
+#pragma once
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <torch/custom_class.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fst/rust/bridge.rs.h"
+#include "memory_streams.h"
+#include "select.h"
+
+namespace fst {
+
+// `torch.classes.fst.SavePlan`: plan of a save by a group of ranks. Computed from the descriptions of all tensors, and
+// identical on every rank.
+class OpenSavePlan : public torch::CustomClassHolder {
+ public:
+  using MetadataOfFiles = c10::List<c10::Dict<std::string, std::string>>;
+
+  // `numbers` has the layouts and the tensors, encoded as rust/bridge/rank_save.rs describes. `metadata` has the
+  // metadata of each file. Empty ones are left out. `block_bytes` is the size of the blocks of a file that have one
+  // writer, or None for those of local files.
+  OpenSavePlan(Strings names, const at::Tensor& numbers, const MetadataOfFiles& metadata, int64_t ranks,
+               int64_t window_bytes, std::optional<int64_t> block_bytes);
+
+  int64_t windows() const { return static_cast<int64_t>(plan_->windows()); }
+
+  // Returns the collective that follows the reads of a window: "none" or "exchange".
+  std::string collective(int64_t window) const;
+
+  // Returns the bytes sent to each rank and the bytes received from each rank.
+  std::vector<std::vector<int64_t>> splits(int64_t rank, int64_t window) const;
+
+  // Returns the length of each file.
+  std::vector<int64_t> file_bytes() const;
+
+  // Returns a hash that is equal on two ranks if their plans are equal.
+  std::string digest() const { return std::to_string(plan_->digest()); }
+
+  const SavePlan& plan() const { return *plan_; }
+
+  // Return the number as an index. Throw if it is out of range.
+  size_t check_rank(int64_t rank) const;
+  size_t check_window(int64_t window) const;
+
+ private:
+  const rust::Box<SavePlan> plan_;
+};
+
+// `torch.classes.fst.GroupSave`: executes a plan on one rank, window by window. The calls are ordered on the stream that
+// was the current one when it was created.
+class GroupSave : public torch::CustomClassHolder {
+ public:
+  using Tensors = c10::List<std::optional<at::Tensor>>;
+
+  // Opens the files at `paths`, which `create_save_file` has made. `tensors` has the local tensor of the rank for each
+  // tensor of the plan, or None where it holds no elements.
+  GroupSave(const c10::intrusive_ptr<OpenSavePlan>& plan, int64_t rank, Strings paths, const Tensors& tensors);
+
+  // Fills `send` with the bytes for other ranks.
+  void read(int64_t window, const at::Tensor& send);
+
+  // Writes the rank's blocks of the window.
+  void unpack(int64_t window, const at::Tensor& received);
+
+  // Flushes what the rank has written, and closes the files.
+  void finish();
+
+ private:
+  RankSave& save();
+
+  const c10::intrusive_ptr<OpenSavePlan> plan_;
+  const int64_t rank_;
+  // Undefined where the rank has no elements.
+  std::vector<at::Tensor> tensors_;
+  DeviceStreams streams_;
+  // Empty after `finish`.
+  std::optional<rust::Box<RankSave>> save_;
+};
+
+}  // namespace fst

@@ -1,0 +1,174 @@
+//! Part of one rank in a save by a group: writes its blocks of files that all ranks have open.
+
+use super::chunks::{self, Chunks, Target};
+use super::direct_file::{ALIGNMENT, DirectFile};
+use super::file_kernel::Linux;
+use super::{DeviceStream, Extent};
+use crate::error::{Error, Kind, Result};
+use crate::group::save::{RankPlan, SavePlan};
+use crate::num::{to_u64, to_usize};
+use crate::options::Options;
+use crate::os::sigint::Watch;
+use crate::profile::{self, Span, Stage};
+use serde_json::json;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Save of one rank in progress. The files are those of the caller, who removes them after an error.
+pub struct RankSave {
+    plan: Arc<SavePlan>,
+    work: Arc<RankPlan>,
+    /// Files of which the rank writes blocks.
+    files: Vec<Option<DirectFile>>,
+    chunks: Chunks,
+    _span: Span,
+}
+
+impl RankSave {
+    /// Opens the files of which the rank writes blocks. They exist, and have their length.
+    ///
+    /// # Errors
+    /// `invalid-argument` if the plan has another number of files, or a block size without direct writes; those of
+    /// [`DirectFile::open`].
+    pub fn open(
+        plan: Arc<SavePlan>,
+        work: Arc<RankPlan>,
+        paths: &[PathBuf],
+        streams: Vec<DeviceStream>,
+        options: &Options,
+    ) -> Result<RankSave> {
+        let invalid = |message: String| Error::new(Kind::InvalidArgument, message);
+        if paths.len() != plan.files() {
+            return Err(invalid(format!("{} paths, but the plan has {} files", paths.len(), plan.files())));
+        }
+        if !plan.block_bytes().is_multiple_of(to_u64(ALIGNMENT)) {
+            let message = format!("blocks of {} bytes, which is not a multiple of {ALIGNMENT}", plan.block_bytes());
+            return Err(invalid(message));
+        }
+        let writes = || work.windows.iter().flat_map(|window| &window.writes);
+        let mut is_written = vec![false; paths.len()];
+        for write in writes() {
+            if let Some(is_written) = is_written.get_mut(write.file) {
+                *is_written = true;
+            }
+        }
+        let bytes = writes().map(|write| write.range.end - write.range.start);
+        let (sum, most) = (bytes.clone().sum::<u64>(), bytes.max().unwrap_or(0));
+        let detail = || {
+            let own = paths.iter().zip(&is_written).filter(|(_, is_written)| **is_written);
+            let own: Vec<_> = own.map(|(path, _)| path.to_string_lossy()).collect();
+            json!({ "paths": own, "rank": work.rank }).into()
+        };
+        let span = profile::span(Stage::Save).bytes(sum).detail(detail);
+        let open = |(path, is_written): (&PathBuf, &bool)| {
+            is_written.then(|| DirectFile::open(path, Box::new(Linux))).transpose()
+        };
+        let files = paths.iter().zip(&is_written).map(open).collect::<Result<_>>()?;
+        let chunks = Chunks::new(streams, None, most.max(1), Watch::begin(), options);
+        Ok(RankSave { plan, work, files, chunks, _span: span })
+    }
+
+    /// Writes some of the rank's ranges of a window. `sources` has the memory of their sources, in the order of the window:
+    /// the bytes that the plan states, of the rank's own tensors or received from others.
+    ///
+    /// # Safety
+    /// Each extent is valid memory of its device. Until this returns, nothing writes to it except work that is already
+    /// queued on the stream of that device.
+    ///
+    /// # Errors
+    /// `io` with path, tensor and byte; `device`, `out-of-memory`, `interrupted`; `internal` if bytes are missing.
+    pub unsafe fn write(&self, window: usize, writes: Range<usize>, sources: &[Extent]) -> Result<()> {
+        let missing = || Error::new(Kind::Internal, format!("window {window} has no ranges {writes:?}"));
+        let work = self.work.windows.get(window).ok_or_else(missing)?;
+        let writes = work.writes.get(writes.clone()).ok_or_else(missing)?;
+        let first_source = writes.first().map_or(0, |write| write.sources.start);
+        let last_source = writes.last().map_or(0, |write| write.sources.end);
+        if last_source - first_source != sources.len() {
+            return Err(Error::new(Kind::Internal, format!("{} sources for {writes:?}", sources.len())));
+        }
+        self.chunks.begin(&[])?;
+        let bytes = self.chunks.bytes();
+        // For each range, the number of chunks up to its end.
+        let mut ends = Vec::with_capacity(writes.len());
+        let mut count = 0;
+        for write in writes {
+            count += chunks::count(&write.range, bytes);
+            ends.push(count);
+        }
+        self.chunks.for_each(count, |index| {
+            let position = ends.partition_point(|&end| end <= index);
+            let before = position.checked_sub(1).and_then(|before| ends.get(before)).copied().unwrap_or(0);
+            let write = writes.get(position).ok_or_else(missing)?;
+            let file = self.files.get(write.file).and_then(Option::as_ref).ok_or_else(missing)?;
+            let layout = self.plan.file(write.file).ok_or_else(missing)?;
+            let range = chunks::chunk(&write.range, bytes, index - before);
+            let target = Target { path: file.path(), layout };
+            let mut slot = self.chunks.acquire()?;
+            let padded = to_usize(range.end - range.start).next_multiple_of(ALIGNMENT);
+            self.chunks.fill(&mut slot, &range, padded, target, |chunk, pieces| {
+                let header = layout.header().get(to_usize(range.start)..).unwrap_or_default();
+                for (byte, &own) in chunk.iter_mut().zip(header) {
+                    *byte = own;
+                }
+                let mut filled = to_u64(header.len()).min(range.end - range.start);
+                let own = work.sources.get(write.sources.clone()).ok_or_else(missing)?;
+                let memory = sources.get(write.sources.start - first_source..).ok_or_else(missing)?;
+                let skipped = own.partition_point(|source| self.plan.file_range(source).end <= range.start);
+                for (source, extent) in own.iter().zip(memory).skip(skipped) {
+                    if self.plan.file_range(source).start >= range.end {
+                        break;
+                    }
+                    if extent.length != source.local.end - source.local.start {
+                        return Err(Error::new(Kind::Internal, format!("{extent:?} for {source:?}")));
+                    }
+                    let mut result = Ok(());
+                    self.plan.for_each_piece(source, &range, |piece, offset| {
+                        let length = piece.end - piece.start;
+                        let address = extent.address + offset;
+                        filled += length;
+                        if result.is_ok() {
+                            result = pieces.add(extent.device, address, piece.start - range.start, length);
+                        }
+                    });
+                    result?;
+                }
+                if filled == range.end - range.start {
+                    return Ok(());
+                }
+                let message = "the ranks do not hold each byte of the tensor once; check the index regions";
+                let error = Error::new(Kind::InvalidArgument, message).offset(range.start).at(file.path());
+                Err(target.name_tensor(error))
+            })?;
+            self.chunks.write(slot, padded, target, |mut slot, check| {
+                let bytes = slot.bytes_mut().get(..padded).unwrap_or_default();
+                file.write(bytes, range.start, check)
+            })
+        })
+    }
+
+    /// Sets the length of the files whose end the rank has written, and flushes what it has written.
+    ///
+    /// # Errors
+    /// `io`, `interrupted`.
+    pub fn finish(self) -> Result<()> {
+        let check = || self.chunks.check();
+        check()?;
+        let mut ends = vec![None; self.files.len()];
+        for write in self.work.windows.iter().flat_map(|window| &window.writes) {
+            let file_bytes = self.plan.file(write.file).map(|layout| layout.file_bytes());
+            if let Some(end) = ends.get_mut(write.file).filter(|_| file_bytes == Some(write.range.end)) {
+                *end = file_bytes;
+            }
+        }
+        let _span = profile::span(Stage::Flush);
+        for (file, end) in self.files.iter().zip(ends) {
+            let Some(file) = file else { continue };
+            if let Some(end) = end {
+                file.set_length(end)?;
+            }
+            file.flush(&check)?;
+        }
+        Ok(())
+    }
+}
