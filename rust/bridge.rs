@@ -512,13 +512,7 @@ mod ffi {
         fn sends(self: &RankSave, window: usize) -> Vec<SaveSend>;
         fn sources(self: &RankSave, window: usize) -> Vec<SaveSource>;
         fn source_counts(self: &RankSave, window: usize) -> Vec<usize>;
-        unsafe fn write(
-            self: &RankSave,
-            window: usize,
-            first: usize,
-            count: usize,
-            sources: &[Extent],
-        ) -> Result<()>;
+        unsafe fn write(self: &RankSave, window: usize, first: usize, count: usize, sources: &[Extent]) -> Result<()>;
         fn finish_rank_save(save: Box<RankSave>) -> Result<()>;
 
         type Recording;

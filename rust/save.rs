@@ -87,14 +87,7 @@ impl Save {
         let chunks = Chunks::new(streams, output.part_bytes(0)?, file_bytes, watch, options);
         let rest = layout.header().to_vec();
         let digester = layout.digests().map(|algorithm| Digester::new(algorithm, &layout));
-        Ok(Save {
-            digester,
-            position: to_u64(rest.len()),
-            rest,
-            layout,
-            output,
-            chunks,
-        })
+        Ok(Save { digester, position: to_u64(rest.len()), rest, layout, output, chunks })
     }
 
     /// Returns the layout of the file.
@@ -159,7 +152,8 @@ impl Save {
             })?;
             if let Some(digester) = digester {
                 let is_new = first.max(appended_begin)..range.end;
-                let new = slot.bytes_mut().get(to_usize(is_new.start.saturating_sub(first))..length).unwrap_or_default();
+                let new =
+                    slot.bytes_mut().get(to_usize(is_new.start.saturating_sub(first))..length).unwrap_or_default();
                 digester.add(is_new.start, new, &|| self.chunks.check())?;
             }
             let partial = slot.bytes_mut().get(write_bytes..length).unwrap_or_default();

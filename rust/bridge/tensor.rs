@@ -13,9 +13,8 @@ use std::sync::Arc;
 
 pub(super) fn new_tensor(tensor: &ffi::NewTensor) -> Result<Tensor> {
     let dtype = dtype_of_file(&tensor.name, Dtype::from_scalar_type(tensor.scalar_type))?;
-    let negative = |_| {
-        Error::new(Kind::Internal, format!("a negative size in {:?}", tensor.shape)).tensor(&*tensor.name)
-    };
+    let negative =
+        |_| Error::new(Kind::Internal, format!("a negative size in {:?}", tensor.shape)).tensor(&*tensor.name);
     let shape = tensor.shape.iter().map(|&size| u64::try_from(size).map_err(negative));
     Tensor::of_torch(&*tensor.name, dtype, shape.collect::<Result<_>>()?)
 }

@@ -83,9 +83,8 @@ impl Chunks {
 
     /// Returns, for each device, how much scratch memory makes it faster to fetch this number of pieces, in bytes.
     pub(super) fn scratch_bytes(&self, count: impl Fn(usize) -> usize) -> Vec<usize> {
-        let bytes = |(device, stream): (usize, &DeviceStream)| {
-            stream.memory.gather_bytes(self.request.bytes, count(device))
-        };
+        let bytes =
+            |(device, stream): (usize, &DeviceStream)| stream.memory.gather_bytes(self.request.bytes, count(device));
         self.streams.iter().enumerate().map(bytes).collect()
     }
 

@@ -512,3 +512,83 @@ class GroupLoad:
     def finish(self) -> None:
         """Ends the load. The outputs are ready on the current stream."""
         self._object.finish()
+
+
+@methods_translate_errors
+class SavePlan:
+    """Plan of a save by several ranks: the blocks of files that each rank writes, and the bytes that ranks exchange.
+
+    All ranks build the same plan. Every block is written by the rank that writes its first byte.
+
+    Args:
+        names: The names of the tensors.
+        numbers: The layouts and the tensors, as a 1-d int64 tensor: the count of layouts; the layouts; and for each
+            tensor the index of its file, the number of its dtype, the index of its layout, the number of dimensions and
+            the sizes of the full tensor. A layout is 0 and the numbers of a mesh layout (the number of mesh dimensions,
+            their sizes, the ranks in row-major order, and for each mesh dimension the dimension of the tensor that it
+            shards, or -1, and the split factor), or 1, the count of index regions, the number of dimensions, and for
+            each region its rank, the starts and the lengths.
+        metadata: The metadata of each file. An empty dict is left out.
+        ranks: The number of ranks.
+        window_bytes: The upper bound for the buffers of a rank in bytes. There are two send and two receive buffers.
+        block_bytes: The size of the blocks, or None for that of local files.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        numbers: Tensor,
+        metadata: Sequence[Mapping[str, str]],
+        ranks: int,
+        window_bytes: int,
+        block_bytes: int | None = None,
+    ) -> None:
+        self._object = torch.classes.fst.SavePlan(names, numbers, metadata, ranks, window_bytes, block_bytes)
+
+    def window_count(self) -> int:
+        """Returns the number of windows, which ranks exchange and write one after the other."""
+        return self._object.windows()
+
+    def collective(self, window: int) -> str:
+        """Returns the collective that follows the reads of a window: "none" or "exchange"."""
+        return self._object.collective(window)
+
+    def splits(self, rank: int, window: int) -> list[list[int]]:
+        """Returns the bytes that a rank sends to each rank in a window, and those that it receives from each rank."""
+        return self._object.splits(rank, window)
+
+    def file_bytes(self) -> list[int]:
+        """Returns the length of each file in bytes."""
+        return self._object.file_bytes()
+
+    def digest(self) -> str:
+        """Returns a hash of the plan."""
+        return self._object.digest()
+
+
+@methods_translate_errors
+class GroupSave:
+    """Execution of a save plan by one rank. The calls are ordered on the stream that was current when it was created.
+
+    Args:
+        plan: The plan of all ranks.
+        rank: The rank.
+        paths: The files, which `create_save_file` has made.
+        tensors: The local tensor of the rank for each tensor of the plan, or None where the rank has no elements. Tensors
+            of other dtypes are cast.
+    """
+
+    def __init__(self, plan: SavePlan, rank: int, paths: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
+        self._object = torch.classes.fst.GroupSave(plan._object, rank, paths, tensors)
+
+    def read(self, window: int, send: Tensor) -> None:
+        """Fills `send` with the bytes for other ranks, grouped by rank."""
+        self._object.read(window, send)
+
+    def unpack(self, window: int, received: Tensor) -> None:
+        """Writes the rank's blocks of a window, from its own tensors and the received bytes."""
+        self._object.unpack(window, received)
+
+    def finish(self) -> None:
+        """Flushes what the rank has written to the disk, and closes the files."""
+        self._object.finish()

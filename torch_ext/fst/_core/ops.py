@@ -76,6 +76,15 @@ def check_target(path: str) -> None:
 
 
 @translates_errors
+def create_save_file(path: str, length: int, model: str = "") -> None:
+    """Creates a file of `length` bytes for a save by ranks, with the owner and permissions of the file `model`.
+
+    Raises FileExistsError if a file is at the path, and OSError if the disk has too little space.
+    """
+    torch.ops.fst._create_save_file(path, length, model)
+
+
+@translates_errors
 def link_file(source: str, path: str) -> None:
     """Gives a complete file a second name, and replaces a file of this name. Without hard links, renames the file."""
     torch.ops.fst._link_file(source, path)
