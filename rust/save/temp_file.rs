@@ -8,7 +8,7 @@ use super::file_kernel::FileKernel;
 use crate::error::{Error, Kind, Result};
 use crate::os::local_file::check_regular;
 use crate::source::files::check_local;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, flock, linkat, openat};
 use rustix::io::{Errno, retry_on_intr};
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -123,6 +123,9 @@ impl TempFile {
                 TempFile { file: Arc::new(file), target, temporary: Some(temporary) }
             }
         };
+        // A program that removes files of killed processes leaves locked ones alone. Not every file system has locks.
+        let locked = flock(&temp_file.file, FlockOperation::NonBlockingLockExclusive);
+        tracing::trace!(path = %path.display(), ?locked, "created a temporary file");
         if let Some(permissions) = permissions {
             copy_permissions(&temp_file.file, &temp_file.target.path, &permissions);
         }

@@ -2,7 +2,7 @@
 
 A Python process that runs `python -m fst`, or the installed command, imports this package before the command itself.
 The package imports PyTorch, which takes seconds, and fails where PyTorch is missing or does not fit. Help, the version,
-`fst doctor` and `fst tmpfs` need neither, so they end the process before that import.
+`fst doctor`, `fst tmpfs` and `fst clean` need neither, so they end the process before that import.
 """
 
 import importlib

@@ -24,7 +24,7 @@ HELP = [
     [],
     ["--help"],
     ["-h"],
-    *([name, "--help"] for name in ("inspect", "verify", "sign", "load", "convert", "doctor", "tmpfs")),
+    *([name, "--help"] for name in ("inspect", "verify", "sign", "load", "convert", "doctor", "tmpfs", "clean")),
 ]
 
 

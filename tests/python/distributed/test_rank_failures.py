@@ -235,4 +235,4 @@ def test_process_that_ends(ranks, directories):
         ranks(SIZE).run(lose_a_rank, directories)
     assert "rank 1: ended with exit code 0" in str(caught.value)
     if sys.version_info >= (3, 11):
-        assert re.search(r"rank 0: (.|\n)*The ranks that load together were .* window \d+ of \d+", str(caught.value))
+        assert re.search(r"rank 0: (.|\n)*The ranks of the group were .* window \d+ of \d+", str(caught.value))

@@ -1,18 +1,33 @@
-"""Execution of a plan by one rank: reads, collectives and unpacking, window by window."""
+"""Execution of a plan of a load or a save by one rank, window by window."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fst._core import ops
-from fst._core.classes import GroupLoad, GroupPlan
 from fst._core.group import Group
 from fst._core.interrupts import DeferredInterrupts, defer_interrupts
+
+
+class Plan(Protocol):
+    """Plan of all ranks: a `GroupPlan` or a `SavePlan`."""
+
+    def window_count(self) -> int: ...
+    def collective(self, window: int) -> str: ...
+    def splits(self, rank: int, window: int) -> list[list[int]]: ...
+
+
+class RankWork(Protocol):
+    """Work of a rank besides collectives: a `GroupLoad` or a `GroupSave`."""
+
+    def read(self, window: int, send: Tensor) -> None: ...
+    def unpack(self, window: int, received: Tensor) -> None: ...
+    def finish(self) -> None: ...
 
 
 class Exchange:
@@ -22,19 +37,20 @@ class Exchange:
     that fails keeps calling the collectives, with undefined data, until all ranks know about the failure.
     """
 
-    def __init__(self, plan: GroupPlan, group: Group, out: Sequence[Tensor | None], device: torch.device) -> None:
+    def __init__(self, plan: Plan, group: Group, work: RankWork, device: torch.device) -> None:
+        """Allocates buffers for `work` on `device`."""
         self._group = group
-        self._load = GroupLoad(plan, group.rank, out, device)
+        self._work = work
         self._traffics = [window_traffic(plan, group.rank, group.size, window) for window in range(plan.window_count())]
         self._buffers = WindowBuffers(self._traffics, device)
-        # A second copy on the collectives' device if that differs from the load's.
+        # A second copy on the collectives' device if that differs.
         is_same = group.device.type == device.type
         self._collective_buffers = self._buffers if is_same else WindowBuffers(self._traffics, group.device)
         self._works: list[dist.Work] = []
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Fills the output tensors. Every rank of the group calls this method."""
+        """Completes the work of all ranks. Every rank of the group calls this method."""
         try:
             with defer_interrupts() as interrupts:
                 self._run_windows(interrupts)
@@ -68,7 +84,7 @@ class Exchange:
                 self._attempt(interrupts, self._unpack, window - 1)
         with _context("waiting for the failure flags of the other ranks"):
             flags.wait_all()
-        self._attempt(interrupts, self._load.finish)
+        self._attempt(interrupts, self._work.finish)
 
     def _attempt(self, interrupts: DeferredInterrupts, work: Callable[..., None], *arguments: Any) -> None:
         """Calls `work` and records its exception. Does nothing after an earlier failure of this rank."""
@@ -81,7 +97,7 @@ class Exchange:
 
     def _read(self, window: int) -> None:
         send = self._buffers.send(window)
-        self._load.read(window, send)
+        self._work.read(window, send)
         if self._collective_buffers is not self._buffers:
             self._collective_buffers.send(window).copy_(send)
 
@@ -104,7 +120,7 @@ class Exchange:
         receive = self._buffers.receive(window)
         if self._collective_buffers is not self._buffers:
             receive.copy_(self._collective_buffers.receive(window))
-        self._load.unpack(window, receive)
+        self._work.unpack(window, receive)
 
 
 class Traffic(NamedTuple):
@@ -121,7 +137,7 @@ class Traffic(NamedTuple):
     receive_splits: list[int]
 
 
-def window_traffic(plan: GroupPlan, rank: int, size: int, window: int) -> Traffic:
+def window_traffic(plan: Plan, rank: int, size: int, window: int) -> Traffic:
     """Returns the traffic of one of `size` ranks."""
     collective = plan.collective(window)
     send_splits, receive_splits = plan.splits(rank, window)
@@ -230,5 +246,5 @@ def _context(activity: str) -> Iterator[None]:
     except BaseException as error:
         # Python 3.10 has no notes.
         if hasattr(error, "add_note"):
-            error.add_note(f"The ranks that load together were {activity}.")
+            error.add_note(f"The ranks of the group were {activity}.")
         raise

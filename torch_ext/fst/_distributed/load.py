@@ -11,7 +11,7 @@ from torch import Tensor
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Dtype, Paths
 from fst._core.batches import split_by_size
-from fst._core.classes import GroupPlan
+from fst._core.classes import GroupLoad, GroupPlan
 from fst._core.dtypes import CASTABLE
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group, open_on_all
@@ -284,7 +284,7 @@ def _indirect_names(
 
 def _run(plan: GroupPlan, out: Sequence[Tensor | None], group: Group, device: torch.device) -> None:
     with side_stream(device):
-        group.run_on_all(lambda: Exchange(plan, group, out, device)).run()
+        group.run_on_all(lambda: Exchange(plan, group, GroupLoad(plan, group.rank, out, device), device)).run()
 
 
 def _copy(out: Sequence[Tensor], loaded: Sequence[Tensor]) -> None:

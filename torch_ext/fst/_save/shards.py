@@ -11,23 +11,133 @@ replaces all files, so they follow the rules of a save in one file: symbolic lin
 and only regular files that the process may write are replaced.
 """
 
-import contextlib
 import errno
 import json
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fst._core import ops
-from fst._core.batches import split_by_size
+from fst._core.batches import HasBytes, split_by_size
 from fst._core.interrupts import defer_interrupts
+from fst._save.leftovers import (
+    STATE_KEY,
+    SUFFIX,
+    SaveLock,
+    remove_leftovers,
+    saved_files,
+    shard_path,
+    staged_paths,
+)
 
-_SUFFIX = ".safetensors"
+_Tensor = TypeVar("_Tensor", bound=HasBytes)
+
 _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class CheckpointFiles:
+    """Files of a local checkpoint that a save replaces.
+
+    `begin` comes first. Then the save writes each file at its path in `staged`. `commit` makes them the checkpoint, and
+    `abandon` removes them. Only one process calls these methods, also if several write to the files.
+
+    Attributes:
+        staged: Path at which each file is written.
+    """
+
+    def __init__(self, path: Path, count: int, has_index: bool, is_shared: bool = False) -> None:
+        """Names the files, and checks that all of them can be created or replaced.
+
+        Args:
+            path: Path of the checkpoint. Shards and the index are beside it.
+            count: Number of files.
+            has_index: Whether there is an index. Several files always have one.
+            is_shared: Whether several processes write to a file, which therefore does not appear whole.
+        """
+        if not path.name.endswith(SUFFIX):
+            raise ValueError(f"{path}: the names of shards must end in {SUFFIX}; give a path that ends in it")
+        self._path = path
+        self._index = path.with_name(f"{path.name}.index.json")
+        self._has_index = has_index or count > 1
+        numbers = range(1, count + 1)
+        self._files = [shard_path(path, number, count) for number in numbers] if self._has_index else [path]
+        self._is_staged = self._has_index or is_shared
+        self._is_committed = False
+        self._lock: SaveLock | None = None
+        self.staged = self._files
+        self._old = saved_files(path)
+        for file in {*self._old, *self._files, self._index}:
+            ops.check_target(str(file))
+        if self._is_staged:
+            for file in self._files:
+                _check_link(file)
+
+    @property
+    def token(self) -> str:
+        """Random part of the names in `staged`, which other processes pass to `staged_paths`."""
+        assert self._lock is not None
+        return self._lock.token
+
+    def begin(self) -> None:
+        """Removes temporary files of saves that were killed, and reserves names for those of this save."""
+        remove_leftovers(self._path.parent, self._path.name)
+        if self._is_staged:
+            self._lock = SaveLock(self._path)
+            self.staged = staged_paths(self._path, len(self._files), self.token)
+
+    def model(self, number: int) -> str:
+        """Returns the path of a file from which file `number`, from 1, gets its permissions. It may be empty."""
+        return self._model(self._files[number - 1])
+
+    def commit(self, shards: Sequence[Mapping[str, HasBytes]], index_metadata: Mapping[str, str] | None) -> None:
+        """Replaces the checkpoint by the complete files in `staged`, and removes the files of the old checkpoint.
+
+        Args:
+            shards: The tensors in each file.
+            index_metadata: Metadata of the index.
+        """
+        finals = index_content(shards, [file.name for file in self._files], index_metadata)
+        if self._has_index:
+            content = index_content(shards, [file.name for file in self.staged], index_metadata)
+            try:
+                self._write_index(content)
+            finally:
+                # The index may be replaced although the call failed, if the directory could not be flushed.
+                self._is_committed = _has_content(self._index, content)
+        if self._is_staged:
+            for source, final in zip(self.staged, self._files, strict=True):
+                ops.link_file(str(source), str(final))
+        if self._has_index or self._index.exists():
+            # The index names the new files while the old ones are removed.
+            self._write_index(finals)
+        new = {*self._files, self._path.parent / (index_metadata or {}).get(STATE_KEY, "")}
+        for file in {*self._old, *self.staged} - new:
+            file.unlink(missing_ok=True)
+        if not self._has_index:
+            self._index.unlink(missing_ok=True)
+        _flush_directory(self._path.parent)
+        if self._lock is not None:
+            self._lock.release()
+
+    def abandon(self) -> None:
+        """Ends a save that has failed. Removes its files, unless they are the checkpoint already."""
+        if self._lock is not None:
+            if not self._is_committed:
+                for file in self.staged:
+                    file.unlink(missing_ok=True)
+            self._lock.release(leaves_files=self._is_committed)
+
+    def _model(self, file: Path) -> str:
+        """Returns the file that a new file replaces, or else one of the old checkpoint, for its permissions."""
+        return str(next((existing for existing in (file, *self._old, self._index) if existing.exists()), ""))
+
+    def _write_index(self, content: bytes) -> None:
+        data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        ops.write_bytes(data, str(self._index), self._model(self._index))
 
 
 def save_shards(
@@ -44,69 +154,27 @@ def save_shards(
     `write` saves a part of the tensors in one file. If the file is new, it gets the permissions of another file, whose
     path is passed unless it is empty. The last arguments are the number of the file, from 1, and the number of files.
     """
-    if not path.name.endswith(_SUFFIX):
-        raise ValueError(f"{path}: the names of shards must end in {_SUFFIX}; give a path that ends in it")
-    index = path.with_name(f"{path.name}.index.json")
     shards = split(tensors, max_shard_bytes)
-    count = len(shards)
-    is_single = count == 1 and index_metadata is None
-    files = [path] if is_single else [_shard_path(path, number, count) for number in range(1, count + 1)]
-    old = list(_saved_files(path))
-    for file in {*old, *files, index}:
-        ops.check_target(str(file))
-
-    def model(file: Path) -> str:
-        """Returns the file that a new file replaces, or else one of the old checkpoint, for its permissions."""
-        return str(next((existing for existing in (file, *old, index) if existing.exists()), ""))
-
-    def write_index(content: bytes) -> None:
-        ops.write_bytes(torch.frombuffer(bytearray(content), dtype=torch.uint8), str(index), model(index))
-
-    if is_single:
-        write(tensors, str(path), model(path), 1, 1)
-        with defer_interrupts():
-            if index.exists():
-                # The index names the new file while the old shards are removed.
-                write_index(index_content(shards, [file.name for file in files]))
-            _remove(old, files)
-            index.unlink(missing_ok=True)
-            _flush_directory(path.parent)
-        return
-
-    for file in files:
-        _check_link(file)
-    token = os.urandom(4).hex()
-    staged = [file.with_name(f"{file.name}.{token}") for file in files]
-    content = index_content(shards, [file.name for file in staged], index_metadata)
+    files = CheckpointFiles(path, len(shards), index_metadata is not None)
     with defer_interrupts() as interrupts:
         try:
-            for number, (shard, file, final) in enumerate(zip(shards, staged, files, strict=True), 1):
-                write(shard, str(file), model(final), number, count)
+            files.begin()
+            for number, (shard, file) in enumerate(zip(shards, files.staged, strict=True), 1):
+                write(shard, str(file), files.model(number), number, len(shards))
                 interrupts.deliver()
-            write_index(content)
+            files.commit(shards, index_metadata)
         except BaseException:
-            # The index may be replaced although the call failed, if the directory could not be flushed.
-            if not _has_content(index, content):
-                _remove(staged, [])
+            files.abandon()
             raise
-        for source, final in zip(staged, files, strict=True):
-            ops.link_file(str(source), str(final))
-        write_index(index_content(shards, [file.name for file in files], index_metadata))
-        _remove([*old, *staged], files)
-        _flush_directory(path.parent)
 
 
-def split(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[dict[str, Tensor]]:
+def split(tensors: Mapping[str, _Tensor], max_shard_bytes: int) -> list[dict[str, _Tensor]]:
     """Splits tensors, in their order, into shards of at most `max_shard_bytes`. A larger tensor gets its own shard."""
     return list(split_by_size(tensors.items(), max_shard_bytes)) or [{}]
 
 
-def _shard_path(path: Path, number: int, count: int) -> Path:
-    return path.with_name(f"{path.name.removesuffix(_SUFFIX)}-{number:05}-of-{count:05}{_SUFFIX}")
-
-
 def index_content(
-    shards: Sequence[Mapping[str, Tensor]], files: Sequence[str], metadata: Mapping[str, str] | None = None
+    shards: Sequence[Mapping[str, HasBytes]], files: Sequence[str], metadata: Mapping[str, str] | None = None
 ) -> bytes:
     """Returns an index that maps each tensor to the name of its file."""
     size = sum(tensor.nbytes for shard in shards for tensor in shard.values())
@@ -130,23 +198,6 @@ def _check_link(file: Path) -> None:
         raise ValueError(
             f"{file}: is a symbolic link to another file system; a shard cannot replace it. Remove the link"
         )
-
-
-def _saved_files(path: Path) -> Iterator[Path]:
-    """Yields the files of earlier saves to `path`, complete or not, except for the index."""
-    stem = re.escape(path.name.removesuffix(_SUFFIX))
-    shard = re.compile(rf"{stem}-\d{{5,}}-of-\d{{5,}}\.safetensors(\.[0-9a-f]{{8}})?")
-    with contextlib.closing(os.scandir(path.parent)) as entries:
-        names = sorted(entry.name for entry in entries)
-    for name in names:
-        if name == path.name or shard.fullmatch(name):
-            yield path.with_name(name)
-
-
-def _remove(files: Sequence[Path], kept: Sequence[Path]) -> None:
-    for file in files:
-        if file not in kept:
-            file.unlink(missing_ok=True)
 
 
 def _flush_directory(directory: Path) -> None:

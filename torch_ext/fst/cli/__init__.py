@@ -1,4 +1,4 @@
-"""The command `fst`, which inspects, verifies, signs, loads and converts checkpoints.
+"""The command `fst`, which inspects, verifies, signs, loads, converts and cleans checkpoints.
 
 Each subcommand is a module with two functions: `add` declares its arguments, and `run` executes it. Only `run` and the
 functions that it calls import PyTorch, because help needs none.
@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from fst._core.build import PACKAGE, layer_for, read_version, torch_releases
 from fst._core.formatting import visible, visible_lines
-from fst.cli import bench, completion, convert, delta, doctor, inspect, key, load, sign, tmpfs, verify
+from fst.cli import bench, clean, completion, convert, delta, doctor, inspect, key, load, sign, tmpfs, verify
 from fst.cli.message import message_of
 from fst.cli.sigterm import Terminated, end_at_sigterm
 
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the versions of fst and of its PyTorch")
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(metavar="COMMAND")
-    for module in (inspect, verify, sign, key, load, convert, delta, doctor, tmpfs, bench, completion):
+    for module in (inspect, verify, sign, key, load, convert, delta, doctor, tmpfs, clean, bench, completion):
         module.add(commands)
     return parser
 

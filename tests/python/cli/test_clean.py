@@ -1,0 +1,96 @@
+"""`fst clean`: temporary files that killed saves have left."""
+
+import fcntl
+import json
+import os
+from unittest import mock
+
+import torch
+
+import fst
+from forked import run_in_fork
+from fst._core import ops
+from fst._save import leftovers
+
+
+def save(directory, value):
+    tensors = {name: torch.full((10,), float(value)) for name in "abcd"}
+    fst.save_file(tensors, directory / "model.safetensors", max_shard_bytes=80)
+
+
+def end_in(name, call):
+    """Ends this process in a call of an operator, as SIGKILL would."""
+    calls = []
+
+    def ending(*arguments, function=getattr(ops, name)):
+        calls.append(arguments)
+        if len(calls) == call:
+            os._exit(0)
+        return function(*arguments)
+
+    return mock.patch.object(ops, name, ending)
+
+
+def kill_save(directory, name, call):
+    def run():
+        with end_in(name, call):
+            save(directory, 2)
+
+    run_in_fork(run)
+
+
+def test_files_of_a_killed_save_are_removed(command, tmp_path):
+    save(tmp_path, 1)
+    before = sorted(os.listdir(tmp_path))
+    kill_save(tmp_path, "save_shard", 2)
+    assert len(os.listdir(tmp_path)) == len(before) + 2
+    removed = json.loads(command("clean", "--json", tmp_path).stdout)["removed"]
+    assert {os.path.basename(file["path"]).split(".")[0] for file in removed} == {"", "model-00001-of-00002"}
+    assert sum(file["bytes"] for file in removed) > 80
+    assert sorted(os.listdir(tmp_path)) == before
+    assert fst.load_file(tmp_path)["a"][0] == 1
+    assert command("clean", tmp_path).stdout == "0 files removed, 0 B\n"
+
+
+def test_files_that_the_index_names_stay(command, tmp_path):
+    """A save that ends between its two indices leaves a checkpoint of temporary names. The next save removes it."""
+    save(tmp_path, 1)
+    kill_save(tmp_path, "link_file", 1)
+    command("clean", tmp_path)
+    assert fst.load_file(tmp_path)["a"][0] == 2
+    save(tmp_path, 3)
+    assert len(os.listdir(tmp_path)) == 3
+
+
+def test_files_of_a_running_save_stay(command, tmp_path, monkeypatch):
+    """Neither the command nor another save removes them."""
+    save(tmp_path, 1)
+
+    def interfere():
+        assert command("clean", tmp_path).stdout == "0 files removed, 0 B\n"
+
+    def save_shard(*arguments, function=ops.save_shard):
+        function(*arguments)
+        interfere()
+
+    monkeypatch.setattr(ops, "save_shard", save_shard)
+    save(tmp_path, 2)
+    assert fst.load_file(tmp_path)["a"][0] == 2
+
+
+def test_files_of_the_core_need_no_lock_and_a_minute(command, tmp_path, monkeypatch):
+    """Where files have names from the beginning, as on NFS. Files of users with similar names stay."""
+    old, locked = tmp_path / ".a.safetensors.1-0.fst-tmp", tmp_path / ".b.safetensors.1-0.fst-tmp"
+    for path in (old, locked, tmp_path / "model.safetensors.20261126", tmp_path / ".c.fst-tmp"):
+        path.write_bytes(b"1234")
+    assert command("clean", tmp_path).stdout == "0 files removed, 0 B\n"
+    monkeypatch.setattr(leftovers, "_CORE_FILE_SECONDS", -1)
+    with locked.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert command("clean", tmp_path).stdout == f"removed {old}, 4 B\n1 file removed, 4 B\n"
+    assert len(os.listdir(tmp_path)) == 3
+
+
+def test_directory_must_exist(command, tmp_path):
+    done = command("clean", tmp_path / "nothing")
+    assert (done.returncode, done.stderr) == (1, f"fst: {tmp_path / 'nothing'}: No such file or directory\n")
