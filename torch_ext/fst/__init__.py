@@ -22,6 +22,7 @@ from fst._core.signature import Signature
 from fst._core.verify import IntegrityWarning, Verify
 from fst._distributed.load_distributed import load_distributed
 from fst._distributed.load_sharded import load_sharded
+from fst._distributed.save_distributed import save_distributed
 from fst._distributed.stream_sharded import stream_sharded
 from fst._load.convert import cast, scatter
 from fst._load.load import (
@@ -88,6 +89,7 @@ __all__ = [
     "rotate_key",
     "safe_open",
     "save_delta",
+    "save_distributed",
     "save_file",
     "save_file_async",
     "scatter",

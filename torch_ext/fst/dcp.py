@@ -4,13 +4,15 @@
 
     import fst.dcp
 
+    dcp.save(state_dict, storage_writer=fst.dcp.StorageWriter("model"))
     dcp.load(state_dict, storage_reader=fst.dcp.StorageReader("model"))
 
-State dicts may hold plain tensors and DTensors, as `get_model_state_dict` returns them. Any load planner may be used.
-Each byte is read once for all ranks, and a rank keeps only the bytes that its part of the state dict needs.
+State dicts may hold plain tensors and DTensors, as `get_model_state_dict` returns them. Any planner may be used.
+Each byte is read and written once for all ranks, and a rank keeps only the bytes that its part of the state dict needs.
 """
 
 import dataclasses
+import io
 import json
 import os
 import uuid
@@ -19,11 +21,11 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.metadata import (
     STORAGE_TYPES,
+    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     StorageMeta,
@@ -35,18 +37,22 @@ from torch.futures import Future
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.region import Region
+from fst._core import ops
 from fst._core.arguments import Path, path_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._core.urls import is_remote, without_secrets
+from fst._distributed.dcp_writer import StorageWriter, group_of_plan
 from fst._distributed.load import device_message, fill_shards, open_for_group
 from fst._distributed.shards import ShardRequest
+from fst._load.load import load_file
+from fst._save.leftovers import STATE_KEY
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["StorageReader"]
+__all__ = ["StorageReader", "StorageWriter"]
 
 # Metadata key under which PyTorch's writer records the shards in a file.
 _SHARDING_INFO = "DCP_SHARDING_INFO"
@@ -84,6 +90,7 @@ class StorageReader(storage.StorageReader):
         self._encryption_key = encryption_key
         self._load_id = str(uuid.uuid4())
         self._sources: list[_Source] = []
+        self._state: dict[str, Tensor] = {}
 
     @property
     def checkpoint_id(self) -> str:
@@ -110,6 +117,7 @@ class StorageReader(storage.StorageReader):
             self.path = path_of(checkpoint_id)
         self._load_id = str(uuid.uuid4())
         self._sources = []
+        self._state = {}
 
     @defer_interrupts()
     def read_metadata(self) -> Metadata:
@@ -117,6 +125,7 @@ class StorageReader(storage.StorageReader):
         try:
             group = Group.alone(_CPU) if self._group is None else Group.of(self._group, _CPU)
             self._sources = _open(self.path, group, self._encryption_key)
+            self._state = group.run_on_all(lambda: _load_state(self.path))
         except Exception as error:
             # `load` ignores an exception here and later reports only that there are no metadata.
             return Metadata(_UnreadableMetadata(error))  # type: ignore[arg-type]
@@ -124,8 +133,9 @@ class StorageReader(storage.StorageReader):
         for source in self._sources:
             for name, tensor in source.checkpoint.tensors.items():
                 _add_chunk(tensors, name, tensor, source.offset(name))
-        names = {name: (name,) for name in tensors}
-        return Metadata(tensors, names, storage_meta=StorageMeta(self.path, load_id=self._load_id))
+        stored = tensors | {name: BytesStorageMetadata() for name in self._state}
+        names = {name: (name,) for name in stored}
+        return Metadata(stored, names, storage_meta=StorageMeta(self.path, load_id=self._load_id))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Raises the error of `read_metadata`, if any."""
@@ -142,10 +152,12 @@ class StorageReader(storage.StorageReader):
     @defer_interrupts()
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fills the planner's tensors for the items of the plan. The returned future is complete."""
-        group = self._group_of(plan)
+        group = group_of_plan(plan.storage_data, self._group, self.path)
+
+        items = [item for item in plan.items if item.storage_index.fqn not in self._state]
 
         def resolve() -> tuple[list[tuple[_Source, ShardRequest, Tensor]], bytes]:
-            reads = [self._resolve(item, planner) for item in plan.items]
+            reads = [self._resolve(item, planner) for item in items]
             return reads, device_message([tensor for _, _, tensor in reads])
 
         reads, gathered = group.gather_results(resolve)
@@ -154,27 +166,16 @@ class StorageReader(storage.StorageReader):
             fill_shards(source.checkpoint, shards, group, gathered)
 
         def commit() -> None:
-            for item, (_, _, tensor) in zip(plan.items, reads, strict=True):
+            for item, (_, _, tensor) in zip(items, reads, strict=True):
                 planner.commit_tensor(item, tensor)
+            for item in plan.items:
+                if (value := self._state.get(item.storage_index.fqn)) is not None:
+                    planner.load_bytes(item, io.BytesIO(bytes(value.numpy())))
 
         group.run_on_all(commit)
         done: Future[None] = Future()
         done.set_result(None)
         return done
-
-    def _group_of(self, plan: LoadPlan) -> Group:
-        # A planner may replace the plan, and so drop the number of ranks.
-        count = plan.storage_data
-        if self._group is not None:
-            group = Group.of(self._group, _CPU)
-            if count is not None and count != group.size:
-                raise ValueError(
-                    f"{self._shown}: load was called for {count} ranks, and the group of the storage reader has "
-                    f"{group.size}; give both the same group"
-                )
-            return group
-        is_world = count is not None and count > 1 and count == dist.get_world_size()
-        return Group.of(None, _CPU) if is_world else Group.alone(_CPU)
 
     def _resolve(self, item: ReadItem, planner: LoadPlanner) -> "tuple[_Source, ShardRequest, Tensor]":
         """Returns the source, the request and the output tensor of an item."""
@@ -236,6 +237,15 @@ def _open(path: str, group: Group, key: EncryptionKey | None) -> list[_Source]:
     names = group.run_on_all(lambda: json.dumps(_shard_files(path, key)) if group.rank == 0 else None)
     paths = [os.path.join(path, name) for name in json.loads(group.broadcast_text(names, 0))] or [path]
     return [_read_source(open_for_group(each, group, encryption_key=key)) for each in paths]
+
+
+def _load_state(path: str) -> dict[str, Tensor]:
+    """Returns the values that are no tensors, as bytes, of a checkpoint that `StorageWriter` has written."""
+    name = None if is_remote(path) else ops.index_metadata(path).get(STATE_KEY)
+    if name is None:
+        return {}
+    directory = path if os.path.isdir(path) else os.path.dirname(path)
+    return load_file(os.path.join(directory, os.path.basename(name)))
 
 
 def _shard_files(path: str, key: EncryptionKey | None) -> list[str]:

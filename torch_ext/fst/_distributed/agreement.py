@@ -88,10 +88,11 @@ def agree_on_plan(
 
     """
     options = check_options(summaries)
-    requests = _distinct_requests(encoded, summaries, group)
-    lists = _ids([summary.digest for summary in summaries])
+    digests = [summary.digest for summary in summaries]
+    requests = distinct_on_all(encoded, digests, [summary.length for summary in summaries], group)
+    lists = number_distinct(digests)
     caches = [summary.page_cache for summary in summaries]
-    cache_ids = [cache_id if cache else -1 for cache, cache_id in zip(caches, _ids(caches), strict=True)]
+    cache_ids = [cache_id if cache else -1 for cache, cache_id in zip(caches, number_distinct(caches), strict=True)]
 
     def plan_all() -> tuple[tuple[GroupPlan, _Result | None], bytes]:
         if checkpoint.is_verified:
@@ -103,8 +104,8 @@ def agree_on_plan(
             checkpoint.verify(*part)
         return (plan, load_own(plan)), plan.digest().encode()
 
-    planned, digests = group.gather_results(plan_all)
-    check_equal("plan (does every rank run the same version of fst?)", [digest.decode() for digest in digests])
+    planned, plans = group.gather_results(plan_all)
+    check_equal("plan (does every rank run the same version of fst?)", [plan.decode() for plan in plans])
     return planned
 
 
@@ -126,17 +127,22 @@ def part_to_verify(copies: Sequence[str], rank: int) -> tuple[int, int]:
     return sharing.index(rank), len(sharing)
 
 
-def _distinct_requests(encoded: Tensor, summaries: Sequence[Summary], group: Group) -> list[Tensor]:
-    """Returns the distinct encoded requests of all ranks, in the order of the first rank that has each."""
-    digests = [summary.digest for summary in summaries]
+def distinct_on_all(own: Tensor, digests: Sequence[str], lengths: Sequence[int], group: Group) -> list[Tensor]:
+    """Returns the distinct tensors of all ranks, in the order of the first rank that has each, which sends it.
+
+    Args:
+        own: One-dimensional tensor of this rank, on the CPU.
+        digests, lengths: Digest and length of each rank's tensor.
+        group: The ranks. All of them call this function.
+    """
     if len(set(digests)) == 1:
-        return [encoded]
+        return [own]
     sources = [digests.index(digest) for digest in dict.fromkeys(digests)]
-    requests = [encoded if source == group.rank else encoded.new_empty(summaries[source].length) for source in sources]
-    return group.broadcast_all(requests, sources)
+    tensors = [own if source == group.rank else own.new_empty(lengths[source]) for source in sources]
+    return group.broadcast_all(tensors, sources)
 
 
-def _ids(values: Sequence[Hashable]) -> list[int]:
+def number_distinct(values: Sequence[Hashable]) -> list[int]:
     """Numbers the distinct values from 0 in order of appearance and returns the number of each value."""
     ids = {value: index for index, value in enumerate(dict.fromkeys(values))}
     return [ids[value] for value in values]
@@ -146,11 +152,12 @@ def check_equal(name: str, values: Sequence[Hashable]) -> None:
     """Raises the same ValueError on all ranks if their values of `name` differ."""
     if len(set(values)) > 1:
         ranks_by_value = {value: [rank for rank, other in enumerate(values) if other == value] for value in values}
-        listed = "; ".join(f"{value} on {_list_ranks(ranks)}" for value, ranks in ranks_by_value.items())
+        listed = "; ".join(f"{value} on {list_ranks(ranks)}" for value, ranks in ranks_by_value.items())
         raise ValueError(f"the ranks of the group do not agree on {name}: {listed}. Pass the same value on all ranks")
 
 
-def _list_ranks(ranks: Sequence[int]) -> str:
+def list_ranks(ranks: Sequence[int]) -> str:
+    """Returns the ranks for messages. A long list is cut."""
     listed = ", ".join(str(rank) for rank in ranks[:8])
     rest = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {listed}{rest}"

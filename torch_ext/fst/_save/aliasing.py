@@ -37,10 +37,16 @@ def alias_groups(tensors: Mapping[str, Tensor]) -> list[set[str]]:
     """
     by_storage: defaultdict[tuple[torch.device, int, int], list[str]] = defaultdict(list)
     for name, tensor in tensors.items():
-        if not tensor.is_meta and storage_ptr(tensor) and storage_size(tensor):
-            by_storage[tensor.device, storage_ptr(tensor), storage_size(tensor)].append(name)
+        if not tensor.is_meta:
+            storage = tensor.untyped_storage()
+            address, size = storage.data_ptr(), storage.nbytes()
+            if address and size:
+                by_storage[tensor.device, address, size].append(name)
     groups: list[set[str]] = []
     for names in by_storage.values():
+        if len(names) == 1:
+            groups.append(set(names))
+            continue
         last_end = 0
         for begin, end, name in sorted((*_extent(tensors[name]), name) for name in names):
             # Compares each tensor only with its neighbor, not with the largest end so far. This finds out whether

@@ -1,19 +1,17 @@
 """Saves tensors in one safetensors file or in several, in the foreground or in the background."""
 
 import os
-import threading
-import traceback
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path as LocalPath
 
-import torch
 from torch import Tensor
 
 from fst._core import classes, ops
-from fst._core.arguments import Digests, Path, digests_of, is_url, local_path_of, metadata_of, names_of, path_of
+from fst._core.arguments import Digests, Path, digests_of, is_url, local_path_of, metadata_of, path_of
 from fst._core.encryption_key import EncryptionKey, core_key
-from fst._save.aliasing import alias_groups
+from fst._save.background import background
+from fst._save.check import check_max_shard_bytes, check_tensors
 from fst._save.host_copy import HostCopy
 from fst._save.object_shards import save_object_shards
 from fst._save.shards import save_shards
@@ -24,8 +22,6 @@ _SHARD_KEY = "fst.encryption.shard"
 
 # Name from which the names of the files in a directory derive.
 _NAME = "model.safetensors"
-# Usual upper bound for the bytes of tensors in one of several files.
-DEFAULT_SHARD_BYTES = 5 * 10**9
 
 
 def save_file(
@@ -76,8 +72,8 @@ def save_file(
         >>> fst.tensor_names("large.safetensors.index.json")
         ['a', 'b']
     """
-    options = digests_of(digests, metadata_of(metadata)), _check_max_shard_bytes(max_shard_bytes)
-    _save(_check_tensors(tensors), path_of(path), *options, core_key(encryption_key))
+    options = digests_of(digests, metadata_of(metadata)), check_max_shard_bytes(max_shard_bytes)
+    _save(check_tensors(tensors), path_of(path), *options, core_key(encryption_key))
 
 
 def save_file_async(
@@ -116,59 +112,17 @@ def save_file_async(
         >>> fst.load_file("new.safetensors")
         {'weight': tensor([1., 1.])}
     """
-    checked = _check_tensors(tensors)
+    checked = check_tensors(tensors)
     text = path_of(path)
     absolute_path = text if is_url(text) else local_path_of(text)
-    options = digests_of(digests, metadata_of(metadata)), _check_max_shard_bytes(max_shard_bytes)
-    idle = _background.idle
-    idle.acquire()
-    try:
-        key = core_key(encryption_key)
-        future = _background.executor.submit(_save_copy, HostCopy(checked), absolute_path, *options, key)
-    except BaseException:
-        idle.release()
-        raise
-    future.add_done_callback(lambda _: idle.release())
-    return future
+    options = digests_of(digests, metadata_of(metadata)), check_max_shard_bytes(max_shard_bytes)
+    key = core_key(encryption_key)
 
+    def copy() -> HostCopy:
+        background.raise_lost()
+        return HostCopy(checked)
 
-class _Background:
-    """Thread that saves, and a semaphore that admits one host copy at a time."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Creates a new thread and semaphore. A forked child has no such thread to release its parent's semaphore."""
-        self.executor = ThreadPoolExecutor(1, thread_name_prefix="fst-save")
-        self.idle = threading.Semaphore(1)
-
-
-_background = _Background()
-os.register_at_fork(after_in_child=_background.reset)
-
-
-def _save_copy(
-    copy: HostCopy,
-    path: str,
-    metadata: dict[str, str] | None,
-    max_shard_bytes: int | None,
-    key: classes.EncryptionKey | None,
-) -> None:
-    try:
-        _save(copy.tensors(), path, metadata, max_shard_bytes, key)
-    except BaseException as error:
-        _clear_frames(error)
-        raise
-    finally:
-        copy.release()
-
-
-def _clear_frames(error: BaseException | None) -> None:
-    """Clears the frames of an error, which refer to the tensors. A future keeps its error alive."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__context__
+    return background.start(copy, lambda copies: _save(copies, absolute_path, *options, key))
 
 
 def save_indexed(
@@ -182,7 +136,7 @@ def save_indexed(
 
     `shard_of` returns the tensors of a file, if `tensors` are on meta, and the metadata of its header.
     """
-    _check_max_shard_bytes(max_shard_bytes)
+    check_max_shard_bytes(max_shard_bytes)
 
     def write(shard: Mapping[str, Tensor], file: str, model: str, number: int, count: int) -> None:
         _write_shard(*shard_of(shard), file, model, None)
@@ -238,35 +192,3 @@ def _write_shard(
 def write_file(tensors: Mapping[str, Tensor], path: str, metadata: dict[str, str] | None) -> None:
     """Writes one file. Tensors may share memory. The operator makes all other checks."""
     ops.save_file(list(tensors.values()), list(tensors), path, metadata=metadata)
-
-
-def _check_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    if not isinstance(tensors, Mapping):
-        raise TypeError(f"tensors must be a mapping of names to tensors, not {type(tensors).__name__}")
-    names_of(list(tensors))
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f'tensor "{name}": expected a torch.Tensor, not {type(tensor).__name__}')
-        if tensor.layout != torch.strided:
-            raise ValueError(f'tensor "{name}": a {tensor.layout} tensor cannot be saved; make it dense first')
-        if tensor.is_meta:
-            raise ValueError(f'tensor "{name}": it is on meta and has no data to save')
-        classes.Memory.check(name, tensor)
-    groups = [sorted(group) for group in alias_groups(tensors) if len(group) > 1]
-    if groups:
-        listed = "; ".join(", ".join(f'"{name}"' for name in group) for group in sorted(groups))
-        raise ValueError(
-            f"these tensors share memory: {listed}. A file would store a copy of each, and a load would return "
-            "separate tensors. Save one tensor of each group, or clones; fst.torch.save_model does so for a module"
-        )
-    return dict(tensors)
-
-
-def _check_max_shard_bytes(max_shard_bytes: int | None) -> int | None:
-    if max_shard_bytes is None:
-        return None
-    if not isinstance(max_shard_bytes, int) or isinstance(max_shard_bytes, bool):
-        raise TypeError(f"max_shard_bytes must be an int, a number of bytes, not {max_shard_bytes!r}")
-    if max_shard_bytes <= 0:
-        raise ValueError(f"max_shard_bytes must be positive, not {max_shard_bytes}")
-    return max_shard_bytes

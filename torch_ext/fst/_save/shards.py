@@ -32,6 +32,7 @@ from fst._save.leftovers import (
     saved_files,
     shard_path,
     staged_paths,
+    state_path,
 )
 
 _Tensor = TypeVar("_Tensor", bound=HasBytes)
@@ -127,7 +128,7 @@ class CheckpointFiles:
         """Ends a save that has failed. Removes its files, unless they are the checkpoint already."""
         if self._lock is not None:
             if not self._is_committed:
-                for file in self.staged:
+                for file in (*self.staged, state_path(self._path, self.token)):
                     file.unlink(missing_ok=True)
             self._lock.release(leaves_files=self._is_committed)
 

@@ -10,7 +10,8 @@ from fst._core.arguments import Path, Paths, path_of, paths_of
 from fst._core.delta_chain import DeltaChain
 from fst._core.errors import VersionError
 from fst._core.staged_update import StagedChange, write_changes
-from fst._save.save import DEFAULT_SHARD_BYTES, save_indexed
+from fst._save.check import DEFAULT_SHARD_BYTES
+from fst._save.save import save_indexed
 from fst._update.values import Values
 
 

@@ -10,7 +10,8 @@ from fst._core import ops
 from fst._core.arguments import Path, Paths, path_of
 from fst._core.batches import split_by_size
 from fst._core.formatting import format_count
-from fst._save.save import DEFAULT_SHARD_BYTES, save_indexed
+from fst._save.check import DEFAULT_SHARD_BYTES
+from fst._save.save import save_indexed
 from fst._update.values import Values
 
 # Size of the tensors that are read while the ones before are encoded, in bytes.

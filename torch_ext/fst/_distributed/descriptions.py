@@ -1,0 +1,248 @@
+"""Descriptions of tensors that ranks save together: names, dtypes, shapes and layouts as symbols.
+
+A description does not grow with the number of ranks, apart from the ranks of each mesh.
+"""
+
+import ctypes
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fst._core.dtypes import CASTABLE, DTYPES, SCALAR_TYPES
+from fst._core.group import Group
+from fst._distributed.agreement import list_ranks
+from fst._distributed.dtensors import is_dtensor, mesh_shards, normalize_placements
+from fst._distributed.meshes import mesh_ranks
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+# Encoding of layouts for the planner: the kind, then the numbers of the mesh and the placements, or of the boxes.
+_MESH, _BOXES = 0, 1
+# Dimension of a placement that replicates a tensor.
+_REPLICATED = (-1, 1)
+
+# Layout of a tensor that each rank whose description has its name holds whole.
+EVERYWHERE: list[int] = []
+
+
+class StoredTensor(NamedTuple):
+    """Tensor of a checkpoint that ranks save.
+
+    Attributes:
+        dtype: Number of the dtype in the file.
+        shape: Shape of the full tensor.
+        layout: Index of its layout.
+    """
+
+    dtype: int
+    shape: tuple[int, ...]
+    layout: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the full tensor in bytes."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+class Description(NamedTuple):
+    """Tensors that a rank describes, or those of all ranks.
+
+    Attributes:
+        layouts: Encoded layouts.
+        tensors: The tensors by name.
+    """
+
+    layouts: list[list[int]]
+    tensors: dict[str, StoredTensor]
+
+    def encode(self) -> bytes:
+        """Returns the description as bytes for other ranks."""
+        tensors = self.tensors.values()
+        content = [self.layouts, list(self.tensors), [t.dtype for t in tensors], [t.layout for t in tensors]]
+        return json.dumps([*content, [t.shape for t in tensors]]).encode()
+
+    @staticmethod
+    def decode(data: Tensor) -> "Description":
+        """Returns the description of another rank, given its bytes as uint8 on the CPU."""
+        # As in `Group`: PyTorch has no other fast conversion to bytes that works without NumPy.
+        layouts, names, dtypes, indices, shapes = json.loads(ctypes.string_at(data.data_ptr(), len(data)))
+        tensors = map(StoredTensor, dtypes, map(tuple, shapes), indices)
+        return Description(layouts, dict(zip(names, tensors, strict=True)))
+
+    def numbers(self, files: Sequence[Mapping[str, object]]) -> Tensor:
+        """Returns the layouts and the tensors as the planner takes them, given the tensors in each file."""
+        file_of = {name: file for file, names in enumerate(files) for name in names}
+        numbers = [len(self.layouts), *(number for layout in self.layouts for number in layout)]
+        for name, (dtype, shape, layout) in self.tensors.items():
+            numbers += (file_of[name], dtype, layout, len(shape), *shape)
+        return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+
+
+def describe(
+    tensors: Mapping[str, Tensor], dtypes: Sequence[torch.dtype | None] | None, group: Group
+) -> tuple[Description, dict[str, Tensor]]:
+    """Describes tensors and DTensors of this rank.
+
+    Args:
+        tensors: The tensors by name.
+        dtypes: The requested dtype of each, which applies to floats of 16 bits or more.
+        group: The ranks that save together.
+
+    Returns:
+        The description, and the local tensors.
+    """
+    layouts: list[list[int]] = [EVERYWHERE]
+    index_of: dict[tuple[DeviceMesh, tuple[Any, ...]], int] = {}
+    stored: dict[str, StoredTensor] = {}
+    local_tensors: dict[str, Tensor] = {}
+    position_of = group.positions()
+    # Without autograd, `to_local` returns the local tensor itself.
+    with torch.no_grad():
+        for position, (name, tensor) in enumerate(tensors.items()):
+            if is_dtensor(tensor):
+                key = tensor.device_mesh, tensor.placements
+                layout = index_of.get(key, 0)
+                if layout == 0:
+                    layout = index_of[key] = len(layouts)
+                    layouts.append(_mesh_layout(name, *key, tensor.ndim, position_of))
+                local_tensors[name] = tensor.to_local()
+            else:
+                layout = 0
+                local_tensors[name] = tensor
+            dtype = tensor.dtype
+            if dtypes is not None and dtype in CASTABLE:
+                dtype = dtypes[position] or dtype
+            number = SCALAR_TYPES.get(dtype)
+            if number is None:
+                raise NotImplementedError(f'tensor "{name}": safetensors has no dtype for {dtype}')
+            stored[name] = StoredTensor(number, tuple(tensor.shape), layout)
+    return Description(layouts, stored), local_tensors
+
+
+def box_layout(ndim: int, boxes: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> list[int]:
+    """Encodes index regions that tile a tensor: for each its rank, the first indices and the lengths."""
+    numbers = [_BOXES, len(boxes), ndim]
+    for rank, starts, lengths in boxes:
+        numbers += (rank, *starts, *lengths)
+    return numbers
+
+
+def merge(descriptions: Sequence[Description], description_of_rank: Sequence[int]) -> Description:
+    """Unites the distinct descriptions of all ranks, in their order.
+
+    Args:
+        descriptions: The distinct descriptions.
+        description_of_rank: For each rank, the index of its description.
+
+    Raises:
+        ValueError: Two ranks describe a tensor differently, or a rank of its mesh does not have it.
+    """
+    if len(descriptions) == 1:
+        [(layouts, tensors)] = descriptions
+        everyone = _replicated(range(len(description_of_rank)))
+        return Description([layout or everyone for layout in layouts], tensors)
+    ranks_of = [
+        [rank for rank, other in enumerate(description_of_rank) if other == index] for index in range(len(descriptions))
+    ]
+    united: list[list[int]] = []
+    index_of: dict[tuple[int, ...], int] = {}
+
+    def index_in_united(layout: Sequence[int]) -> int:
+        key = tuple(layout)
+        if key not in index_of:
+            index_of[key] = len(united)
+            united.append(list(layout))
+        return index_of[key]
+
+    tensors_of_all: dict[str, StoredTensor] = {}
+    holders: dict[str, list[int]] = {}
+    for index, (layouts, tensors) in enumerate(descriptions):
+        indices = [index_in_united(layout) for layout in layouts]
+        for name, tensor in tensors.items():
+            renumbered = tensor._replace(layout=indices[tensor.layout])
+            if tensors_of_all.setdefault(name, renumbered) != renumbered:
+                _raise_difference(name, descriptions, ranks_of)
+            holders.setdefault(name, []).append(index)
+    layout_of: dict[tuple[int, tuple[int, ...]], int] = {}
+    for name, holding in holders.items():
+        tensor = tensors_of_all[name]
+        key = tensor.layout, tuple(holding)
+        if key not in layout_of:
+            ranks = sorted(rank for index in holding for rank in ranks_of[index])
+            layout = united[tensor.layout] or _replicated(ranks)
+            if missing := set(_ranks_of_layout(layout)).difference(ranks):
+                raise ValueError(
+                    f'tensor "{name}": its mesh has {list_ranks(sorted(missing))}, whose state dicts lack it; pass it '
+                    "on all ranks of its mesh"
+                )
+            layout_of[key] = index_in_united(layout)
+        tensors_of_all[name] = tensor._replace(layout=layout_of[key])
+    # Replaces the placeholder, which no tensor has any more, by a layout.
+    united[index_in_united(EVERYWHERE)] = _replicated([0])
+    return Description(united, tensors_of_all)
+
+
+def digest(data: bytes) -> str:
+    """Returns a hash of an encoded description."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _replicated(ranks: Sequence[int]) -> list[int]:
+    return [_MESH, 1, len(ranks), *ranks, *_REPLICATED]
+
+
+def _mesh_layout(
+    name: str, mesh: "DeviceMesh", placements: Sequence[Any], ndim: int, position_of: Mapping[int, int]
+) -> list[int]:
+    """Encodes placements on a mesh. Its ranks become ranks of the group."""
+    try:
+        shards = mesh_shards(normalize_placements(placements, ndim, mesh.ndim))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f'tensor "{name}": {error}') from None
+    ranks = mesh_ranks(mesh)
+    if outside := [rank for rank in ranks if rank not in position_of]:
+        raise ValueError(
+            f'tensor "{name}": its mesh has the ranks {ranks} of the world, but the group does not have rank '
+            f"{outside[0]}; pass a group of all ranks that hold parts of the tensors"
+        )
+    numbers = [_MESH, mesh.ndim, *mesh.shape, *(position_of[rank] for rank in ranks)]
+    for shard in shards:
+        numbers += _REPLICATED if shard is None else shard
+    return numbers
+
+
+def _ranks_of_layout(layout: Sequence[int]) -> Sequence[int]:
+    ndim = layout[1]
+    first = 2 + ndim
+    return layout[first : first + math.prod(layout[2:first])]
+
+
+def _raise_difference(name: str, descriptions: Sequence[Description], ranks_of: Sequence[Sequence[int]]) -> None:
+    """Raises the same ValueError on all ranks for a tensor whose description differs."""
+    ranks_by_text: dict[str, list[int]] = {}
+    for description, ranks in zip(descriptions, ranks_of, strict=True):
+        if name in description.tensors:
+            dtype, shape, layout = description.tensors[name]
+            text = f"{DTYPES[dtype]} {list(shape)} {_layout_text(description.layouts[layout])}"
+            ranks_by_text.setdefault(text, []).extend(ranks)
+    listed = "; ".join(f"{text} on {list_ranks(sorted(ranks))}" for text, ranks in ranks_by_text.items())
+    raise ValueError(f'tensor "{name}": the ranks do not agree on it: {listed}. Pass the same tensor on all ranks')
+
+
+def _layout_text(layout: Sequence[int]) -> str:
+    if not layout:
+        return "whole on each rank"
+    ndim = layout[1]
+    numbers = layout[-2 * ndim :]
+    shards = zip(numbers[::2], numbers[1::2], strict=True)
+    texts = [
+        "Replicate()" if dim < 0 else f"Shard({dim})" if factor == 1 else f"_StridedShard({dim}, split_factor={factor})"
+        for dim, factor in shards
+    ]
+    return f"[{', '.join(texts)}] on a mesh of the shape {list(layout[2 : 2 + ndim])}"

@@ -1,0 +1,260 @@
+"""`save_distributed`: saves a checkpoint by the ranks of a process group."""
+
+import json
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path as LocalPath
+from typing import TYPE_CHECKING, Literal, NamedTuple, overload
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fst._core import ops
+from fst._core.arguments import (
+    Digests,
+    Dtype,
+    Path,
+    digests_of,
+    dtype_of,
+    is_url,
+    local_path_of,
+    metadata_of,
+    names_of,
+    path_of,
+)
+from fst._core.encryption_key import EncryptionKey
+from fst._core.group import Group
+from fst._core.interrupts import defer_interrupts
+from fst._core.urls import without_secrets
+from fst._distributed.agreement import check_equal, comparable, distinct_on_all, number_distinct
+from fst._distributed.descriptions import Description, describe, digest, merge
+from fst._distributed.group_save import GroupCheckpoint
+from fst._save.background import SaveFuture
+from fst._save.background import background as background_saves
+from fst._save.check import DEFAULT_SHARD_BYTES, check_aliases, check_max_shard_bytes
+from fst._save.host_copy import HostCopy
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_CPU = torch.device("cpu")
+# Name from which the names of the files derive.
+NAME = "model.safetensors"
+
+# Groups for saves in the background, by the groups of their callers.
+_background_groups: "WeakKeyDictionary[ProcessGroup, ProcessGroup]" = WeakKeyDictionary()
+
+
+@overload
+def save_distributed(
+    state_dict: Mapping[str, Tensor],
+    directory: Path,
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    metadata: Mapping[str, str] | None = None,
+    group: "ProcessGroup | None" = None,
+    *,
+    dtype: Dtype = None,
+    digests: Digests = None,
+    encryption_key: EncryptionKey | None = None,
+    window_bytes: int | None = None,
+    background: Literal[False] = False,
+    max_snapshots: int = 1,
+) -> None: ...
+@overload
+def save_distributed(
+    state_dict: Mapping[str, Tensor],
+    directory: Path,
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    metadata: Mapping[str, str] | None = None,
+    group: "ProcessGroup | None" = None,
+    *,
+    dtype: Dtype = None,
+    digests: Digests = None,
+    encryption_key: EncryptionKey | None = None,
+    window_bytes: int | None = None,
+    background: Literal[True],
+    max_snapshots: int = 1,
+) -> SaveFuture: ...
+def save_distributed(
+    state_dict: Mapping[str, Tensor],
+    directory: Path,
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    metadata: Mapping[str, str] | None = None,
+    group: "ProcessGroup | None" = None,
+    *,
+    dtype: Dtype = None,
+    digests: Digests = None,
+    encryption_key: EncryptionKey | None = None,
+    window_bytes: int | None = None,
+    background: bool = False,
+    max_snapshots: int = 1,
+) -> SaveFuture | None:
+    """Saves a checkpoint with all ranks of a process group. Each byte is written once, by a rank that holds it.
+
+    The result is an ordinary checkpoint of safetensors files, as of `save_file`: `model.safetensors`, or shards with an
+    index. No rank gathers whole tensors. Ranks send each other only the bytes that another rank can write in longer
+    runs, such as parts of rows.
+
+    All ranks of the group must call this function, as with any collective. If one rank fails, all ranks raise, the
+    group remains usable, and the old checkpoint stays. It is replaced in one step at the end.
+
+    Args:
+        state_dict: Tensors and DTensors by name. DTensors have any placements but `Partial()`, on meshes whose ranks
+            are in the group. A plain tensor has the same values on all ranks that have its name, of which each writes a
+            part. Ranks may have different names.
+        directory: Local directory, which is created. Paths may differ between ranks if they lead to one directory.
+        max_shard_bytes, metadata: As in `save_file`.
+        group: A process group. `None` is the default group, or this process alone if `torch.distributed` is not
+            initialized.
+        dtype: Dtype to cast floats of 16 bits or more to, or such dtypes by names and patterns, as in `load_file`.
+        digests, encryption_key: Not supported yet. Sign the files, or save them with `save_file`.
+        window_bytes: Upper bound for this rank's send and receive buffers, in bytes. `None` is 128 MiB.
+        background: Whether to copy the local tensors to host memory and return, and to save the copies in the
+            background. The call creates a gloo group for that the first time.
+        max_snapshots: Number of copies that may exist at a time. With `background`, a call waits until there are fewer.
+
+    Returns:
+        `None`, or with `background` a future without a value. Its `result()` waits until the checkpoint is on the disk,
+        and raises the errors of writing. If the program never asks for them, the next call raises them instead. Python
+        completes saves in the background before it exits.
+
+    Raises:
+        RankError: Another rank failed. The message names that rank and its exception. The failed rank raises the
+            exception itself.
+        TypeError, ValueError: A value is not a tensor; a tensor is `Partial()`, sparse or on meta; tensors share
+            memory; the ranks do not agree on the arguments, or on the dtype, shape or placements of a tensor, which the
+            message names with the ranks. Nothing was written.
+        NotImplementedError: The format has no dtype for a tensor, or the directory is a URL.
+        FileNotFoundError, PermissionError, OSError: The operating system reported an error.
+        Errors of collectives, for example if a process has ended.
+
+    Example:
+        >>> fst.save_distributed({"weight": torch.ones(4, 3)}, "saved", metadata={"format": "pt"})
+        >>> fst.load_file("saved")["weight"].shape  # in a group of one rank
+        torch.Size([4, 3])
+    """
+    control_group = Group.of(group, _CPU)
+    prepared: list[_Prepared] = []
+
+    def prepare() -> tuple[_Prepared, bytes]:
+        background_saves.raise_lost()
+        if digests is not None or encryption_key is not None:
+            raise NotImplementedError(
+                "save_distributed cannot write digests or encrypt; pass digests=None and encryption_key=None, and save "
+                "the loaded files again with save_file"
+            )
+        path = path_in_directory(directory)
+        limit, texts = check_max_shard_bytes(max_shard_bytes), digests_of(digests, metadata_of(metadata))
+        window = control_group.window_bytes if window_bytes is None else window_bytes
+        options = [limit, comparable(json.dumps(texts)), comparable(str(dtype)), window, background, max_snapshots]
+        _check_state_dict(state_dict)
+        cast_to = dtype_of(dtype)
+        dtypes = None if cast_to is None else ops.requested_dtypes(list(state_dict), cast_to)
+        description, local_tensors = describe(state_dict, dtypes, control_group)
+        check_aliases(local_tensors)
+        encoded = description.encode()
+        message = json.dumps([options, digest(encoded), len(encoded)]).encode()
+        return _Prepared(path, limit or 0, texts or {}, window, description, encoded, local_tensors), message
+
+    def agree() -> dict[str, Tensor]:
+        """Compares the arguments of all ranks. Returns the local tensors of this rank."""
+        own, messages = control_group.gather_results(prepare)
+        options, digests, lengths = zip(*map(json.loads, messages), strict=True)
+        for argument, values in zip(_OPTIONS, zip(*options, strict=True), strict=True):
+            check_equal(argument, values)
+        data = torch.frombuffer(bytearray(own.encoded), dtype=torch.uint8)
+        distinct = distinct_on_all(data, digests, lengths, control_group)
+        descriptions = [own.description] if len(distinct) == 1 else [Description.decode(tensor) for tensor in distinct]
+        merged = control_group.run_on_all(lambda: merge(descriptions, number_distinct(digests)))
+        prepared.append(own._replace(description=merged, encoded=b""))
+        return own.tensors
+
+    def write(tensors: Mapping[str, Tensor], save_group: Group) -> None:
+        own = prepared.pop()._replace(tensors={})
+        checkpoint = GroupCheckpoint(own.path, own.description, own.max_shard_bytes, own.metadata, own.window_bytes)
+        with defer_interrupts():
+            checkpoint.write(tensors, save_group)
+            try:
+                save_group.run_on_all(checkpoint.commit)
+            except BaseException:
+                checkpoint.abandon()
+                raise
+
+    with defer_interrupts():
+        if not background:
+            background_saves.wait()
+            write(agree(), control_group)
+            return None
+        save_groups: list[Group] = []
+
+        def copy() -> HostCopy:
+            tensors = agree()
+            save_groups.append(_background_group(control_group))
+            return control_group.run_on_all(lambda: HostCopy(tensors))
+
+        return background_saves.start(copy, lambda tensors: write(tensors, save_groups.pop()), max_snapshots)
+
+
+# Arguments that must be equal on all ranks.
+_OPTIONS = ("max_shard_bytes", "metadata", "dtype", "window_bytes", "background", "max_snapshots")
+
+
+class _Prepared(NamedTuple):
+    """Arguments of a save, with the tensors of this rank and their description."""
+
+    path: LocalPath
+    max_shard_bytes: int
+    metadata: dict[str, str]
+    window_bytes: int
+    description: Description
+    encoded: bytes
+    tensors: dict[str, Tensor]
+
+
+def path_in_directory(directory: Path) -> LocalPath:
+    """Returns the path of the checkpoint in a directory."""
+    text = path_of(directory)
+    if is_url(text):
+        raise NotImplementedError(
+            f"{without_secrets(text)}: saves by ranks write to local directories; save there and copy the "
+            "files, or gather the tensors on one rank and call save_file"
+        )
+    return LocalPath(local_path_of(text)) / NAME
+
+
+def _check_state_dict(state_dict: Mapping[str, Tensor]) -> None:
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"state_dict must be a mapping of names to tensors, not {type(state_dict).__name__}")
+    names_of(list(state_dict))
+    for name, value in state_dict.items():
+        if isinstance(value, Mapping):
+            raise TypeError(
+                f'"{name}" is a nested {type(value).__name__}; pass one level of names, such as state_dict["{name}"] '
+                'or {f"' + name + '.{key}": tensor}, or save nested state dicts with fst.dcp.StorageWriter'
+            )
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f'"{name}" is a {type(value).__name__}; expected a torch.Tensor. Remove it, or save it with '
+                "fst.dcp.StorageWriter, which also stores values that are no tensors"
+            )
+
+
+def _background_group(group: Group) -> Group:
+    """Returns a gloo group of the same ranks, for collectives of another thread. The first call creates it."""
+    if group.process_group is None:
+        return Group.alone(_CPU)
+    if group.process_group not in _background_groups:
+        ranks = dist.get_process_group_ranks(group.process_group)
+        _background_groups[group.process_group] = dist.new_group(
+            ranks, _timeout_of(group.process_group), "gloo", use_local_synchronization=True, group_desc="fst saves"
+        )
+    return Group.of(_background_groups[group.process_group], _CPU)
+
+
+def _timeout_of(process_group: "ProcessGroup") -> timedelta | None:
+    """Returns the timeout of collectives, or `None` if the backend does not tell."""
+    # PyTorch has no public access to it.
+    options = getattr(process_group._get_backend(process_group._device_types[0]), "options", None)
+    return getattr(options, "_timeout", None)
