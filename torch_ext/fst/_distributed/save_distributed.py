@@ -33,7 +33,7 @@ from fst._distributed.descriptions import Description, describe, digest, merge
 from fst._distributed.group_save import GroupCheckpoint
 from fst._save.background import SaveFuture
 from fst._save.background import background as background_saves
-from fst._save.check import DEFAULT_SHARD_BYTES, check_aliases, check_max_shard_bytes
+from fst._save.check import DEFAULT_SHARD_BYTES, check_aliases, check_dense, check_max_shard_bytes
 from fst._save.host_copy import HostCopy
 
 if TYPE_CHECKING:
@@ -153,6 +153,8 @@ def save_distributed(
         cast_to = dtype_of(dtype)
         dtypes = None if cast_to is None else ops.requested_dtypes(list(state_dict), cast_to)
         description, local_tensors = describe(state_dict, dtypes, control_group)
+        for name, tensor in local_tensors.items():
+            check_dense(name, tensor)
         check_aliases(local_tensors)
         encoded = description.encode()
         message = json.dumps([options, digest(encoded), len(encoded)]).encode()

@@ -21,18 +21,18 @@ def check_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f'tensor "{name}": expected a torch.Tensor, not {type(tensor).__name__}')
-        check_tensor(name, tensor)
+        check_dense(name, tensor)
+        Memory.check(name, tensor)
     check_aliases(tensors)
     return dict(tensors)
 
 
-def check_tensor(name: str, tensor: Tensor) -> None:
-    """Raises an error unless a tensor has values that can be saved."""
+def check_dense(name: str, tensor: Tensor) -> None:
+    """Raises a ValueError if a tensor is sparse or on meta."""
     if tensor.layout != torch.strided:
         raise ValueError(f'tensor "{name}": a {tensor.layout} tensor cannot be saved; make it dense first')
     if tensor.is_meta:
         raise ValueError(f'tensor "{name}": it is on meta and has no data to save')
-    Memory.check(name, tensor)
 
 
 def check_aliases(tensors: Mapping[str, Tensor]) -> None:

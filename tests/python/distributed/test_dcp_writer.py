@@ -1,0 +1,112 @@
+"""`fst.dcp.StorageWriter`: what it writes, values that are no tensors, and failures."""
+
+import os
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner
+from torch.distributed.tensor import Replicate, Shard
+
+import fst
+import fst.dcp
+from fst._core import ops
+from ranks import on_ranks
+from rawfile import assert_all_same
+from test_save_distributed import dtensor_of, meshes, saved_in
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore::FutureWarning")
+
+
+def full_tensors(value):
+    return {"model.rows": torch.full((33, 40), value), "model.both": torch.full((64, 24), value)}
+
+
+def state_of(value):
+    """A nested state dict, as of a training."""
+    full = full_tensors(value)
+    line, square = meshes().values()
+    return {
+        "model": {
+            "rows": dtensor_of(full["model.rows"], line, [Shard(0)]),
+            "both": dtensor_of(full["model.both"], square, [Replicate(), Shard(1)]),
+            "buffer": torch.full((7,), value),
+        },
+        "step": int(value),
+        "extra": {"names": ["a", str(value)], "rate": torch.tensor(value)},
+    }
+
+
+def plain(value):
+    tensors = full_tensors(value)
+    return {**tensors, "model.buffer": torch.full((7,), value), "extra.rate": torch.tensor(value)}
+
+
+def load(directory):
+    state_dict = state_of(0.0)
+    dcp.load(state_dict, storage_reader=fst.dcp.StorageReader(directory))
+    return state_dict
+
+
+def assert_loaded(directory, value):
+    loaded, expected = load(directory), state_of(value)
+    assert (loaded["step"], loaded["extra"]["names"]) == (expected["step"], expected["extra"]["names"])
+    for name, tensor in expected["model"].items():
+        local = [each.to_local() if hasattr(each, "to_local") else each for each in (loaded["model"][name], tensor)]
+        assert_all_same({name: local[0]}, {name: local[1]})
+
+
+@on_ranks(4)
+def test_saved_and_loaded(tmp_path):
+    writer = fst.dcp.StorageWriter(tmp_path / "m", max_shard_bytes=5000, metadata={"format": "pt"})
+    for value in (1.0, 2.0):
+        dcp.save(state_of(value), storage_writer=writer)
+        assert_loaded(tmp_path / "m", value)
+        assert_all_same(fst.load_file(tmp_path / "m"), plain(value))
+        dist.barrier()
+    states = [name for name in os.listdir(tmp_path / "m") if ".state-" in name]
+    assert len(states) == 1
+    # Without other values, the directory is that of `fst.save_distributed`.
+    dcp.save({"a": torch.ones(5)}, checkpoint_id=tmp_path / "n", storage_writer=writer)
+    assert_all_same(saved_in(tmp_path / "n"), {"a": torch.ones(5)})
+
+
+@on_ranks(4)
+def test_in_the_background_and_with_cached_plans(tmp_path):
+    planner = DefaultSavePlanner(enable_plan_caching=True)
+    for value in (1.0, 2.0):
+        writer = fst.dcp.StorageWriter(tmp_path / str(value))
+        dcp.async_save(state_of(value), storage_writer=writer, planner=planner).result()
+        dist.barrier()
+        assert_loaded(tmp_path / str(value), value)
+
+
+def test_one_rank(tmp_path):
+    writer = fst.dcp.StorageWriter(tmp_path / "m")
+    dcp.save({"a": torch.arange(9), "step": 3}, storage_writer=writer, no_dist=True)
+    state_dict = {"a": torch.zeros(9, dtype=torch.int64), "step": 0}
+    dcp.load(state_dict, storage_reader=fst.dcp.StorageReader(tmp_path / "m"), no_dist=True)
+    assert state_dict["step"] == 3
+    assert_all_same({"a": state_dict["a"]}, {"a": torch.arange(9)})
+    assert fst.dcp.StorageWriter.validate_checkpoint_id(tmp_path / "m")
+    assert not fst.dcp.StorageWriter.validate_checkpoint_id(tmp_path / "m" / "model.safetensors.index.json")
+    assert not fst.dcp.StorageWriter.validate_checkpoint_id("s3://bucket/m")
+
+
+@pytest.mark.parametrize("name", ["create_save_file", "save_shard", "write_bytes"])
+def test_failure_keeps_the_old_checkpoint(tmp_path, name):
+    """Values that are no tensors belong to the checkpoint: both are old, or both are new."""
+    writer = fst.dcp.StorageWriter(tmp_path)
+    dcp.save({"a": torch.ones(9), "step": 1}, storage_writer=writer, no_dist=True)
+    before = sorted(os.listdir(tmp_path))
+    with (
+        mock.patch.object(ops, name, side_effect=OSError("no space")),
+        pytest.raises(CheckpointException, match="no space"),
+    ):
+        dcp.save({"a": torch.zeros(9), "step": 2}, storage_writer=writer, no_dist=True)
+    assert sorted(os.listdir(tmp_path)) == before
+    state_dict = {"a": torch.zeros(9), "step": 0}
+    dcp.load(state_dict, storage_reader=fst.dcp.StorageReader(tmp_path), no_dist=True)
+    assert (state_dict["step"], float(state_dict["a"][0])) == (1, 1.0)
