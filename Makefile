@@ -161,6 +161,10 @@ bench-calls: build ## CPU time of small calls beside safetensors, a minute (BENC
 bench-updates: build ## updates of a live model beside loads, about ten minutes (BENCH_ARGS="--help")
 	$(IN_VENV) python -m fst_bench.updates $(BENCH_ARGS)
 
+.PHONY: bench-saves
+bench-saves: build ## saves by several ranks beside PyTorch's writers, about twenty minutes (BENCH_ARGS="--help")
+	$(IN_VENV) python -m fst_bench.saves $(BENCH_ARGS)
+
 .PHONY: bench-gpu-model
 bench-gpu-model: ## where the time of a load to an H100 goes, on a driver that takes its time (MODEL_ARGS="timeline dense"), four minutes
 	@mkdir -p bench-results

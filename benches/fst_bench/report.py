@@ -19,6 +19,7 @@ from .directories import REPORT, RESULTS
 from .goal import goals
 from .machine import machine_lines
 from .result import Run
+from .saves.section import SAVES, saves_section
 from .simulation.section import SIMULATION, simulation_section
 from .small_calls.section import SMALL_CALLS, small_calls_section
 from .tables import INTRODUCTIONS, TABLES
@@ -53,12 +54,18 @@ PARTS = {
     "small_calls": "Small calls",
     "cuda": "On a GPU",
     "ranks": "Several ranks",
+    "saves": "Saves by several ranks",
     "remote": "Remote checkpoints",
     "updates": "Updates of a live model",
     "simulation": "Simulation",
 }
 # Sections of results that are not of files, by the files of the results.
-OTHERS = {SMALL_CALLS: small_calls_section, UPDATES: updates_section, SIMULATION: simulation_section}
+OTHERS = {
+    SMALL_CALLS: small_calls_section,
+    SAVES: saves_section,
+    UPDATES: updates_section,
+    SIMULATION: simulation_section,
+}
 MARK = "<!-- part: {} -->\n"
 
 

@@ -1,0 +1,1 @@
+"""Benchmark of saves by several ranks."""
