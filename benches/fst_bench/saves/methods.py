@@ -10,11 +10,12 @@ from typing import NamedTuple
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemWriter, HuggingFaceStorageWriter
 from torch.distributed.checkpoint._consolidate_hf_safetensors import (
     consolidate_safetensors_files,
     consolidate_safetensors_files_on_every_rank,
 )
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
