@@ -341,9 +341,9 @@ fn calls_that_are_repeated_for_ever_end_with_the_check() {
         let output = || OutputFile::create(&path, Box::new(FaultyKernel::new(Fault::Endless(error)))).unwrap();
         let check = || files::fails_after(3);
         let results = [
-            output().write(b"abc", 0, &check()),
-            output().reserve(4096, &check()),
-            output().shift(0, 4096, 4096, &mut [0; 4096], &check()),
+            output().data().write(b"abc", 0, &check()),
+            output().data().reserve(4096, &check()),
+            output().data().shift(0, 4096, 4096, &mut [0; 4096], &check()),
             output().publish(0, &check()),
         ];
         for result in results {
