@@ -4,6 +4,8 @@ use super::writers::Writers;
 use super::{SavePlan, Tensor};
 use crate::error::{Error, Kind, Result};
 use crate::num::to_usize;
+use std::collections::HashSet;
+use std::sync::Arc;
 
 /// Largest number of windows. Each is a collective of all ranks, and takes memory of the plan.
 const WINDOWS_MAX: u64 = 1 << 16;
@@ -51,55 +53,135 @@ struct Bound {
     received: u64,
 }
 
-/// Window that may still grow.
-#[derive(Debug)]
+/// Windows that may still grow, one for each set of ranks that have tensors in common. The sets fill windows side by side,
+/// so that the stages of a pipeline write at the same time.
+struct OpenWindows {
+    windows: Vec<OpenWindow>,
+    /// Window of each rank's set, and further bytes that the rank may receive in it.
+    received_by: Vec<(u64, u64)>,
+}
+
+/// Window of one set of ranks.
+#[derive(Clone, Copy, Debug, Default)]
 struct OpenWindow {
+    window: u64,
     /// Bytes that any rank may send and receive.
     any: Bound,
-    /// Further bytes that each rank may receive.
-    received_by: Vec<u64>,
     received_by_max: u64,
     is_empty: bool,
 }
 
 impl OpenWindow {
-    fn new(ranks: usize) -> OpenWindow {
-        OpenWindow { any: Bound::default(), received_by: vec![0; ranks], received_by_max: 0, is_empty: true }
+    fn at(window: u64) -> OpenWindow {
+        OpenWindow { window, is_empty: true, ..OpenWindow::default() }
+    }
+}
+
+impl OpenWindows {
+    fn new(sets: usize, ranks: usize) -> OpenWindows {
+        OpenWindows { windows: vec![OpenWindow::at(0); sets], received_by: vec![(0, 0); ranks] }
     }
 
-    /// Returns the bounds of all bytes if a tensor with these writers is added, or with any writers.
-    fn with(&self, bound: Bound, writers: Option<&[usize]>) -> Bound {
-        let sent = self.any.sent.saturating_add(bound.sent);
+    fn get(&self, set: usize) -> OpenWindow {
+        self.windows.get(set).copied().unwrap_or_default()
+    }
+
+    /// Closes the window of a set and opens a later one.
+    fn open(&mut self, set: usize, window: u64) {
+        if let Some(open) = self.windows.get_mut(set) {
+            *open = OpenWindow::at(window);
+        }
+    }
+
+    fn received_by(&self, rank: usize, window: u64) -> u64 {
+        self.received_by.get(rank).filter(|(of, _)| *of == window).map_or(0, |(_, bytes)| *bytes)
+    }
+
+    /// Returns the bounds of all bytes if a tensor with these writers is added to the window of a set, or with any writers.
+    fn with(&self, set: usize, bound: Bound, writers: Option<&[usize]>) -> Bound {
+        let open = self.get(set);
+        let sent = open.any.sent.saturating_add(bound.sent);
         let received = match writers {
-            None => self.any.received.saturating_add(bound.received).saturating_add(self.received_by_max),
+            None => open.any.received.saturating_add(bound.received).saturating_add(open.received_by_max),
             Some(writers) => {
-                let of_writer = |&rank: &usize| self.received_by.get(rank).map_or(0, |bytes| bytes + bound.received);
-                let most = writers.iter().map(of_writer).max().unwrap_or(0).max(self.received_by_max);
-                self.any.received.saturating_add(most)
+                let of_writer = |&rank: &usize| self.received_by(rank, open.window) + bound.received;
+                let most = writers.iter().map(of_writer).max().unwrap_or(0).max(open.received_by_max);
+                open.any.received.saturating_add(most)
             }
         };
         Bound { sent, received }
     }
 
-    fn add(&mut self, bound: Bound, writers: Option<&[usize]>) {
-        self.is_empty = false;
-        self.any.sent += bound.sent;
-        let Some(writers) = writers else {
-            self.any.received += bound.received;
-            return;
-        };
-        for &rank in writers {
-            if let Some(bytes) = self.received_by.get_mut(rank) {
-                *bytes += bound.received;
-                self.received_by_max = self.received_by_max.max(*bytes);
+    fn add(&mut self, set: usize, bound: Bound, writers: Option<&[usize]>) {
+        let mut open = self.get(set);
+        open.is_empty = false;
+        open.any.sent += bound.sent;
+        match writers {
+            None => open.any.received += bound.received,
+            Some(writers) => {
+                for &rank in writers {
+                    let bytes = self.received_by(rank, open.window) + bound.received;
+                    open.received_by_max = open.received_by_max.max(bytes);
+                    if let Some(place) = self.received_by.get_mut(rank) {
+                        *place = (open.window, bytes);
+                    }
+                }
             }
+        }
+        if let Some(place) = self.windows.get_mut(set) {
+            *place = open;
         }
     }
 
-    fn clear(&mut self) {
-        self.any = Bound::default();
-        self.received_by.fill(0);
-        (self.received_by_max, self.is_empty) = (0, true);
+    /// Returns the number of windows.
+    fn count(&self) -> u64 {
+        self.windows.iter().map(|open| open.window + u64::from(!open.is_empty)).max().unwrap_or(0)
+    }
+}
+
+/// Sets of ranks that have tensors in common, directly or through other ranks.
+struct RankSets(Vec<usize>);
+
+impl RankSets {
+    /// Finds the sets. Ranks that hold nothing are sets of their own.
+    fn new(tensors: &[Tensor], ranks: usize) -> RankSets {
+        let mut sets = RankSets((0..ranks).collect());
+        let mut known = HashSet::new();
+        for tensor in tensors {
+            if known.insert(Arc::as_ptr(&tensor.writers)) {
+                let regions = tensor.writers.regions();
+                let mut holders = (0..regions.len()).flat_map(|region| regions.holders(region)).copied();
+                let Some(first) = holders.next() else { continue };
+                holders.for_each(|holder| sets.join(first, holder));
+            }
+        }
+        sets
+    }
+
+    /// Returns the set of a rank, which has the number of one of its ranks.
+    fn of(&mut self, rank: usize) -> usize {
+        let mut set = rank;
+        while let Some(&next) = self.0.get(set).filter(|&&next| next != set) {
+            // Halves the path of later calls.
+            let after = self.0.get(next).copied().unwrap_or(next);
+            if let Some(place) = self.0.get_mut(set) {
+                *place = after;
+            }
+            set = next;
+        }
+        set
+    }
+
+    fn join(&mut self, a: usize, b: usize) {
+        let (a, b) = (self.of(a), self.of(b));
+        if let Some(place) = self.0.get_mut(a.max(b)) {
+            *place = a.min(b);
+        }
+    }
+
+    fn of_tensor(&mut self, tensor: &Tensor) -> usize {
+        let holder = tensor.writers.regions().holders(0).first().copied();
+        holder.map_or(0, |holder| self.of(holder))
     }
 }
 
@@ -110,53 +192,57 @@ impl SavePlan {
     /// `invalid-argument` if `window_bytes` is too small.
     pub(super) fn assign_windows(&mut self, window_bytes: u64) -> Result<()> {
         let block = self.block_bytes;
-        // There are two buffers for each direction. The last block of a window may have bytes of later tensors.
-        let room = window_bytes / 4;
-        let fits = |bound: Bound| bound.sent.saturating_add(block) <= room && bound.received <= room;
+        let mut tensors = std::mem::take(&mut self.tensors);
+        let mut sets = RankSets::new(&tensors, self.ranks);
+        // There are two buffers for each direction.
+        let all_room = window_bytes / 4;
+        let mut border = self.borders(&tensors, &mut sets).saturating_mul(block);
+        if border > all_room / 8 {
+            sets = RankSets(vec![0; self.ranks]);
+            border = block;
+        }
+        let room = all_room.saturating_sub(border);
+        let fits = |bound: Bound| bound.sent <= room && bound.received <= all_room;
         let too_small = |needed: Bound| {
             let needed = needed.sent.saturating_add(block).max(needed.received).saturating_mul(4);
             let message = format!("window_bytes is {window_bytes}; the save needs at least {needed}");
             Error::new(Kind::InvalidArgument, message)
         };
-        let mut open = OpenWindow::new(self.ranks);
-        let mut window: u64 = 0;
+        let mut open = OpenWindows::new(self.ranks, self.ranks);
         let mut writers = Vec::new();
-        let mut tensors = std::mem::take(&mut self.tensors);
         for file in &mut self.files {
             let header = Bound { sent: block, received: block };
             if !fits(header) {
                 return Err(too_small(header));
             }
-            if !fits(open.with(header, Some(&[0]))) {
-                window += 1;
-                open.clear();
+            let set = sets.of(0);
+            if !fits(open.with(set, header, Some(&[0]))) {
+                open.open(set, open.get(set).window + 1);
             }
-            open.add(header, Some(&[0]));
-            file.window = to_usize(window);
+            open.add(set, header, Some(&[0]));
+            file.window = to_usize(open.get(set).window);
             for tensor in tensors.get_mut(file.tensors.clone()).unwrap_or_default() {
-                tensor.window = to_usize(window);
                 if tensor.begin == tensor.end {
                     continue;
                 }
+                let set = sets.of_tensor(tensor);
                 let bound = bound_of(&tensor.writers, &Cut::default(), block, self.ranks);
-                if !fits(bound) {
-                    window += u64::from(!open.is_empty);
-                    tensor.window = to_usize(window);
+                if fits(bound) {
+                    let counted = writers_of(tensor, &mut writers);
+                    if !fits(open.with(set, bound, counted)) {
+                        open.open(set, open.get(set).window + 1);
+                    }
+                    open.add(set, bound, counted);
+                    tensor.window = to_usize(open.get(set).window);
+                } else {
+                    let first = open.get(set).window + u64::from(!open.get(set).is_empty);
                     let name = || file.layout.tensor_at(tensor.begin).unwrap_or_default();
                     tensor.cut = cut_of(&tensor.writers, block, self.ranks, fits)
                         .map_err(|needed| too_small(needed).tensor(name()))?;
-                    window = window.saturating_add(tensor.cut.windows(tensor.writers.rows()));
-                    open.clear();
-                } else {
-                    let counted = writers_of(tensor, &mut writers);
-                    if !fits(open.with(bound, counted)) {
-                        window += 1;
-                        open.clear();
-                        tensor.window = to_usize(window);
-                    }
-                    open.add(bound, counted);
+                    tensor.window = to_usize(first);
+                    open.open(set, first.saturating_add(tensor.cut.windows(tensor.writers.rows())));
                 }
-                if window > WINDOWS_MAX {
+                if open.get(set).window > WINDOWS_MAX {
                     let message = format!(
                         "window_bytes is {window_bytes}, which divides the save into more than {WINDOWS_MAX} windows; pass \
                          a larger one"
@@ -166,8 +252,25 @@ impl SavePlan {
             }
         }
         self.tensors = tensors;
-        self.windows = to_usize(window) + usize::from(!open.is_empty);
+        self.windows = to_usize(open.count());
         Ok(())
+    }
+
+    /// Returns the largest number of blocks whose bytes a rank may send in a window of another set of ranks, or in the last
+    /// block of a window.
+    fn borders(&self, tensors: &[Tensor], sets: &mut RankSets) -> u64 {
+        let mut borders = 1;
+        for file in &self.files {
+            let mut last = sets.of(0);
+            for tensor in tensors.get(file.tensors.clone()).unwrap_or_default() {
+                if tensor.begin < tensor.end {
+                    let set = sets.of_tensor(tensor);
+                    borders += u64::from(set != last);
+                    last = set;
+                }
+            }
+        }
+        borders
     }
 }
 
