@@ -375,6 +375,7 @@ TORCH_LIBRARY(fst, m) {
       .def("collective", &OpenSavePlan::collective, "", {torch::arg("window")})
       .def("splits", &OpenSavePlan::splits, "", {torch::arg("rank"), torch::arg("window")})
       .def("file_bytes", &OpenSavePlan::file_bytes)
+      .def("has_digests", &OpenSavePlan::has_digests)
       .def("digest", &OpenSavePlan::digest);
   m.class_<GroupSave>("GroupSave")
       .def(torch::init<const c10::intrusive_ptr<OpenSavePlan>&, int64_t, Strings, const GroupSave::Tensors&>(),
@@ -382,6 +383,8 @@ TORCH_LIBRARY(fst, m) {
            {torch::arg("plan"), torch::arg("rank"), torch::arg("paths"), torch::arg("tensors")})
       .def("read", &GroupSave::read, "", {torch::arg("window"), torch::arg("send")})
       .def("unpack", &GroupSave::unpack, "", {torch::arg("window"), torch::arg("received")})
+      .def("hashes", &GroupSave::hashes)
+      .def("seal", &GroupSave::seal, "", {torch::arg("hashes")})
       .def("finish", &GroupSave::finish);
   m.class_<OpenCipher>("Cipher")
       .def(torch::init<const at::Tensor&, const at::Tensor&, int64_t, int64_t>(),

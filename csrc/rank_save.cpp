@@ -172,9 +172,8 @@ class Pieces {
     auto copy = at::empty({count}, tensor.options().memory_format(at::MemoryFormat::Contiguous));
     if (is_read) {
       const auto name = plan_.tensor_name(index);
-      const rust::Slice<uint8_t> into(static_cast<uint8_t*>(copy.mutable_data_ptr()), copy.nbytes());
       const auto address = address_of(tensor) + static_cast<uint64_t>(first) * tensor.element_size();
-      call_core([&] { read_mapped(std::string(name), address, into); });
+      call_core([&] { read_mapped(std::string(name), address, mutable_bytes_of(copy)); });
     } else {
       copy_elements_from(copy, tensor, first);
     }
@@ -336,6 +335,18 @@ void GroupSave::unpack(int64_t window, const at::Tensor& received) {
     const auto& extents = pieces.run();
     call_core([&] { save().write(index, first, write - first, slice_of(extents)); });
   }
+}
+
+at::Tensor GroupSave::hashes() {
+  const auto encoded = call_core([&] { return save().hashes(); });
+  auto bytes = at::empty({static_cast<int64_t>(encoded.size())}, at::kByte);
+  std::ranges::copy(encoded, mutable_bytes_of(bytes).begin());
+  return bytes;
+}
+
+void GroupSave::seal(const at::Tensor& hashes) {
+  const auto bytes = bytes_of(hashes);
+  call_core([&] { save().seal(bytes); });
 }
 
 void GroupSave::finish() {

@@ -40,6 +40,9 @@ class OpenSavePlan : public torch::CustomClassHolder {
   // Returns the length of each file.
   std::vector<int64_t> file_bytes() const;
 
+  // Returns whether a file has digests. The first rank seals the headers then.
+  bool has_digests() const { return plan_->has_digests(); }
+
   // Returns a hash that is equal on two ranks if their plans are equal.
   std::string digest() const { return std::to_string(plan_->digest()); }
 
@@ -68,6 +71,12 @@ class GroupSave : public torch::CustomClassHolder {
 
   // Writes the rank's blocks of the window.
   void unpack(int64_t window, const at::Tensor& received);
+
+  // Returns the hashes of what the rank has written, as bytes on the CPU. Empty if no file has digests.
+  at::Tensor hashes();
+
+  // Writes the headers of files with digests, given the hashes of all other ranks. Only the first rank does so.
+  void seal(const at::Tensor& hashes);
 
   // Flushes what the rank has written, and closes the files.
   void finish();

@@ -499,6 +499,7 @@ mod ffi {
         fn file_bytes(self: &SavePlan) -> Vec<i64>;
         fn send_splits(self: &SavePlan, rank: usize, window: usize) -> Vec<i64>;
         fn receive_splits(self: &SavePlan, rank: usize, window: usize) -> Vec<i64>;
+        fn has_digests(self: &SavePlan) -> bool;
         fn digest(self: &SavePlan) -> u64;
         fn create_save_file(path: &str, bytes: i64, model: &str) -> Result<()>;
 
@@ -513,6 +514,8 @@ mod ffi {
         fn sources(self: &RankSave, window: usize) -> Vec<SaveSource>;
         fn source_counts(self: &RankSave, window: usize) -> Vec<usize>;
         unsafe fn write(self: &RankSave, window: usize, first: usize, count: usize, sources: &[Extent]) -> Result<()>;
+        fn hashes(self: &RankSave) -> Result<Vec<u8>>;
+        fn seal(self: &mut RankSave, hashes: &[u8]) -> Result<()>;
         fn finish_rank_save(save: Box<RankSave>) -> Result<()>;
 
         type Recording;

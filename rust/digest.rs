@@ -10,7 +10,7 @@ pub mod tree;
 pub mod turns;
 
 use crate::error::{Error, Kind, Result};
-use crate::num::to_u64;
+use crate::num::{to_u64, to_usize};
 use crate::os::retry::Check;
 use crate::os::sigint::POLL_INTERVAL;
 use blake2::{Blake2b512, Digest as _};
@@ -258,6 +258,11 @@ impl Context {
     }
 }
 
+/// First byte of an encoded hash to which some bytes were added.
+const ENCODED_TREE: u8 = 0;
+/// First byte of an encoded hash to which all bytes were added.
+const ENCODED_DONE: u8 = 1;
+
 /// Hash of an input of known length, to which threads add pieces.
 pub struct Hash {
     algorithm: Algorithm,
@@ -376,6 +381,65 @@ impl Hash {
                 Ok(None)
             }
         }
+    }
+
+    /// Appends what is known of the input, of which some bytes were added, for [`add_encoded`](Hash::add_encoded) of a hash of the same input that has its
+    /// other bytes.
+    ///
+    /// # Errors
+    /// `internal` if no bytes were added, if the algorithm is sequential, or if bytes in the middle of a block are missing.
+    pub fn encode(&self, into: &mut Vec<u8>) -> Result<()> {
+        let unknown = || Error::new(Kind::Internal, "the bytes of a tensor were not hashed in whole ranges");
+        match &*self.lock() {
+            State::Tree(tree) => {
+                into.push(ENCODED_TREE);
+                tree.encode(GROUP_BYTES, into).ok_or_else(unknown)?;
+            }
+            State::Done(digest) => {
+                into.push(ENCODED_DONE);
+                into.extend(digest.digest.bytes());
+                into.extend(digest.values.iter().flatten());
+            }
+            State::Empty | State::Sequence(..) => return Err(unknown()),
+        }
+        Ok(())
+    }
+
+    /// Adds the bytes of the input that another hash has encoded, and removes them from `encoded`.
+    ///
+    /// # Errors
+    /// `internal` if bytes are added twice, or if the encoded bytes are not those of this input.
+    pub fn add_encoded(&self, encoded: &mut &[u8]) -> Result<()> {
+        let misfit = || Error::new(Kind::Internal, "the hashes of another rank do not fit the tensor");
+        let (&kind, rest) = encoded.split_first().ok_or_else(misfit)?;
+        *encoded = rest;
+        let mut state = self.lock();
+        match kind {
+            ENCODED_TREE => {
+                if matches!(*state, State::Empty) {
+                    *state = State::Tree(Tree::new(self.length));
+                }
+                let State::Tree(tree) = &mut *state else { return Err(misfit()) };
+                if let Some(bytes) = tree.add_encoded(encoded).ok_or_else(misfit)? {
+                    let values =
+                        if self.has_groups { tree.groups(GROUP_BYTES).ok_or_else(misfit)? } else { Vec::new() };
+                    let digest = Digest::from_bytes(self.algorithm, &bytes).ok_or_else(misfit)?;
+                    *state = State::Done(TreeDigest { length: self.length, digest, values });
+                }
+            }
+            ENCODED_DONE if matches!(*state, State::Empty) => {
+                let groups = if self.has_groups { self.length.div_ceil(GROUP_BYTES) } else { 0 };
+                let count = to_usize(groups.saturating_add(1)).saturating_mul(DIGEST_BYTES);
+                let (own, rest) = encoded.split_at_checked(count).ok_or_else(misfit)?;
+                *encoded = rest;
+                let (digest, values) = own.split_at_checked(DIGEST_BYTES).ok_or_else(misfit)?;
+                let digest = Digest::from_bytes(self.algorithm, digest).ok_or_else(misfit)?;
+                let values = values.chunks_exact(DIGEST_BYTES).filter_map(|value| value.try_into().ok()).collect();
+                *state = State::Done(TreeDigest { length: self.length, digest, values });
+            }
+            _ => return Err(misfit()),
+        }
+        Ok(())
     }
 
     /// Takes the context once it has all bytes before `begin`. Returns `None` if it has more.

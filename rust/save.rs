@@ -205,13 +205,7 @@ impl Save {
     /// Writes the first chunks of a file with digests, which have its header.
     fn write_header(&mut self) -> Result<()> {
         let Some(digester) = self.digester.take() else { return Ok(()) };
-        let (digests, kept) = digester.finish()?;
-        self.layout.seal(&digests)?;
-        for (first, mut chunk) in kept {
-            let header = self.layout.header().get(to_usize(first)..).unwrap_or_default();
-            for (byte, &sealed) in chunk.iter_mut().zip(header) {
-                *byte = sealed;
-            }
+        for (first, chunk) in digester.seal(&self.layout)? {
             let length = chunk.len();
             let _span = profile::span(Stage::Write).bytes(length);
             self.output.write(chunk, length, first, &|| self.chunks.check())?;

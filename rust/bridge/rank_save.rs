@@ -7,7 +7,7 @@ use super::tensor::{device_stream, metadata_of};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::layout;
-use crate::group::save::{self, Layout, RUN_BYTES_MIN, RankPlan, RankWindow, SaveRequest, SaveTensor};
+use crate::group::save::{self, Layout, RankPlan, RankWindow, SaveRequest, SaveTensor, run_bytes_min};
 use crate::num::to_u64;
 use crate::options::Options;
 use crate::save::atomic_file;
@@ -41,14 +41,15 @@ pub(super) fn plan_save(
             u64::try_from(number).map_err(|_| invalid(format!("{name} is {number}; it cannot be negative")))
         };
         let (layouts, tensors) = decode(names, numbers)?;
+        let files: Vec<_> = metadata.iter().map(|file| metadata_of(&file.entries, !file.entries.is_empty())).collect();
         let request = SaveRequest {
-            files: metadata.iter().map(|file| metadata_of(&file.entries, !file.entries.is_empty())).collect(),
+            run_bytes_min: run_bytes_min(&files),
+            files,
             layouts,
             tensors,
             ranks: usize::try_from(ranks).map_err(|_| invalid(format!("the group has {ranks} ranks")))?,
             window_bytes: size(window_bytes, "window_bytes")?,
             block_bytes: u64::try_from(block_bytes).unwrap_or(to_u64(ALIGNMENT)),
-            run_bytes_min: RUN_BYTES_MIN,
         };
         let plan = Arc::new(save::SavePlan::new(&request)?);
         Ok(Box::new(SavePlan { plan, names: names.to_vec(), work: Mutex::default() }))
@@ -124,6 +125,11 @@ impl SavePlan {
 
     pub(super) fn receive_splits(&self, rank: usize, window: usize) -> Vec<i64> {
         self.splits(rank, window).1.into_iter().map(signed).collect()
+    }
+
+    /// Returns whether a file has digests, so that [`RankSave::hashes`] returns some.
+    pub(super) fn has_digests(&self) -> bool {
+        self.plan.has_digests()
     }
 
     pub(super) fn digest(&self) -> u64 {
@@ -220,6 +226,16 @@ impl RankSave {
     ) -> Result<()> {
         // SAFETY: the caller's promise is the same.
         guard(|| unsafe { self.save.write(window, first..first.saturating_add(count), &decode_extents(sources)) })
+    }
+
+    /// Returns the hashes of what the rank has written.
+    pub(super) fn hashes(&self) -> Result<Vec<u8>> {
+        guard(|| self.save.hashes())
+    }
+
+    /// Writes the headers of files with digests, given the hashes of all other ranks, one after the other.
+    pub(super) fn seal(&mut self, hashes: &[u8]) -> Result<()> {
+        guard(|| self.save.seal(hashes))
     }
 
     fn window(&self, window: usize) -> Option<&RankWindow> {

@@ -18,6 +18,7 @@ use blake3::hazmat::{
     ChainingValue, HasherExt, Mode, left_subtree_len, max_subtree_len, merge_subtrees_non_root, merge_subtrees_root,
 };
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Size of a leaf in bytes.
 const BLOCK_BYTES: u64 = 1024;
@@ -80,8 +81,17 @@ pub struct Tree {
     added: u64,
     /// Length and value of each known subtree, by its beginning.
     subtrees: BTreeMap<u64, (u64, ChainingValue)>,
-    /// Bytes of incomplete blocks, and their number that was added, by the beginning of the block.
-    blocks: BTreeMap<u64, (Vec<u8>, u64)>,
+    /// Incomplete blocks, by their beginning.
+    blocks: BTreeMap<u64, Block>,
+}
+
+/// Block of which some bytes are missing.
+struct Block {
+    bytes: Vec<u8>,
+    /// Number of bytes that were added.
+    filled: u64,
+    /// Positions in the block from the first byte that was added to the end of the last.
+    hull: Range<usize>,
 }
 
 impl Tree {
@@ -102,12 +112,18 @@ impl Tree {
             self.added = self.added.checked_add(to_u64(part.len()))?;
             let block = begin - begin % BLOCK_BYTES;
             let block_bytes = BLOCK_BYTES.min(self.length.checked_sub(block)?);
-            let (bytes, filled) = self.blocks.entry(block).or_insert_with(|| (vec![0; to_usize(block_bytes)], 0));
-            *filled += to_u64(part.len());
             let column = to_usize(begin - block);
-            bytes.get_mut(column..column.checked_add(part.len())?)?.copy_from_slice(part);
-            if *filled >= block_bytes && self.length > BLOCK_BYTES {
-                let value = subtree(block, bytes);
+            let range = column..column.checked_add(part.len())?;
+            let known = self.blocks.entry(block).or_insert_with(|| Block {
+                bytes: vec![0; to_usize(block_bytes)],
+                filled: 0,
+                hull: range.clone(),
+            });
+            known.filled += to_u64(part.len());
+            known.hull = known.hull.start.min(range.start)..known.hull.end.max(range.end);
+            known.bytes.get_mut(range)?.copy_from_slice(part);
+            if known.filled >= block_bytes && self.length > BLOCK_BYTES {
+                let value = subtree(block, &known.bytes);
                 self.blocks.remove(&block);
                 if self.subtrees.insert(block, (block_bytes, value)).is_some() {
                     return None;
@@ -132,10 +148,75 @@ impl Tree {
         (0..count).map(group).collect()
     }
 
+    /// Appends the values of the largest subtrees of at most `subtree_bytes_max` bytes whose bytes were all added, and the
+    /// bytes of incomplete blocks, for [`add_encoded`](Tree::add_encoded). Returns `None` if bytes in the middle of a block
+    /// are missing.
+    pub fn encode(&self, subtree_bytes_max: u64, into: &mut Vec<u8>) -> Option<()> {
+        let mut subtrees = Vec::new();
+        self.collect(0, self.length, subtree_bytes_max, &mut subtrees);
+        let mut put = |number: u64| into.extend(number.to_le_bytes());
+        put(to_u64(subtrees.len()));
+        put(to_u64(self.blocks.len()));
+        for (begin, bytes, value) in subtrees {
+            into.extend(begin.to_le_bytes());
+            into.extend(bytes.to_le_bytes());
+            into.extend(value);
+        }
+        for (begin, block) in &self.blocks {
+            let bytes = block.bytes.get(block.hull.clone()).filter(|bytes| to_u64(bytes.len()) == block.filled)?;
+            into.extend((begin + to_u64(block.hull.start)).to_le_bytes());
+            into.extend(block.filled.to_le_bytes());
+            into.extend(bytes);
+        }
+        Some(())
+    }
+
+    /// Adds what [`encode`](Tree::encode) has written for a tree of the same length, and returns the digest if no byte is
+    /// missing. Returns `None` if bytes were added twice, or if the encoded bytes are not complete.
+    pub fn add_encoded(&mut self, encoded: &mut &[u8]) -> Option<Option<[u8; 32]>> {
+        fn take<'a>(encoded: &mut &'a [u8], bytes: u64) -> Option<&'a [u8]> {
+            let (own, rest) = encoded.split_at_checked(usize::try_from(bytes).ok()?)?;
+            *encoded = rest;
+            Some(own)
+        }
+        let number = |encoded: &mut &[u8]| Some(u64::from_le_bytes(take(encoded, 8)?.try_into().ok()?));
+        let (subtrees, parts) = (number(encoded)?, number(encoded)?);
+        let mut piece = Piece { subtrees: Vec::new(), parts: Vec::new() };
+        for _ in 0..subtrees {
+            let (begin, bytes) = (number(encoded)?, number(encoded)?);
+            piece.subtrees.push((begin, bytes, take(encoded, 32)?.try_into().ok()?));
+        }
+        for _ in 0..parts {
+            let (begin, bytes) = (number(encoded)?, number(encoded)?);
+            piece.parts.push((begin, take(encoded, bytes)?));
+        }
+        self.add(piece)
+    }
+
+    /// Adds the largest known subtrees of a subtree to a list.
+    fn collect(&self, begin: u64, length: u64, subtree_bytes_max: u64, into: &mut Vec<(u64, u64, ChainingValue)>) {
+        if self.subtrees.range(begin..begin.saturating_add(length)).next().is_none() {
+            return;
+        }
+        let is_root = length == self.length;
+        if length <= subtree_bytes_max
+            && !is_root
+            && let Some(value) = self.value(begin, length)
+        {
+            into.push((begin, length, value));
+            return;
+        }
+        if length > BLOCK_BYTES {
+            let left = left_subtree_len(length);
+            self.collect(begin, left, subtree_bytes_max, into);
+            self.collect(begin.saturating_add(left), length - left, subtree_bytes_max, into);
+        }
+    }
+
     fn root(&self) -> Option<[u8; 32]> {
         if self.length <= BLOCK_BYTES {
-            let (bytes, _) = self.blocks.first_key_value()?.1;
-            return Some(*blake3::hash(bytes).as_bytes());
+            let (_, block) = self.blocks.first_key_value()?;
+            return Some(*blake3::hash(&block.bytes).as_bytes());
         }
         let left = left_subtree_len(self.length);
         let (left, right) = (self.value(0, left)?, self.value(left, self.length - left)?);

@@ -22,11 +22,12 @@ mod writers;
 
 pub use self::layout::{IndexBox, Layout};
 pub use self::rank::{RankPlan, RankWindow, Send, Source, Write};
-pub use self::writers::RUN_BYTES_MIN;
+pub use self::writers::run_bytes_min;
 
 use self::regions::Regions;
 use self::windows::Cut;
 use self::writers::{Run, Writers};
+use crate::digest::Algorithm;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::Metadata;
@@ -68,7 +69,7 @@ pub struct SaveRequest {
     pub window_bytes: u64,
     /// Size of the blocks of a file that have one writer, in bytes.
     pub block_bytes: u64,
-    /// Smallest part of a tensor that one rank writes, in bytes: [`RUN_BYTES_MIN`].
+    /// Smallest part of a tensor that one rank writes, in bytes: [`run_bytes_min`].
     pub run_bytes_min: u64,
 }
 
@@ -162,8 +163,11 @@ impl SavePlan {
                 .iter()
                 .map(|tensor| file_layout::Tensor::of_torch(&*tensor.name, tensor.dtype, tensor.shape.clone()))
                 .collect::<Result<Vec<_>>>()?;
-            if encryption::is_requested(metadata) || digests::requested(metadata)?.is_some() {
-                let message = "saves by ranks write neither digests nor encrypted files; save from one process instead";
+            if encryption::is_requested(metadata) {
+                return Err(invalid("ranks cannot write an encrypted file together; save it from one process".into()));
+            }
+            if digests::requested(metadata)?.is_some_and(Algorithm::is_sequential) {
+                let message = "ranks cannot compute this digest together; request \"blake3\", or save from one process";
                 return Err(invalid(message.into()));
             }
             let layout = file_layout::Layout::new(&new, metadata)?;
@@ -206,6 +210,11 @@ impl SavePlan {
     /// Returns the number of windows.
     pub fn windows(&self) -> usize {
         self.windows
+    }
+
+    /// Returns whether a file has digests.
+    pub fn has_digests(&self) -> bool {
+        self.files.iter().any(|file| file.layout.digests().is_some())
     }
 
     /// Returns the number of files.

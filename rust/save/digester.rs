@@ -2,10 +2,10 @@
 //!
 //! The header has the digests, so the chunks with bytes of the header are kept and written last.
 
-use crate::digest::groups::TreeDigest;
 use crate::digest::turns::Turns;
 use crate::digest::{Algorithm, Hash};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
+use crate::format::digests;
 use crate::format::layout::Layout;
 use crate::num::{to_u64, to_usize};
 use crate::os::retry::Check;
@@ -72,12 +72,52 @@ impl Digester {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).insert(first, chunk.to_vec());
     }
 
-    /// Returns the digests of all tensors in the order of the file, and the chunks with the header.
+    /// Appends what is known of the tensors of which some bytes were added: the position of each in the file, and its hash.
+    ///
+    /// # Errors
+    /// Those of [`Hash::encode`].
+    pub(super) fn encode(&self, into: &mut Vec<u8>) -> Result<()> {
+        let started = |tensor: &HashedTensor| tensor.hash.is_complete() || tensor.hash.is_incomplete();
+        let count = self.tensors.iter().filter(|tensor| started(tensor)).count();
+        into.extend(to_u64(count).to_le_bytes());
+        for (position, tensor) in self.tensors.iter().enumerate().filter(|(_, tensor)| started(tensor)) {
+            into.extend(to_u64(position).to_le_bytes());
+            tensor.hash.encode(into)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the tensors that another digester of the same file has encoded, and removes them from `encoded`.
+    ///
+    /// # Errors
+    /// Those of [`Hash::add_encoded`].
+    pub(super) fn add_encoded(&self, encoded: &mut &[u8]) -> Result<()> {
+        let misfit = || Error::new(Kind::Internal, "the hashes of another rank are incomplete");
+        let number = |encoded: &mut &[u8]| {
+            let (number, rest) = encoded.split_first_chunk::<8>().ok_or_else(misfit)?;
+            *encoded = rest;
+            Ok(to_usize(u64::from_le_bytes(*number)))
+        };
+        for _ in 0..number(encoded)? {
+            let tensor = self.tensors.get(number(encoded)?).ok_or_else(misfit)?;
+            tensor.hash.add_encoded(encoded)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the chunks with the header, in which the digests of all tensors are. `layout` is that of the file.
     ///
     /// # Errors
     /// `internal` if bytes of a tensor were not added.
-    pub(super) fn finish(self) -> Result<(Vec<TreeDigest>, Chunks)> {
-        let digests = self.tensors.into_iter().map(|tensor| tensor.hash.finish()).collect::<Result<_>>()?;
-        Ok((digests, self.kept.into_inner().unwrap_or_else(PoisonError::into_inner)))
+    pub(super) fn seal(self, layout: &Layout) -> Result<Chunks> {
+        let digests = self.tensors.into_iter().map(|tensor| tensor.hash.finish()).collect::<Result<Vec<_>>>()?;
+        let mut header = layout.header().to_vec();
+        digests::seal(&mut header, self.algorithm, &digests)?;
+        let mut kept = self.kept.into_inner().unwrap_or_else(PoisonError::into_inner);
+        for (&first, chunk) in &mut kept {
+            let own = header.get(to_usize(first)..).unwrap_or_default();
+            chunk.iter_mut().zip(own).for_each(|(byte, &sealed)| *byte = sealed);
+        }
+        Ok(kept)
     }
 }

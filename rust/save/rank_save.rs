@@ -1,6 +1,7 @@
 //! Part of one rank in a save by a group: writes its blocks of files that all ranks have open.
 
 use super::chunks::{self, Chunks, Target};
+use super::digester::Digester;
 use super::direct_file::{ALIGNMENT, DirectFile};
 use super::file_kernel::Linux;
 use super::{DeviceStream, Extent};
@@ -21,6 +22,8 @@ pub struct RankSave {
     work: Arc<RankPlan>,
     /// Files of which the rank writes blocks.
     files: Vec<Option<DirectFile>>,
+    /// Hashes of the tensors of each file, if the file gets digests. Those of the first rank have the chunks of the header.
+    digesters: Vec<Option<Digester>>,
     chunks: Chunks,
     _span: Span,
 }
@@ -66,7 +69,12 @@ impl RankSave {
         };
         let files = paths.iter().zip(&is_written).map(open).collect::<Result<_>>()?;
         let chunks = Chunks::new(streams, None, most.max(1), Watch::begin(), options);
-        Ok(RankSave { plan, work, files, chunks, _span: span })
+        let digester = |(file, is_written): (usize, &bool)| {
+            let layout = plan.file(file).filter(|_| *is_written)?;
+            Some(Digester::new(layout.digests()?, layout))
+        };
+        let digesters = is_written.iter().enumerate().map(digester).collect();
+        Ok(RankSave { plan, work, files, digesters, chunks, _span: span })
     }
 
     /// Writes some of the rank's ranges of a window. `sources` has the memory of their sources, in the order of the window:
@@ -140,11 +148,60 @@ impl RankSave {
                 let error = Error::new(Kind::InvalidArgument, message).offset(range.start).at(file.path());
                 Err(target.name_tensor(error))
             })?;
+            if let Some(digester) = self.digesters.get(write.file).and_then(Option::as_ref) {
+                let length = to_usize(range.end - range.start);
+                let bytes = slot.bytes_mut().get(..length).unwrap_or_default();
+                digester.add(range.start, bytes, &|| self.chunks.check())?;
+                if range.start < to_u64(layout.header().len()) {
+                    digester.keep(range.start, slot.bytes_mut().get(..padded).unwrap_or_default());
+                    return Ok(());
+                }
+            }
             self.chunks.write(slot, padded, target, |mut slot, check| {
                 let bytes = slot.bytes_mut().get(..padded).unwrap_or_default();
                 file.write(bytes, range.start, check)
             })
         })
+    }
+
+    /// Returns the hashes of what the rank has written of files with digests, for [`seal`](RankSave::seal). Empty if no file
+    /// has digests.
+    ///
+    /// # Errors
+    /// `internal` if bytes of the rank were not written.
+    pub fn hashes(&self) -> Result<Vec<u8>> {
+        let mut encoded = Vec::new();
+        for (file, digester) in self.digesters.iter().enumerate() {
+            if let Some(digester) = digester {
+                encoded.extend(to_u64(file).to_le_bytes());
+                digester.encode(&mut encoded)?;
+            }
+        }
+        Ok(encoded)
+    }
+
+    /// Writes the headers of files with digests, given the hashes of all other ranks, one after the other. Only the first rank does so.
+    ///
+    /// # Errors
+    /// `internal` if hashes are missing; `io`, `interrupted`.
+    pub fn seal(&mut self, hashes: &[u8]) -> Result<()> {
+        let misfit = || Error::new(Kind::Internal, "the hashes of another rank are incomplete");
+        let mut encoded = hashes;
+        while let Some((file, rest)) = encoded.split_first_chunk::<8>() {
+            encoded = rest;
+            let digester = self.digesters.get(to_usize(u64::from_le_bytes(*file))).and_then(Option::as_ref);
+            digester.ok_or_else(misfit)?.add_encoded(&mut encoded)?;
+        }
+        for (number, digester) in self.digesters.iter_mut().enumerate() {
+            let Some(digester) = digester.take() else { continue };
+            let (layout, file) = (self.plan.file(number), self.files.get(number).and_then(Option::as_ref));
+            let (layout, file) = layout.zip(file).ok_or_else(misfit)?;
+            for (first, chunk) in digester.seal(layout)? {
+                let _span = profile::span(Stage::Write).bytes(chunk.len());
+                file.write(&chunk, first, &|| self.chunks.check())?;
+            }
+        }
+        Ok(())
     }
 
     /// Sets the length of the files whose end the rank has written, and flushes what it has written.

@@ -12,13 +12,23 @@
 //! A dimension whose shards would be shorter runs does not divide the ranks into groups.
 
 use super::regions::{Regions, count};
+use crate::format::Metadata;
+use crate::format::digests::DIGESTS_KEY;
 use crate::num::{to_u64, to_usize};
 use std::collections::HashMap;
 use std::ops::{ControlFlow, Range};
 
 /// Smallest part of a tensor that one rank writes, in bytes, if the tensor has as many. Shorter runs are exchanged, so that
 /// writes are longer.
-pub const RUN_BYTES_MIN: u64 = 64 << 10;
+const RUN_BYTES_MIN: u64 = 64 << 10;
+/// The same for files with digests, of which the first rank gets 1 to 2 KiB of hashes for each part.
+const HASHED_RUN_BYTES_MIN: u64 = 4 << 20;
+
+/// Returns the smallest part of a tensor that one rank writes, in bytes, for files with this metadata.
+pub fn run_bytes_min(files: &[Metadata]) -> u64 {
+    let has_digests = files.iter().flatten().any(|metadata| metadata.contains_key(DIGESTS_KEY));
+    if has_digests { HASHED_RUN_BYTES_MIN } else { RUN_BYTES_MIN }
+}
 
 /// Division of a tensor of one shape among its ranks.
 #[derive(Debug)]

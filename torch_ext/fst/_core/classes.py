@@ -561,6 +561,10 @@ class SavePlan:
         """Returns the length of each file in bytes."""
         return self._object.file_bytes()
 
+    def has_digests(self) -> bool:
+        """Returns whether a file has digests. Rank 0 calls `seal` then, with the hashes of all other ranks."""
+        return self._object.has_digests()
+
     def digest(self) -> str:
         """Returns a hash of the plan."""
         return self._object.digest()
@@ -574,8 +578,8 @@ class GroupSave:
         plan: The plan of all ranks.
         rank: The rank.
         paths: The files, which `create_save_file` has made.
-        tensors: The local tensor of the rank for each tensor of the plan, or None where the rank has no elements. Tensors
-            of other dtypes are cast.
+        tensors: The local tensor of the rank for each tensor of the plan, or None where the rank has no elements.
+            Tensors of other dtypes are cast.
     """
 
     def __init__(self, plan: SavePlan, rank: int, paths: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
@@ -588,6 +592,14 @@ class GroupSave:
     def unpack(self, window: int, received: Tensor) -> None:
         """Writes the rank's blocks of a window, from its own tensors and the received bytes."""
         self._object.unpack(window, received)
+
+    def hashes(self) -> Tensor:
+        """Returns the hashes of what this rank has written, as bytes. Empty if no file has digests."""
+        return self._object.hashes()
+
+    def seal(self, hashes: Tensor) -> None:
+        """Writes the headers of files with digests, given the concatenated hashes of all other ranks."""
+        self._object.seal(hashes)
 
     def finish(self) -> None:
         """Flushes what the rank has written to the disk, and closes the files."""
