@@ -270,9 +270,7 @@ def test_bytes_are_read_once(directory):
         (fst.dcp.StorageReader(directory, half), {}),
         (fst.dcp.StorageReader(directory, world), {"process_group": half}),
     ):
-        with pytest.raises(
-            CheckpointException, match=r"load was called for . ranks, and the group .* has .; give both"
-        ):
+        with pytest.raises(CheckpointException, match=r"the call is for . ranks, and the group .* has .; give both"):
             dcp.load(zeros(), storage_reader=reader, **arguments)
 
 

@@ -163,7 +163,9 @@ def save_and_load(directory, cases, limit, seed):
 
 
 @settings(max_examples=25)
-@given(cases=st.lists(saved_tensors(), min_size=1, max_size=8), limit=st.sampled_from([200, 10**9]), seed=st.integers(0))
+@given(
+    cases=st.lists(saved_tensors(), min_size=1, max_size=8), limit=st.sampled_from([200, 10**9]), seed=st.integers(0)
+)
 def test_any_layout_is_saved_and_loaded_in_any_other(ranks, tmp_path, cases, limit, seed):
     ranks(4).run(save_and_load, tmp_path / "m", cases, limit, seed % 2**32)
 
@@ -198,7 +200,11 @@ def disagreements(rank):
             ({"a": 5}, {}, '"a" is a int; expected a torch.Tensor'),
             ({"a": shared, "b": shared[:2]}, {}, 'share memory: "a", "b"'),
             ({"a": torch.ones(2).to_sparse()}, {}, '"a": '),
-            ({"a": DTensor.from_local(torch.ones(2), line, [Partial()], run_check=False)}, {}, '"a".*pending reduction'),
+            (
+                {"a": DTensor.from_local(torch.ones(2), line, [Partial()], run_check=False)},
+                {},
+                '"a".*pending reduction',
+            ),
             ({"a": torch.ones(1, dtype=torch.complex128)}, {}, '"a": .*no dtype'),
         ]
     ]

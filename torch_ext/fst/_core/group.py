@@ -101,8 +101,8 @@ class Group:
         rank = dist.get_rank(process_group)
         if rank < 0:
             raise ValueError(
-                "this process is not a rank of the group; call the load only on the ranks that the group was created "
-                "with"
+                "this process is not a rank of the group; call loads and saves only on the ranks that the group was "
+                "created with"
             )
         backends = _backends(process_group)
         return cls(

@@ -169,12 +169,13 @@ def save_distributed(
         data = torch.frombuffer(bytearray(own.encoded), dtype=torch.uint8)
         distinct = distinct_on_all(data, digests, lengths, control_group)
         descriptions = [own.description] if len(distinct) == 1 else [Description.decode(tensor) for tensor in distinct]
-        merged = control_group.run_on_all(lambda: merge(descriptions, number_distinct(digests)))
-        prepared.append(own._replace(description=merged, encoded=b""))
+        merged = merge(descriptions, number_distinct(digests))
+        # A save in the background keeps only the copies of the tensors.
+        prepared.append(own._replace(description=merged, encoded=b"", tensors={}))
         return own.tensors
 
     def write(tensors: Mapping[str, Tensor], save_group: Group) -> None:
-        own = prepared.pop()._replace(tensors={})
+        own = prepared.pop()
         checkpoint = GroupCheckpoint(own.path, own.description, own.max_shard_bytes, own.metadata, own.window_bytes)
         with defer_interrupts():
             checkpoint.write(tensors, save_group)
