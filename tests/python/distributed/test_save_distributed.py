@@ -175,7 +175,7 @@ def test_any_layout_is_saved_and_loaded_in_any_other(ranks, tmp_path, cases, lim
 
 def disagreements(rank):
     """Cases of state dicts and options, the same names on all ranks, with the errors of all ranks."""
-    line, square = meshes().values()
+    line = meshes()["line"]
     is_odd = rank == 2
     rows = dtensor_of(torch.ones(8, 4), line, [Shard(0)])
     shared = torch.ones(4)
@@ -327,10 +327,10 @@ def save_and_die(directory, index):
             os.kill(os.getpid(), signal.SIGKILL)
         return function(*arguments, **options)
 
-    with mock.patch.object(owner, name, dying if rank == dist.get_rank() else function):
-        # The error of gloo, or a `RankError`.
-        with pytest.raises(RuntimeError):
-            fst.save_distributed({"a": full, "b": full + 0}, directory, 1 << 20)
+    killed = mock.patch.object(owner, name, dying if rank == dist.get_rank() else function)
+    # The error of gloo, or a `RankError`.
+    with killed, pytest.raises(RuntimeError):
+        fst.save_distributed({"a": full, "b": full + 0}, directory, 1 << 20)
 
 
 @pytest.mark.parametrize("index", range(len(DEATHS)))

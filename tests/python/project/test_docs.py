@@ -13,6 +13,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 import fst
+import fst.dcp
 import fst.numpy
 import fst.torch
 from fst import cli
@@ -22,7 +23,7 @@ GLOBALS = {"fst": fst, "torch": torch}
 # Public functions, each of which has an example, and classes and methods with examples.
 EXAMPLES = {
     test.name: test
-    for module in (fst, fst.numpy, fst.torch, fst.storage)
+    for module in (fst, fst.dcp, fst.numpy, fst.torch, fst.storage)
     for name in module.__all__
     if inspect.isfunction(item := getattr(module, name)) or inspect.isclass(item)
     for test in doctest.DocTestFinder(exclude_empty=False).find(item, f"{module.__name__}.{name}", globs=GLOBALS)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path as LocalPath
 from typing import TYPE_CHECKING, Literal, NamedTuple, overload
@@ -31,7 +32,6 @@ from fst._core.urls import without_secrets
 from fst._distributed.agreement import check_equal, comparable, distinct_on_all, number_distinct
 from fst._distributed.descriptions import Description, describe, digest, merge
 from fst._distributed.group_save import GroupCheckpoint
-from fst._save.background import SaveFuture
 from fst._save.background import background as background_saves
 from fst._save.check import DEFAULT_SHARD_BYTES, check_aliases, check_dense, check_max_shard_bytes
 from fst._save.host_copy import HostCopy
@@ -76,7 +76,7 @@ def save_distributed(
     window_bytes: int | None = None,
     background: Literal[True],
     max_snapshots: int = 1,
-) -> SaveFuture: ...
+) -> Future[None]: ...
 def save_distributed(
     state_dict: Mapping[str, Tensor],
     directory: Path,
@@ -90,7 +90,7 @@ def save_distributed(
     window_bytes: int | None = None,
     background: bool = False,
     max_snapshots: int = 1,
-) -> SaveFuture | None:
+) -> Future[None] | None:
     """Saves a checkpoint with all ranks of a process group. Each byte is written once, by a rank that holds it.
 
     The result is an ordinary checkpoint of safetensors files, as of `save_file`: `model.safetensors`, or shards with an
