@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/training.py checkpoint 20
 
-Kill it at any time and start it again, also with another number of ranks: it resumes after the last step that was saved.
+Kill it at any time and start it again, also with another number of ranks: it resumes after the last saved step.
 """
 
 import sys
@@ -71,7 +71,7 @@ def main(directory: str, steps: int) -> None:
     dist.init_process_group("gloo")
     losses = train(directory, steps)
     if dist.get_rank() == 0:
-        print(f"{len(losses)} steps, the last loss is {losses[-1] if losses else None}")
+        print(f"{len(losses)} steps, the last loss is {losses[-1]:.3f}" if losses else "nothing is left to do")
     dist.destroy_process_group()
 
 

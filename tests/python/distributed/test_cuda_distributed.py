@@ -1,4 +1,4 @@
-"""DTensor loads by a group of one rank, on a GPU with NCCL and on the CPU with gloo."""
+"""DTensor loads and saves by a group of one rank, on a GPU with NCCL and on the CPU with gloo."""
 
 import pytest
 import torch
@@ -98,8 +98,20 @@ for group in (None, dist.group.WORLD):
     assert all(same(tensor, name) for name, tensor in state_dict.items())
     for tensor in state_dict.values():
         tensor.zero_()
+
+dcp.load(state_dict, storage_reader=fst.dcp.StorageReader(path))
+fst.save_distributed(state_dict, "saved")
+copied = fst.save_distributed(state_dict, "copied", dtype=torch.bfloat16, background=True)
+dcp.save(state_dict, storage_writer=fst.dcp.StorageWriter("written"))
+for tensor in state_dict.values():
+    tensor.zero_()
+copied.result()
+for directory, dtype in (("saved", None), ("copied", torch.bfloat16), ("written", None)):
+    saved = load_file(f"{directory}/model.safetensors")
+    assert saved.keys() == full.keys()
+    assert all(same(tensor, name, dtype) for name, tensor in saved.items())
 dist.destroy_process_group()
-print("loaded")
+print("loaded and saved")
 """
 
 
@@ -108,4 +120,4 @@ def test_mesh_of_one_device(tmp_path, fork_python, kind):
     weights = {"up.weight": (300, 64), "up.bias": (300,), "down.weight": (64, 300), "down.bias": (64,), "scale": (64,)}
     path = tmp_path / "model.safetensors"
     save_file({name: torch.randn(shape) for name, shape in weights.items()}, path)
-    assert fork_python(PROGRAM, str(path), str(tmp_path / "store"), kind) == "loaded\n"
+    assert fork_python(PROGRAM, str(path), str(tmp_path / "store"), kind) == "loaded and saved\n"
