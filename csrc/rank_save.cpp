@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "cast.h"
@@ -123,27 +124,34 @@ class Pieces {
     return extents_;
   }
 
-  // Copies all bytes to a buffer. `offset_of` returns the offset of each.
+  // Copies all bytes to a buffer, those of another device in one transfer. `offset_of` returns the offset of each.
   template <typename Offset>
   void copy_to(const at::Tensor& buffer, Offset&& offset_of) {
-    CastBatch batch;
+    std::map<c10::Device, std::vector<Place>, DeviceOrder> places;
     const auto& extents = run();
     for (size_t index = 0; index < extents.size(); ++index) {
       const Extent& extent = extents[index];
-      const auto length = static_cast<int64_t>(extent.bytes);
-      const auto target = buffer.narrow(0, static_cast<int64_t>(offset_of(index)), length);
-      const auto device = streams_.device(extent.device);
-      if (device == buffer.device()) {
-        batch.add(index, extent.address, at::kByte, target);
-      } else {
-        target.copy_(view_of(extent, device));
-      }
+      places[streams_.device(extent.device)].push_back(Place{extent.address, extent.bytes, offset_of(index)});
     }
-    batch.run([&](size_t index) {
-      const Extent& extent = extents[index];
-      const auto target = buffer.narrow(0, static_cast<int64_t>(offset_of(index)), static_cast<int64_t>(extent.bytes));
-      target.copy_(view_of(extent, buffer.device()));
-    });
+    for (auto& [device, of_device] : places) {
+      if (device == buffer.device()) {
+        copy_all(of_device, buffer);
+        continue;
+      }
+      std::vector<Place> packed;
+      uint64_t offset = 0;
+      for (const Place& place : of_device) {
+        packed.push_back(Place{place.address, place.bytes, offset});
+        offset += place.bytes;
+      }
+      const auto bytes = at::empty({static_cast<int64_t>(offset)}, at::device(device).dtype(at::kByte));
+      copy_all(packed, bytes);
+      const auto moved = bytes.to(buffer.device());
+      for (size_t index = 0; index < packed.size(); ++index) {
+        of_device[index].address = address_of(moved) + packed[index].offset;
+      }
+      copy_all(of_device, buffer);
+    }
   }
 
   // Returns the bytes of the copies.
@@ -156,10 +164,28 @@ class Pieces {
     bool to_host;
   };
 
-  static at::Tensor view_of(const Extent& extent, c10::Device device) {
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): the core has addresses as numbers.
-    return at::from_blob(reinterpret_cast<void*>(extent.address), {static_cast<int64_t>(extent.bytes)},
-                         at::device(device).dtype(at::kByte));
+  // Bytes, and their offset in a buffer.
+  struct Place {
+    uint64_t address;
+    uint64_t bytes;
+    uint64_t offset;
+  };
+
+  // Copies bytes to a buffer on the same device.
+  static void copy_all(const std::vector<Place>& places, const at::Tensor& buffer) {
+    CastBatch batch;
+    const auto target = [&](const Place& place) {
+      return buffer.narrow(0, static_cast<int64_t>(place.offset), static_cast<int64_t>(place.bytes));
+    };
+    for (size_t index = 0; index < places.size(); ++index) {
+      batch.add(index, places[index].address, at::kByte, target(places[index]));
+    }
+    batch.run([&](size_t index) {
+      const Place& place = places[index];
+      // NOLINTNEXTLINE(performance-no-int-to-ptr): the core has addresses as numbers.
+      target(place).copy_(
+          at::from_blob(reinterpret_cast<void*>(place.address), {static_cast<int64_t>(place.bytes)}, buffer.options()));
+    });
   }
 
   // Returns elements of a tensor in its own dtype, as a contiguous tensor.
@@ -288,8 +314,8 @@ size_t OpenSavePlan::check_window(int64_t window) const {
 GroupSave::GroupSave(const c10::intrusive_ptr<OpenSavePlan>& plan, int64_t rank, Strings paths, const Tensors& tensors)
     : plan_(plan), rank_(rank), tensors_(check_tensors(*plan, rank, tensors)), streams_(streams_of(tensors_)) {
   const auto names = to_rust(paths);
-  save_.emplace(call_core(
-      [&] { return open_rank_save(plan->plan(), plan->check_rank(rank), slice_of(names), streams_.all()); }));
+  save_.emplace(
+      call_core([&] { return open_rank_save(plan->plan(), plan->check_rank(rank), slice_of(names), streams_.all()); }));
 }
 
 void GroupSave::read(int64_t window, const at::Tensor& send) {
@@ -303,7 +329,7 @@ void GroupSave::read(int64_t window, const at::Tensor& send) {
     const size_t first = next;
     while (next < sends.size() && pieces.copied_bytes() <= kScratchBytes) {
       const SaveSend& range = sends[next++];
-      pieces.add(range.tensor, range.begin, range.end, send.is_cpu(), /*is_copied_here=*/true);
+      pieces.add(range.tensor, range.begin, range.end, /*on_host=*/false, /*is_copied_here=*/true);
     }
     pieces.copy_to(send, [&](size_t piece) { return sends[first + piece].offset; });
   }

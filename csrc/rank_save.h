@@ -56,8 +56,8 @@ class OpenSavePlan : public torch::CustomClassHolder {
   const rust::Box<SavePlan> plan_;
 };
 
-// `torch.classes.fst.GroupSave`: executes a plan on one rank, window by window. The calls are ordered on the stream that
-// was the current one when it was created.
+// `torch.classes.fst.GroupSave`: executes a plan on one rank, window by window. The calls are ordered on the stream
+// that was the current one when it was created.
 class GroupSave : public torch::CustomClassHolder {
  public:
   using Tensors = c10::List<std::optional<at::Tensor>>;

@@ -9,9 +9,12 @@ use fst::device::host::Host;
 use fst::dtype::Dtype;
 use fst::error::Result;
 use fst::format::layout::{Layout, Tensor};
-use fst::save::atomic_file::OutputFile;
+use fst::group::mesh::{Mesh, MeshLayout, Placement};
+use fst::group::save::{self, SavePlan, SaveRequest, SaveTensor};
+use fst::save::atomic_file::{self, OutputFile};
 use fst::save::file_kernel::Linux;
 use fst::save::memory::SourceMemory;
+use fst::save::rank_save::RankSave;
 use fst::save::writer::Writer;
 use fst::save::{DeviceStream, Extent, Save};
 use safetensors::SafeTensors;
@@ -136,6 +139,41 @@ impl<'a> Checkpoint<'a> {
         writer.finish()
     }
 
+    /// Saves as the only rank of a group.
+    fn save_by_rank(&self) -> Result<()> {
+        let mesh = Mesh::new(vec![1], vec![0])?;
+        let tensor = |(index, source): (usize, &SourceTensor)| SaveTensor {
+            name: index.to_string(),
+            dtype: Dtype::U8,
+            shape: vec![u64::try_from(source.bytes.len()).unwrap()],
+            file: 0,
+            layout: 0,
+        };
+        let plan = Arc::new(SavePlan::new(&SaveRequest {
+            files: vec![None],
+            layouts: vec![save::Layout::Mesh(MeshLayout::new(mesh, vec![Placement::Replicated])?)],
+            tensors: self.tensors.iter().enumerate().map(tensor).collect(),
+            ranks: 1,
+            window_bytes: 1 << 20,
+            block_bytes: 4096,
+            run_bytes_min: 1,
+        })?);
+        let work = Arc::new(plan.rank_plan(0));
+        atomic_file::create_sized(&self.path(), plan.file(0).unwrap().file_bytes(), None, &|| Ok(()))?;
+        let paths = [self.path()];
+        let save = RankSave::open(Arc::clone(&plan), Arc::clone(&work), &paths, self.streams()?, &TIGHT)?;
+        for (window, own) in work.windows.iter().enumerate() {
+            let extent = |source: &save::Source| {
+                let SourceTensor { device, address, .. } = self.tensors[source.tensor];
+                Extent { device, address: address + source.local.start, length: source.local.end - source.local.start }
+            };
+            let extents: Vec<Extent> = own.sources.iter().map(extent).collect();
+            // SAFETY: as above.
+            unsafe { save.write(window, 0..own.writes.len(), &extents) }?;
+        }
+        save.finish()
+    }
+
     fn assert_saved(&self) {
         let file = std::fs::read(self.path()).unwrap();
         let found = SafeTensors::deserialize(&file).unwrap();
@@ -160,7 +198,8 @@ fn is_empty(directory: &Path) -> bool {
 
 #[test]
 fn tensors_of_several_devices_are_saved_bit_for_bit() {
-    for (run, refuses_pinning) in [(SAVES[0], false), (SAVES[1], false), (SAVES[0], true)] {
+    let by_rank: fn(&Checkpoint<'_>) -> Result<()> = |checkpoint| checkpoint.save_by_rank();
+    for (run, refuses_pinning) in [(SAVES[0], false), (SAVES[1], false), (SAVES[0], true), (by_rank, false)] {
         for sim in schedules() {
             let (first, second) = (Gpu::new(&sim, 0), Gpu::new(&sim, 1));
             let checkpoint = Checkpoint::new(&sim, [&first, &second]);

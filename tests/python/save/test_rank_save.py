@@ -1,6 +1,7 @@
 """Saves by ranks: plans and their execution, with all ranks in this process."""
 
 import functools
+import resource
 
 import pytest
 import torch
@@ -137,6 +138,21 @@ def test_views_of_mapped_files_that_shrink_are_errors(tmp_path):
             getattr(save, call)(0, buffers[call == "unpack"])
         source.unlink()
         source.write_bytes(content)
+
+
+def test_a_failed_write_names_the_tensor_and_the_byte(tmp_path):
+    plan = plan_of({"a": torch.empty(4, 1 << 18)}, [ROWS])
+    path = tmp_path / "new"
+    ops.create_save_file(str(path), *plan.file_bytes())
+    save = GroupSave(plan, 1, [str(path)], [torch.empty(1, 1 << 18)])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Python ignores the signal.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r'new: tensor "a": byte 1\d{6}: cannot write'):
+            save.unpack(0, torch.empty(sum(plan.splits(1, 0)[1]), dtype=torch.uint8))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 SHARD = torch.zeros(2, 3)
