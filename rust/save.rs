@@ -67,6 +67,7 @@ pub struct Save {
     rest: Vec<u8>,
     /// Digests of the tensors, if the file gets digests.
     digester: Option<Digester>,
+    watch: Watch,
 }
 
 impl Save {
@@ -84,10 +85,10 @@ impl Save {
         let file_bytes = layout.file_bytes();
         let watch = Watch::begin();
         output.prepare(file_bytes, options, &|| watch.check()).map_err(|error| output.abandon(error))?;
-        let chunks = Chunks::new(streams, output.part_bytes(0)?, file_bytes, watch, options);
+        let chunks = Chunks::new(streams, output.part_bytes(0)?, file_bytes, options);
         let rest = layout.header().to_vec();
         let digester = layout.digests().map(|algorithm| Digester::new(algorithm, &layout));
-        Ok(Save { digester, position: to_u64(rest.len()), rest, layout, output, chunks })
+        Ok(Save { digester, position: to_u64(rest.len()), rest, layout, output, chunks, watch })
     }
 
     /// Returns the layout of the file.
@@ -138,8 +139,10 @@ impl Save {
             let range = chunks::chunk(&appended, bytes, index);
             let (first, length) = (range.start, to_usize(range.end - range.start));
             let mut slot = match digester {
-                Some(digester) => digester.acquire(index, &|| self.chunks.check(), || self.chunks.acquire())?,
-                None => self.chunks.acquire()?,
+                Some(digester) => {
+                    digester.acquire(index, &|| self.watch.check(), || self.chunks.acquire(&self.watch))?
+                }
+                None => self.chunks.acquire(&self.watch)?,
             };
             let write_bytes =
                 if is_last { self.output.last_bytes(length) } else { length - length % self.output.alignment() };
@@ -154,7 +157,7 @@ impl Save {
                 let is_new = first.max(appended_begin)..range.end;
                 let new =
                     slot.bytes_mut().get(to_usize(is_new.start.saturating_sub(first))..length).unwrap_or_default();
-                digester.add(is_new.start, new, &|| self.chunks.check())?;
+                digester.add(is_new.start, new, &|| self.watch.check())?;
             }
             let partial = slot.bytes_mut().get(write_bytes..length).unwrap_or_default();
             if !partial.is_empty() {
@@ -167,11 +170,9 @@ impl Save {
                 digester.keep(first, slot.bytes_mut().get(..write_bytes).unwrap_or_default());
                 return Ok(());
             }
-            self.chunks.write(slot, write_bytes, target, |slot, check| {
-                self.output.write(slot, write_bytes, first, check).map(drop)
-            })
+            target.write(write_bytes, || self.output.write(slot, write_bytes, first, &|| self.watch.check()).map(drop))
         };
-        self.chunks.for_each(chunks::count(&appended, bytes), |index| {
+        self.chunks.for_each(chunks::count(&appended, bytes), &self.watch, |index| {
             write(index).map_err(|error| match digester {
                 Some(digester) => digester.turns.fail(error),
                 None => error,
@@ -197,9 +198,9 @@ impl Save {
             return Err(Error::new(Kind::Internal, message));
         }
         self.write_header().map_err(|error| self.output.abandon(error))?;
-        self.chunks.check().map_err(|error| self.output.abandon(error))?;
+        self.watch.check().map_err(|error| self.output.abandon(error))?;
         let _span = profile::span(Stage::Flush);
-        self.output.publish(file_bytes, &|| self.chunks.check())
+        self.output.publish(file_bytes, &|| self.watch.check())
     }
 
     /// Writes the first chunks of a file with digests, which have its header.
@@ -208,7 +209,7 @@ impl Save {
         for (first, chunk) in digester.seal(&self.layout)? {
             let length = chunk.len();
             let _span = profile::span(Stage::Write).bytes(length);
-            self.output.write(chunk, length, first, &|| self.chunks.check())?;
+            self.output.write(chunk, length, first, &|| self.watch.check())?;
         }
         Ok(())
     }

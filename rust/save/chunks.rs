@@ -6,7 +6,6 @@ use crate::error::{Error, Kind, Result};
 use crate::format::layout::Layout;
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
-use crate::os::retry::Check;
 use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::profile::{self, Stage};
@@ -32,6 +31,12 @@ impl Target<'_> {
         }
     }
 
+    /// Writes `length` bytes of the file with `write`.
+    pub(super) fn write(&self, length: usize, write: impl FnOnce() -> Result<()>) -> Result<()> {
+        let _span = profile::span(Stage::Write).bytes(length);
+        write().map_err(|error| self.name_tensor(error))
+    }
+
     /// Adds the file and the tensor to an error at a byte of the chunk at `first`.
     fn locate(&self, error: Error, first: u64) -> Error {
         match error.position() {
@@ -46,18 +51,11 @@ pub(super) struct Chunks {
     streams: Vec<DeviceStream>,
     threads: usize,
     request: Request,
-    watch: Watch,
 }
 
 impl Chunks {
     /// Prepares for chunks of `part_bytes` bytes, or of the best size for the devices, at most `most` bytes.
-    pub(super) fn new(
-        streams: Vec<DeviceStream>,
-        part_bytes: Option<usize>,
-        most: u64,
-        watch: Watch,
-        options: &Options,
-    ) -> Chunks {
+    pub(super) fn new(streams: Vec<DeviceStream>, part_bytes: Option<usize>, most: u64, options: &Options) -> Chunks {
         let slot_bytes = streams.iter().map(|stream| stream.memory.slot_bytes(options.chunk_bytes)).min();
         let slot_bytes = slot_bytes.unwrap_or(options.chunk_bytes);
         let most = to_usize(most).checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX);
@@ -67,18 +65,12 @@ impl Chunks {
             streams,
             threads: options.threads.min((options.staging_bytes / bytes.max(1)).max(1)),
             request: Request { bytes, node, staging_bytes: options.staging_bytes },
-            watch,
         }
     }
 
     /// Returns the size of a chunk in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.request.bytes
-    }
-
-    /// Fails after Ctrl-C.
-    pub(super) fn check(&self) -> Result<()> {
-        self.watch.check()
     }
 
     /// Returns, for each device, how much scratch memory makes it faster to fetch this number of pieces, in bytes.
@@ -95,13 +87,13 @@ impl Chunks {
     }
 
     /// Runs a job for each of `count` chunks on several threads. Each checks for Ctrl-C first.
-    pub(super) fn for_each(&self, count: usize, job: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
-        threads::for_each(self.threads, count, |index| self.check().and_then(|()| job(index)))
+    pub(super) fn for_each(&self, count: usize, watch: &Watch, job: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
+        threads::for_each(self.threads, count, |index| watch.check().and_then(|()| job(index)))
     }
 
     /// Acquires a slot of staging, and pins it for all devices of the save.
-    pub(super) fn acquire(&self) -> Result<Slot> {
-        let mut slot = pool::acquire(&self.request, || self.check())?;
+    pub(super) fn acquire(&self, watch: &Watch) -> Result<Slot> {
+        let mut slot = pool::acquire(&self.request, || watch.check())?;
         slot.pin(|bytes| self.streams.iter().find_map(|stream| stream.memory.pin(bytes)));
         Ok(slot)
     }
@@ -129,18 +121,6 @@ impl Chunks {
             padding.fill(0);
         }
         Ok(())
-    }
-
-    /// Writes the first `length` bytes of a slot with `write`.
-    pub(super) fn write(
-        &self,
-        slot: Slot,
-        length: usize,
-        target: Target<'_>,
-        write: impl FnOnce(Slot, Check<'_>) -> Result<()>,
-    ) -> Result<()> {
-        let _span = profile::span(Stage::Write).bytes(length);
-        write(slot, &|| self.check()).map_err(|error| target.name_tensor(error))
     }
 }
 

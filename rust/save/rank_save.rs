@@ -68,7 +68,7 @@ impl RankSave {
             is_written.then(|| DirectFile::open(path, Box::new(Linux))).transpose()
         };
         let files = paths.iter().zip(&is_written).map(open).collect::<Result<_>>()?;
-        let chunks = Chunks::new(streams, None, most.max(1), Watch::begin(), options);
+        let chunks = Chunks::new(streams, None, most.max(1), options);
         let digester = |(file, is_written): (usize, &bool)| {
             let layout = plan.file(file).filter(|_| *is_written)?;
             Some(Digester::new(layout.digests()?, layout))
@@ -95,6 +95,7 @@ impl RankSave {
         if last_source - first_source != sources.len() {
             return Err(Error::new(Kind::Internal, format!("{} sources for {writes:?}", sources.len())));
         }
+        let watch = Watch::begin();
         self.chunks.begin(&[])?;
         let bytes = self.chunks.bytes();
         // For each range, the number of chunks up to its end.
@@ -104,7 +105,7 @@ impl RankSave {
             count += chunks::count(&write.range, bytes);
             ends.push(count);
         }
-        self.chunks.for_each(count, |index| {
+        self.chunks.for_each(count, &watch, |index| {
             let position = ends.partition_point(|&end| end <= index);
             let before = position.checked_sub(1).and_then(|before| ends.get(before)).copied().unwrap_or(0);
             let write = writes.get(position).ok_or_else(missing)?;
@@ -112,7 +113,7 @@ impl RankSave {
             let layout = self.plan.file(write.file).ok_or_else(missing)?;
             let range = chunks::chunk(&write.range, bytes, index - before);
             let target = Target { path: file.path(), layout };
-            let mut slot = self.chunks.acquire()?;
+            let mut slot = self.chunks.acquire(&watch)?;
             let padded = to_usize(range.end - range.start).next_multiple_of(ALIGNMENT);
             self.chunks.fill(&mut slot, &range, padded, target, |chunk, pieces| {
                 let header = layout.header().get(to_usize(range.start)..).unwrap_or_default();
@@ -151,16 +152,14 @@ impl RankSave {
             if let Some(digester) = self.digesters.get(write.file).and_then(Option::as_ref) {
                 let length = to_usize(range.end - range.start);
                 let bytes = slot.bytes_mut().get(..length).unwrap_or_default();
-                digester.add(range.start, bytes, &|| self.chunks.check())?;
+                digester.add(range.start, bytes, &|| watch.check())?;
                 if range.start < to_u64(layout.header().len()) {
                     digester.keep(range.start, slot.bytes_mut().get(..padded).unwrap_or_default());
                     return Ok(());
                 }
             }
-            self.chunks.write(slot, padded, target, |mut slot, check| {
-                let bytes = slot.bytes_mut().get(..padded).unwrap_or_default();
-                file.write(bytes, range.start, check)
-            })
+            let bytes = slot.bytes_mut().get(..padded).unwrap_or_default();
+            target.write(padded, || file.write(bytes, range.start, &|| watch.check()))
         })
     }
 
@@ -186,6 +185,7 @@ impl RankSave {
     /// `internal` if hashes are missing; `io`, `interrupted`.
     pub fn seal(&mut self, hashes: &[u8]) -> Result<()> {
         let misfit = || Error::new(Kind::Internal, "the hashes of another rank are incomplete");
+        let watch = Watch::begin();
         let mut encoded = hashes;
         while let Some((file, rest)) = encoded.split_first_chunk::<8>() {
             encoded = rest;
@@ -198,7 +198,7 @@ impl RankSave {
             let (layout, file) = layout.zip(file).ok_or_else(misfit)?;
             for (first, chunk) in digester.seal(layout)? {
                 let _span = profile::span(Stage::Write).bytes(chunk.len());
-                file.write(&chunk, first, &|| self.chunks.check())?;
+                file.write(&chunk, first, &|| watch.check())?;
             }
         }
         Ok(())
@@ -209,8 +209,7 @@ impl RankSave {
     /// # Errors
     /// `io`, `interrupted`.
     pub fn finish(self) -> Result<()> {
-        let check = || self.chunks.check();
-        check()?;
+        let watch = Watch::begin();
         let mut ends = vec![None; self.files.len()];
         for write in self.work.windows.iter().flat_map(|window| &window.writes) {
             let file_bytes = self.plan.file(write.file).map(|layout| layout.file_bytes());
@@ -224,7 +223,7 @@ impl RankSave {
             if let Some(end) = end {
                 file.set_length(end)?;
             }
-            file.flush(&check)?;
+            file.flush(&|| watch.check())?;
         }
         Ok(())
     }

@@ -158,14 +158,13 @@ impl Writers {
     fn measure(&mut self) {
         let (mut part_bytes_max, mut parts_max) = (0, 1);
         for group in &self.groups {
-            let runs = match self.dim {
-                Some(dim) => self.regions.set(group.region, dim),
-                None => &[0..1],
+            let lengths: Vec<u64> = match self.dim {
+                Some(dim) => self.regions.set(group.region, dim).iter().map(|run| run.end - run.start).collect(),
+                None => vec![1],
             };
-            parts_max = to_u64(runs.len()).max(parts_max);
+            parts_max = to_u64(lengths.len()).max(parts_max);
             let stride = self.dim.map_or(self.bytes(), |dim| self.regions.stride(dim));
-            for run in runs {
-                let bytes = (run.end - run.start) * stride;
+            for bytes in lengths.into_iter().map(|length| length * stride) {
                 part_bytes_max =
                     bytes.div_ceil(to_u64(self.part_count(bytes, group.holders.len()))).max(part_bytes_max);
             }
