@@ -95,6 +95,22 @@ def test_one_rank(tmp_path):
     assert not fst.dcp.StorageWriter.validate_checkpoint_id("s3://bucket/m")
 
 
+@on_ranks(4)
+def test_group(tmp_path):
+    """A part of the world saves. The writer must know the group, since PyTorch does not pass it."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    pair = dist.get_rank() // 2
+    tensors = {"a": torch.full((5,), pair)}
+    for group in (groups[pair], None):
+        writer = fst.dcp.StorageWriter(tmp_path / str(pair), group)
+        if group is None:
+            with pytest.raises(CheckpointException, match="the save is for 2 ranks, .* a group of 1; pass"):
+                dcp.save(tensors, storage_writer=writer, process_group=groups[pair])
+        else:
+            dcp.save(tensors, storage_writer=writer, process_group=group)
+    assert_all_same(saved_in(tmp_path / str(pair)), tensors)
+
+
 @pytest.mark.parametrize("name", ["create_save_file", "save_shard", "write_bytes"])
 def test_failure_keeps_the_old_checkpoint(tmp_path, name):
     """Values that are no tensors belong to the checkpoint: both are old, or both are new."""

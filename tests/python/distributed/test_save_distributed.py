@@ -265,6 +265,7 @@ def interrupt(*arguments):
 # The rank that fails, the function before which it fails, in which call and how, and the value that the checkpoint has.
 FAULTS = [
     (0, (ops, "create_save_file"), 2, fail, 1),
+    (2, (GroupSave, "__init__"), 1, fail, 1),
     (2, (GroupSave, "unpack"), 1, limit_files, 1),
     (1, (GroupSave, "read"), 1, interrupt, 1),
     (3, (GroupSave, "finish"), 1, fail, 1),
@@ -345,6 +346,25 @@ def test_killed_rank(tmp_path, index):
     assert values == {DEATHS[index][3]}
     fst.save_distributed({"a": torch.full((4,), 3.0)}, tmp_path)
     assert value_in(tmp_path) == 3
+
+
+@on_ranks(4)
+def test_group(tmp_path):
+    """A part of the world saves, also a checkpoint without tensors."""
+    groups = [dist.new_group([0, 3]), dist.new_group([1, 2])]
+    pair = int(dist.get_rank() in (1, 2))
+    mesh = init_device_mesh("cpu", (4,))
+    half = DTensor.from_local(torch.ones(2), mesh, [Shard(0)], run_check=False)
+    with pytest.raises((ValueError, RankError), match='"a": its mesh has the ranks .* does not have rank [01]; pass'):
+        fst.save_distributed({"a": half}, tmp_path / "m", group=groups[pair])
+    for tensors in ({"a": torch.full((5,), pair)}, {}):
+        for background in (False, True):
+            saved = fst.save_distributed(tensors, tmp_path / str(pair), group=groups[pair], background=background)
+            if background:
+                saved.result()
+            dist.barrier(groups[pair])
+            assert_all_same(saved_in(tmp_path / str(pair)), tensors)
+            dist.barrier(groups[pair])
 
 
 @on_ranks(4)

@@ -128,6 +128,11 @@ class StorageWriter(storage.StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes the items of all ranks under temporary names. The returned future is complete."""
         group = group_of_plan(plan.storage_data, self._group, self.path)
+        if plan.storage_data is None or plan.storage_data != group.size:
+            raise ValueError(
+                f"{self.path}: the save is for {plan.storage_data} ranks, and the writer has a group of {group.size}; "
+                "pass the process_group of the save as group="
+            )
 
         def resolve() -> tuple[dict[str, Tensor], bytes]:
             if self._is_coordinator != (group.rank == 0):

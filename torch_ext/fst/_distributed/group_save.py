@@ -56,8 +56,8 @@ class GroupCheckpoint:
                 plan, paths = self._begin(group)
                 local_tensors = [tensors.get(name) for name in self.description.tensors]
                 group.run_on_all(
-                    lambda: Exchange(plan, group, GroupSave(plan, group.rank, paths, local_tensors), _CPU).run()
-                )
+                    lambda: Exchange(plan, group, GroupSave(plan, group.rank, paths, local_tensors), _CPU)
+                ).run()
             except BaseException:
                 self.abandon()
                 raise
