@@ -104,7 +104,7 @@ def test_group(tmp_path):
     for group in (groups[pair], None):
         writer = fst.dcp.StorageWriter(tmp_path / str(pair), group)
         if group is None:
-            with pytest.raises(CheckpointException, match="the save is for 2 ranks, .* a group of 1; pass"):
+            with pytest.raises(CheckpointException, match=r"the save is for 2 ranks, .* a group of 1; pass"):
                 dcp.save(tensors, storage_writer=writer, process_group=groups[pair])
         else:
             dcp.save(tensors, storage_writer=writer, process_group=group)

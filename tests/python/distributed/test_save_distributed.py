@@ -355,7 +355,7 @@ def test_group(tmp_path):
     pair = int(dist.get_rank() in (1, 2))
     mesh = init_device_mesh("cpu", (4,))
     half = DTensor.from_local(torch.ones(2), mesh, [Shard(0)], run_check=False)
-    with pytest.raises((ValueError, RankError), match='"a": its mesh has the ranks .* does not have rank [01]; pass'):
+    with pytest.raises((ValueError, RankError), match=r'"a": its mesh has the ranks .* does not have rank [01]; pass'):
         fst.save_distributed({"a": half}, tmp_path / "m", group=groups[pair])
     for tensors in ({"a": torch.full((5,), pair)}, {}):
         for background in (False, True):
