@@ -84,8 +84,9 @@ def test_in_the_background_and_with_cached_plans(tmp_path):
 
 
 def test_one_rank(tmp_path):
-    writer = fst.dcp.StorageWriter(tmp_path / "m")
+    writer = fst.dcp.StorageWriter(tmp_path / "m", digests="blake3")
     dcp.save({"a": torch.arange(9), "step": 3}, storage_writer=writer, no_dist=True)
+    fst.verify(tmp_path / "m")
     state_dict = {"a": torch.zeros(9, dtype=torch.int64), "step": 0}
     dcp.load(state_dict, storage_reader=fst.dcp.StorageReader(tmp_path / "m"), no_dist=True)
     assert state_dict["step"] == 3

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from fst._core import ops
-from fst._core.arguments import Path, metadata_of, path_of
+from fst._core.arguments import Digests, Path, digests_of, metadata_of, path_of
 from fst._core.dtypes import SCALAR_TYPES
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
@@ -64,6 +64,7 @@ class StorageWriter(storage.StorageWriter):
         *,
         max_shard_bytes: int = DEFAULT_SHARD_BYTES,
         metadata: Mapping[str, str] | None = None,
+        digests: Digests = None,
         window_bytes: int | None = None,
     ) -> None:
         """Creates a writer. No file is written yet.
@@ -71,13 +72,13 @@ class StorageWriter(storage.StorageWriter):
         Args:
             path: A local directory, which is created.
             group: The `process_group` that is passed to `save`, if it is not the default group.
-            max_shard_bytes, metadata, window_bytes: As in `fst.save_distributed`.
+            max_shard_bytes, metadata, digests, window_bytes: As in `fst.save_distributed`.
         """
         super().__init__()
         self.path = path_of(path)
         self._group = group
         self._max_shard_bytes = check_max_shard_bytes(max_shard_bytes)
-        self._metadata = metadata_of(metadata) or {}
+        self._metadata = digests_of(digests, metadata_of(metadata)) or {}
         self._window_bytes = window_bytes
         self._save_id = str(uuid.uuid4())
         self._is_coordinator = False

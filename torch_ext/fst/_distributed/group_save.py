@@ -1,5 +1,6 @@
 """Saves a checkpoint by all ranks of a group: every rank writes a part of each file."""
 
+import ctypes
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,9 +56,15 @@ class GroupCheckpoint:
             try:
                 plan, paths = self._begin(group)
                 local_tensors = [tensors.get(name) for name in self.description.tensors]
-                group.run_on_all(
-                    lambda: Exchange(plan, group, GroupSave(plan, group.rank, paths, local_tensors), _CPU)
-                ).run()
+
+                def open_files() -> tuple[GroupSave, Exchange]:
+                    save = GroupSave(plan, group.rank, paths, local_tensors)
+                    return save, Exchange(plan, group, _Unsealed(save) if plan.has_digests() else save, _CPU)
+
+                save, exchange = group.run_on_all(open_files)
+                exchange.run()
+                if plan.has_digests():
+                    _seal(save, group)
             except BaseException:
                 self.abandon()
                 raise
@@ -104,3 +111,33 @@ class GroupCheckpoint:
         digests, tokens = zip(*(message.decode().split(" ") for message in messages), strict=True)
         check_equal("plan (does every rank run the same version of fst?)", digests)
         return planned, [str(path) for path in staged_paths(self.path, count, tokens[0])]
+
+
+class _Unsealed:
+    """Work of a rank on files with digests. They are not finished before `_seal`."""
+
+    def __init__(self, save: GroupSave) -> None:
+        self.read = save.read
+        self.unpack = save.unpack
+
+    def finish(self) -> None:
+        """Does nothing."""
+
+
+def _seal(save: GroupSave, group: Group) -> None:
+    """Completes files with digests: rank 0 writes the headers, given the hashes of all ranks."""
+
+    def hashes() -> tuple[None, bytes]:
+        own = save.hashes()
+        return None, ctypes.string_at(own.data_ptr(), len(own))
+
+    _, gathered = group.gather_results(hashes)
+
+    def finish() -> None:
+        if group.rank == 0:
+            others = torch.empty(sum(map(len, gathered[1:])), dtype=torch.uint8, device=_CPU)
+            ctypes.memmove(others.data_ptr(), b"".join(gathered[1:]), len(others))
+            save.seal(others)
+        save.finish()
+
+    group.run_on_all(finish)

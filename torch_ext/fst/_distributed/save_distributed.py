@@ -109,7 +109,9 @@ def save_distributed(
         group: A process group. `None` is the default group, or this process alone if `torch.distributed` is not
             initialized.
         dtype: Dtype to cast floats of 16 bits or more to, or such dtypes by names and patterns, as in `load_file`.
-        digests, encryption_key: Not supported yet. Sign the files, or save them with `save_file`.
+        digests: "blake3" puts a digest of each tensor and of the header into each file, as in `save_file`. The ranks
+            hash what they write.
+        encryption_key: Not supported yet. Save the loaded files again with `save_file`.
         window_bytes: Upper bound for this rank's send and receive buffers, in bytes. `None` is 128 MiB.
         background: Whether to copy the local tensors to host memory and return, and to save the copies in the
             background. The call creates a gloo group for that the first time.
@@ -140,10 +142,10 @@ def save_distributed(
 
     def prepare() -> tuple[_Prepared, bytes]:
         background_saves.raise_lost()
-        if digests is not None or encryption_key is not None:
+        if encryption_key is not None:
             raise NotImplementedError(
-                "save_distributed cannot write digests or encrypt; pass digests=None and encryption_key=None, and save "
-                "the loaded files again with save_file"
+                "save_distributed cannot encrypt; pass encryption_key=None, and save the loaded files again with "
+                "save_file"
             )
         path = path_in_directory(directory)
         limit, texts = check_max_shard_bytes(max_shard_bytes), digests_of(digests, metadata_of(metadata))

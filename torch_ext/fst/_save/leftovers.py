@@ -69,7 +69,8 @@ class SaveLock:
         """
         if self._descriptor >= 0:
             if not leaves_files:
-                self._path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    self._path.unlink()
             # Explicitly, because forked children have the descriptor, too.
             with contextlib.suppress(OSError):
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)

@@ -127,10 +127,15 @@ class CheckpointFiles:
     def abandon(self) -> None:
         """Ends a save that has failed. Removes its files, unless they are the checkpoint already."""
         if self._lock is not None:
-            if not self._is_committed:
+            leaves_files = self._is_committed
+            if not leaves_files:
                 for file in (*self.staged, state_path(self._path, self.token)):
-                    file.unlink(missing_ok=True)
-            self._lock.release(leaves_files=self._is_committed)
+                    try:
+                        file.unlink(missing_ok=True)
+                    except OSError:
+                        # The error of the save is the one to raise. The next save tries again.
+                        leaves_files = True
+            self._lock.release(leaves_files)
 
     def _model(self, file: Path) -> str:
         """Returns the file that a new file replaces, or else one of the old checkpoint, for its permissions."""
