@@ -201,6 +201,7 @@ def disagreements(rank):
         for state_dict, options, text in [
             ({"a": {"b": torch.ones(1)}}, {}, r'"a" is a nested dict; pass one level .* fst.dcp.StorageWriter'),
             ({"a": 5}, {}, '"a" is a int; expected a torch.Tensor'),
+            ({}, {"max_snapshots": 0}, "max_snapshots must be an int of at least 1, not 0"),
             ({"a": shared, "b": shared[:2]}, {}, 'share memory: "a", "b"'),
             ({"a": torch.ones(2).to_sparse()}, {}, '"a": '),
             (

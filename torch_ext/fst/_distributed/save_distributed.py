@@ -125,10 +125,10 @@ def save_distributed(
     Raises:
         RankError: Another rank failed. The message names that rank and its exception. The failed rank raises the
             exception itself.
-        TypeError, ValueError: A value is not a tensor; a tensor is `Partial()`, sparse or on meta; tensors share
-            memory; the ranks do not agree on the arguments, or on the dtype, shape or placements of a tensor, which the
-            message names with the ranks. Nothing was written.
-        NotImplementedError: The format has no dtype for a tensor, or the directory is a URL.
+        TypeError, ValueError: An argument has the wrong type or value; a value is not a tensor; a tensor is
+            `Partial()`, sparse or on meta; tensors share memory; the ranks do not agree on the arguments, or on the
+            dtype, shape or placements of a tensor, which the message names with the ranks. Nothing was written.
+        NotImplementedError: The format has no dtype for a tensor, the directory is a URL, or a key is given.
         FileNotFoundError, PermissionError, OSError: The operating system reported an error.
         Errors of collectives, for example if a process has ended.
 
@@ -142,6 +142,8 @@ def save_distributed(
 
     def prepare() -> tuple[_Prepared, bytes]:
         background_saves.raise_lost()
+        if not isinstance(max_snapshots, int) or max_snapshots < 1:
+            raise ValueError(f"max_snapshots must be an int of at least 1, not {max_snapshots!r}")
         if encryption_key is not None:
             raise NotImplementedError(
                 "save_distributed cannot encrypt; pass encryption_key=None, and save the loaded files again with "
@@ -187,9 +189,11 @@ def save_distributed(
                 checkpoint.abandon()
                 raise
 
+    # Ctrl-C ends a wait for earlier saves, but is deferred once the other ranks count on this one.
+    snapshots = max_snapshots if isinstance(max_snapshots, int) and max_snapshots > 0 else 1
+    background_saves.wait(snapshots - 1 if background else 0)
     with defer_interrupts():
         if not background:
-            background_saves.wait()
             write(agree(), control_group)
             return None
         save_groups: list[Group] = []
@@ -199,7 +203,7 @@ def save_distributed(
             save_groups.append(_background_group(control_group))
             return control_group.run_on_all(lambda: HostCopy(tensors))
 
-        return background_saves.start(copy, lambda tensors: write(tensors, save_groups.pop()), max_snapshots)
+        return background_saves.start(copy, lambda tensors: write(tensors, save_groups.pop()), snapshots)
 
 
 # Arguments that must be equal on all ranks.

@@ -70,10 +70,10 @@ class BackgroundSaves:
         self._futures.append(future)
         return future
 
-    def wait(self) -> None:
-        """Waits until all saves have ended."""
+    def wait(self, snapshots: int = 0) -> None:
+        """Waits until at most `snapshots` copies exist. Without any, all saves have ended."""
         with self._ended:
-            self._ended.wait_for(lambda: self._snapshots == 0)
+            self._ended.wait_for(lambda: self._snapshots <= snapshots)
 
     def raise_lost(self) -> None:
         """Raises the error of a save that has failed, if the program has not asked how that save has ended."""
