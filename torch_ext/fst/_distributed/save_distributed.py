@@ -248,6 +248,9 @@ def _check_state_dict(state_dict: Mapping[str, Tensor]) -> None:
                 f'"{name}" is a {type(value).__name__}; expected a torch.Tensor. Remove it, or save it with '
                 "fst.dcp.StorageWriter, which also stores values that are no tensors"
             )
+        # PyTorch imports the class of FSDP1 only with its module.
+        if type(value).__name__ == "ShardedTensor":
+            raise TypeError(f'"{name}" is a ShardedTensor; pass a DTensor, or save it with fst.dcp.StorageWriter')
 
 
 def _background_group(group: Group) -> Group:
