@@ -162,8 +162,21 @@ std::string stop_profile(int64_t profile) {
   return std::string(call_core([&] { return profile_stop(profile); }));
 }
 
-void make_save_file(const std::string& path, int64_t bytes, const std::string& model) {
-  call_core([&] { create_save_file(to_rust(path), bytes, to_rust(model)); });
+std::string make_save_file(const std::string& path, int64_t bytes, const std::string& model) {
+  return std::string(call_core([&] { return create_save_file(to_rust(path), bytes, to_rust(model)); }));
+}
+
+int64_t bytes_of_part(int64_t bytes) {
+  return call_core([&] { return part_bytes(bytes); });
+}
+
+void end_upload(const std::string& url, const std::string& upload, c10::IntArrayRef indices, Strings parts) {
+  const auto ids = to_rust(parts);
+  call_core([&] { complete_upload(to_rust(url), to_rust(upload), slice_of(indices), slice_of(ids)); });
+}
+
+void drop_upload(const std::string& url, const std::string& upload) {
+  call_core([&] { abort_upload(to_rust(url), to_rust(upload)); });
 }
 
 }  // namespace
@@ -208,7 +221,10 @@ TORCH_LIBRARY(fst, m) {
   def_io("_load_bytes(Tensor file) -> (str[], Tensor[])");
   def_io("_check_target(str path) -> ()");
   def_io("_link_file(str source, str path) -> ()");
-  def_io("_create_save_file(str path, int bytes, str model) -> ()");
+  def_io("_create_save_file(str path, int bytes, str model) -> str");
+  def_io("_part_bytes(int bytes) -> int");
+  def_io("_complete_upload(str url, str upload, int[] indices, str[] parts) -> ()");
+  def_io("_abort_upload(str url, str upload) -> ()");
   def_io("_names_beside(str url) -> str[]");
   def_io("_remove_object(str url) -> ()");
   def_io("_checkpoint_files(str[] paths) -> str[]");
@@ -378,9 +394,9 @@ TORCH_LIBRARY(fst, m) {
       .def("has_digests", &OpenSavePlan::has_digests)
       .def("digest", &OpenSavePlan::digest);
   m.class_<GroupSave>("GroupSave")
-      .def(torch::init<const c10::intrusive_ptr<OpenSavePlan>&, int64_t, Strings, const GroupSave::Tensors&>(),
+      .def(torch::init<const c10::intrusive_ptr<OpenSavePlan>&, int64_t, Strings, Strings, const GroupSave::Tensors&>(),
            "Executes the plan of a save on one rank.",
-           {torch::arg("plan"), torch::arg("rank"), torch::arg("paths"), torch::arg("tensors")})
+           {torch::arg("plan"), torch::arg("rank"), torch::arg("paths"), torch::arg("uploads"), torch::arg("tensors")})
       .def("read", &GroupSave::read, "", {torch::arg("window"), torch::arg("send")})
       .def("unpack", &GroupSave::unpack, "", {torch::arg("window"), torch::arg("received")})
       .def("hashes", &GroupSave::hashes)
@@ -426,6 +442,9 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("_check_target", pass<check_target, std::string>);
   m.impl("_link_file", pass<link_file, std::string, std::string>);
   m.impl("_create_save_file", make_save_file);
+  m.impl("_part_bytes", bytes_of_part);
+  m.impl("_complete_upload", end_upload);
+  m.impl("_abort_upload", drop_upload);
   m.impl("_names_beside", list_names_beside);
   m.impl("_remove_object", pass<remove_object, std::string>);
   m.impl("_checkpoint_files", checkpoint_files);

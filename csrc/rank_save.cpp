@@ -311,11 +311,14 @@ size_t OpenSavePlan::check_window(int64_t window) const {
   return static_cast<size_t>(window);
 }
 
-GroupSave::GroupSave(const c10::intrusive_ptr<OpenSavePlan>& plan, int64_t rank, Strings paths, const Tensors& tensors)
+GroupSave::GroupSave(const c10::intrusive_ptr<OpenSavePlan>& plan, int64_t rank, Strings paths, Strings uploads,
+                     const Tensors& tensors)
     : plan_(plan), rank_(rank), tensors_(check_tensors(*plan, rank, tensors)), streams_(streams_of(tensors_)) {
   const auto names = to_rust(paths);
-  save_.emplace(
-      call_core([&] { return open_rank_save(plan->plan(), plan->check_rank(rank), slice_of(names), streams_.all()); }));
+  const auto ids = to_rust(uploads);
+  save_.emplace(call_core([&] {
+    return open_rank_save(plan->plan(), plan->check_rank(rank), slice_of(names), slice_of(ids), streams_.all());
+  }));
 }
 
 void GroupSave::read(int64_t window, const at::Tensor& send) {
@@ -375,11 +378,16 @@ void GroupSave::seal(const at::Tensor& hashes) {
   call_core([&] { save().seal(bytes); });
 }
 
-void GroupSave::finish() {
+GroupSave::SentParts GroupSave::finish() {
   save();
   auto saved = std::move(*save_);
   save_.reset();
-  call_core([&] { finish_rank_save(std::move(saved)); });
+  const auto sent = call_core([&] { return finish_rank_save(std::move(saved)); });
+  SentParts parts;
+  for (const SentPart& part : sent) {
+    parts.emplace_back(static_cast<int64_t>(part.file), static_cast<int64_t>(part.index), std::string(part.id));
+  }
+  return parts;
 }
 
 RankSave& GroupSave::save() {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "fst/rust/bridge.rs.h"
@@ -61,10 +62,13 @@ class OpenSavePlan : public torch::CustomClassHolder {
 class GroupSave : public torch::CustomClassHolder {
  public:
   using Tensors = c10::List<std::optional<at::Tensor>>;
+  // File, index and id of a part of an object.
+  using SentParts = std::vector<std::tuple<int64_t, int64_t, std::string>>;
 
-  // Opens the files at `paths`, which `create_save_file` has made. `tensors` has the local tensor of the rank for each
-  // tensor of the plan, or None where it holds no elements.
-  GroupSave(const c10::intrusive_ptr<OpenSavePlan>& plan, int64_t rank, Strings paths, const Tensors& tensors);
+  // Opens the files at `paths`, which `create_save_file` has made, with the id of the upload that it returned for each.
+  // `tensors` has the local tensor of the rank for each tensor of the plan, or None where it holds no elements.
+  GroupSave(const c10::intrusive_ptr<OpenSavePlan>& plan, int64_t rank, Strings paths, Strings uploads,
+            const Tensors& tensors);
 
   // Fills `send` with the bytes for other ranks.
   void read(int64_t window, const at::Tensor& send);
@@ -78,8 +82,8 @@ class GroupSave : public torch::CustomClassHolder {
   // Writes the headers of files with digests, given the hashes of all other ranks. Only the first rank does so.
   void seal(const at::Tensor& hashes);
 
-  // Flushes what the rank has written, and closes the files.
-  void finish();
+  // Flushes what the rank has written, and closes the files. Returns the parts of objects that it has sent.
+  SentParts finish();
 
  private:
   RankSave& save();

@@ -35,7 +35,10 @@ use self::encryption_key::{EncryptionKey, encryption_key, key_for_save, key_of_f
 use self::error::{exception_of, invalid_argument, out_of_memory, version_conflict};
 use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
 use self::profile::profile_stop;
-use self::rank_save::{RankSave, SavePlan, create_save_file, finish_rank_save, open_rank_save, plan_save};
+use self::rank_save::{
+    RankSave, SavePlan, abort_upload, complete_upload, create_save_file, finish_rank_save, open_rank_save, part_bytes,
+    plan_save,
+};
 use self::save::{
     AnySave, FileLayout, NewFile, begin_save, check_target, finish_save, lay_out_file, link_file, names_beside,
     new_file, read_mapped, remove_object, write_file,
@@ -226,6 +229,14 @@ mod ffi {
         begin: u64,
         end: u64,
         offset: u64,
+    }
+
+    /// Part of an object that a rank has sent.
+    struct SentPart {
+        file: usize,
+        index: usize,
+        /// Name that the service gave it.
+        id: String,
     }
 
     /// Bytes that a rank writes.
@@ -501,13 +512,17 @@ mod ffi {
         fn receive_splits(self: &SavePlan, rank: usize, window: usize) -> Vec<i64>;
         fn has_digests(self: &SavePlan) -> bool;
         fn digest(self: &SavePlan) -> u64;
-        fn create_save_file(path: &str, bytes: i64, model: &str) -> Result<()>;
+        fn create_save_file(path: &str, bytes: i64, model: &str) -> Result<String>;
+        fn part_bytes(bytes: i64) -> Result<i64>;
+        fn complete_upload(url: &str, upload: &str, indices: &[i64], parts: &[String]) -> Result<()>;
+        fn abort_upload(url: &str, upload: &str) -> Result<()>;
 
         type RankSave;
         fn open_rank_save(
             plan: &SavePlan,
             rank: usize,
             paths: &[String],
+            uploads: &[String],
             streams: &[DeviceStream],
         ) -> Result<Box<RankSave>>;
         fn sends(self: &RankSave, window: usize) -> Vec<SaveSend>;
@@ -516,7 +531,7 @@ mod ffi {
         unsafe fn write(self: &RankSave, window: usize, first: usize, count: usize, sources: &[Extent]) -> Result<()>;
         fn hashes(self: &RankSave) -> Result<Vec<u8>>;
         fn seal(self: &mut RankSave, hashes: &[u8]) -> Result<()>;
-        fn finish_rank_save(save: Box<RankSave>) -> Result<()>;
+        fn finish_rank_save(save: Box<RankSave>) -> Result<Vec<SentPart>>;
 
         type Recording;
         fn record(self: &Selection, device: &str) -> Box<Recording>;

@@ -19,6 +19,7 @@ pub mod memory;
 pub mod output;
 pub mod rank_save;
 pub mod rotate;
+pub mod shared_output;
 mod temp_file;
 mod write_threads;
 pub mod writer;

@@ -10,9 +10,9 @@ use crate::format::layout;
 use crate::group::save::{self, Layout, RankPlan, RankWindow, SaveRequest, SaveTensor, run_bytes_min};
 use crate::num::to_u64;
 use crate::options::Options;
-use crate::save::atomic_file;
 use crate::save::direct_file::ALIGNMENT;
 use crate::save::rank_save;
+use crate::save::shared_output::{self, SentPart};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -150,14 +150,37 @@ impl SavePlan {
     }
 }
 
-/// Creates a file of `bytes` bytes, which several ranks open. It gets the permissions of `model`, unless that is empty.
-pub(super) fn create_save_file(path: &str, bytes: i64, model: &str) -> Result<()> {
+/// Creates a file of `bytes` bytes, which several ranks open, or begins an upload. Returns the id of the upload, or an empty
+/// text for a file, which gets the permissions of `model`, unless that is empty.
+pub(super) fn create_save_file(path: &str, bytes: i64, model: &str) -> Result<String> {
     watched(|check| {
-        let bytes = u64::try_from(bytes).map_err(|_| {
-            Error::new(Kind::InvalidArgument, format!("the length is {bytes}; it cannot be negative")).at(path)
-        })?;
-        atomic_file::create_sized(Path::new(path), bytes, path_of(model), check)
+        let bytes = length_of(bytes).map_err(|error| error.at(path))?;
+        shared_output::create(Path::new(path), bytes, path_of(model), check)
     })
+}
+
+/// Returns the size of the parts of an object of at most `bytes` bytes.
+pub(super) fn part_bytes(bytes: i64) -> Result<i64> {
+    guard(|| Ok(signed(to_u64(shared_output::part_bytes(length_of(bytes)?, Options::from_env()?.request_bytes)))))
+}
+
+/// Ends an upload with the parts of all ranks, given their indices and ids.
+pub(super) fn complete_upload(url: &str, upload: &str, indices: &[i64], parts: &[String]) -> Result<()> {
+    watched(|check| {
+        let index = |&index: &i64| usize::try_from(index).unwrap_or(usize::MAX);
+        let parts = indices.iter().map(index).zip(parts.iter().cloned()).collect();
+        shared_output::complete(Path::new(url), upload.to_owned(), parts, check)
+    })
+}
+
+/// Drops the parts of an upload.
+pub(super) fn abort_upload(url: &str, upload: &str) -> Result<()> {
+    guard(|| shared_output::abort(Path::new(url), upload.to_owned()))
+}
+
+fn length_of(bytes: i64) -> Result<u64> {
+    let negative = |_| Error::new(Kind::InvalidArgument, format!("the length is {bytes}; it cannot be negative"));
+    u64::try_from(bytes).map_err(negative)
 }
 
 /// Save of one rank in progress.
@@ -171,6 +194,7 @@ pub(super) fn open_rank_save(
     plan: &SavePlan,
     rank: usize,
     paths: &[String],
+    uploads: &[String],
     streams: &[ffi::DeviceStream],
 ) -> Result<Box<RankSave>> {
     guard(|| {
@@ -179,7 +203,7 @@ pub(super) fn open_rank_save(
         let streams = streams.iter().map(device_stream).collect::<Result<_>>()?;
         let plan = Arc::clone(&plan.plan);
         let options = Options::from_env()?;
-        let save = rank_save::RankSave::open(Arc::clone(&plan), Arc::clone(&work), &paths, streams, &options)?;
+        let save = rank_save::RankSave::open(Arc::clone(&plan), Arc::clone(&work), &paths, uploads, streams, &options)?;
         Ok(Box::new(RankSave { save, plan, work }))
     })
 }
@@ -243,8 +267,11 @@ impl RankSave {
     }
 }
 
-pub(super) fn finish_rank_save(save: Box<RankSave>) -> Result<()> {
-    guard(|| save.save.finish())
+pub(super) fn finish_rank_save(save: Box<RankSave>) -> Result<Vec<ffi::SentPart>> {
+    guard(|| {
+        let part = |SentPart { file, index, id }: SentPart| ffi::SentPart { file, index, id };
+        Ok(save.save.finish()?.into_iter().map(part).collect())
+    })
 }
 
 fn signed(value: u64) -> i64 {

@@ -116,11 +116,28 @@ pub mod upload {
         pub fn open(location: &Location) -> Result<Upload> {
             Err(absent(location))
         }
+
+        pub fn begin_shared(location: &Location, _: u64, _: Check<'_>) -> Result<String> {
+            Err(absent(location))
+        }
+
+        pub fn join(location: &Location, _: String) -> Result<Upload> {
+            Err(absent(location))
+        }
+
+        pub fn finish_shared(location: &Location, _: String, _: Vec<(usize, String)>, _: Check<'_>) -> Result<()> {
+            Err(absent(location))
+        }
+
+        pub fn abort_shared(location: &Location, _: String) -> Result<()> {
+            Err(absent(location))
+        }
     }
 
     never! {
         Upload:
         path() -> &Path;
+        sent_parts() -> Vec<(usize, String)>;
         begin(Option<u64>, Check<'_>) -> Result<()>;
         put<M>(usize, u64, M, usize, Check<'_>) -> Result<Option<M>>;
         shift(u64, u64, u64, Check<'_>) -> Result<()>;

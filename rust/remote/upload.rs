@@ -38,7 +38,7 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for an abort after Ctrl-C.
 const INTERRUPTED_ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Object that is being stored. Dropping it before it is finished aborts the upload.
+/// Object that is being stored. Dropping it before it is finished aborts the upload, unless another process began it.
 #[derive(Debug)]
 pub struct Upload {
     /// URL, without what may be secret.
@@ -47,6 +47,8 @@ pub struct Upload {
     store: Arc<dyn Store>,
     key: String,
     host: Arc<Host>,
+    /// Whether another process ends the upload.
+    is_shared: bool,
     state: Mutex<State>,
 }
 
@@ -87,7 +89,53 @@ impl Upload {
         }
         let (store, key) = registry::store_of(location)?;
         let host = Host::of_uploads(location.host());
-        Ok(Upload { path: PathBuf::from(&url), url, store, key, host, state: Mutex::default() })
+        Ok(Upload { path: PathBuf::from(&url), url, store, key, host, is_shared: false, state: Mutex::default() })
+    }
+
+    /// Begins an upload in parts that several processes send, and returns its id. One of them ends the upload.
+    ///
+    /// # Errors
+    /// Those of [`open`](Upload::open) and of [`begin`](Upload::begin).
+    pub fn begin_shared(location: &Location, length: u64, check: Check<'_>) -> Result<String> {
+        let upload = Upload::open(location)?;
+        upload.begin(Some(length), check)?;
+        Ok(upload.lock().id.take().unwrap_or_default())
+    }
+
+    /// Joins an upload that [`begin_shared`](Upload::begin_shared) began, in this process or another.
+    ///
+    /// # Errors
+    /// Those of [`open`](Upload::open).
+    pub fn join(location: &Location, id: String) -> Result<Upload> {
+        let mut upload = Upload::open(location)?;
+        upload.is_shared = true;
+        upload.lock().id = Some(id);
+        Ok(upload)
+    }
+
+    /// Returns the indices and the ids of the parts that this process has sent.
+    pub fn sent_parts(&self) -> Vec<(usize, String)> {
+        self.lock().parts.iter().map(|(&index, id)| (index, id.clone())).collect()
+    }
+
+    /// Ends a shared upload with the parts of all processes, so that the object appears and replaces an older one.
+    ///
+    /// # Errors
+    /// Those of [`finish`](Upload::finish).
+    pub fn finish_shared(location: &Location, id: String, parts: Vec<(usize, String)>, check: Check<'_>) -> Result<()> {
+        let upload = Upload::join(location, id)?;
+        upload.lock().parts = parts.into_iter().collect();
+        upload.finish(check)
+    }
+
+    /// Aborts a shared upload. The service may no longer know it.
+    ///
+    /// # Errors
+    /// Those of requests, with the URL.
+    pub fn abort_shared(location: &Location, id: String) -> Result<()> {
+        let upload = Upload::open(location)?;
+        upload.lock().id = Some(id);
+        upload.abort(ABORT_TIMEOUT)
     }
 
     /// Returns the URL without what may be secret, as a path for errors.
@@ -204,6 +252,9 @@ impl Upload {
     }
 
     fn abort(&self, limit: Duration) -> Result<()> {
+        if self.is_shared {
+            return Ok(());
+        }
         let Some(id) = ({
             let mut state = self.lock();
             state.whole = None;

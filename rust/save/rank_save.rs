@@ -1,9 +1,9 @@
-//! Part of one rank in a save by a group: writes its blocks of files that all ranks have open.
+//! Part of one rank in a save by a group: writes its blocks of files or objects that all ranks have open.
 
 use super::chunks::{self, Chunks, Target};
 use super::digester::Digester;
-use super::direct_file::{ALIGNMENT, DirectFile};
-use super::file_kernel::Linux;
+use super::direct_file::ALIGNMENT;
+use super::shared_output::{SentPart, SharedOutput};
 use super::{DeviceStream, Extent};
 use crate::error::{Error, Kind, Result};
 use crate::group::save::{RankPlan, SavePlan};
@@ -21,7 +21,7 @@ pub struct RankSave {
     plan: Arc<SavePlan>,
     work: Arc<RankPlan>,
     /// Files of which the rank writes blocks.
-    files: Vec<Option<DirectFile>>,
+    files: Vec<Option<SharedOutput>>,
     /// Hashes of the tensors of each file, if the file gets digests. Those of the first rank have the chunks of the header.
     digesters: Vec<Option<Digester>>,
     chunks: Chunks,
@@ -29,21 +29,25 @@ pub struct RankSave {
 }
 
 impl RankSave {
-    /// Opens the files of which the rank writes blocks. They exist, and have their length.
+    /// Opens the files of which the rank writes blocks. They exist, and have their length. `uploads` has the id of the upload
+    /// of each object, whose parts are blocks of the plan, and an empty text for each file.
     ///
     /// # Errors
-    /// `invalid-argument` if the plan has another number of files, or a block size without direct writes; those of
-    /// [`DirectFile::open`].
+    /// `invalid-argument` if the plan has another number of files, or a block size without direct writes;
+    /// `file-not-found`, `permission-denied`, `is-a-directory` and `io` from the file system.
     pub fn open(
         plan: Arc<SavePlan>,
         work: Arc<RankPlan>,
         paths: &[PathBuf],
+        uploads: &[String],
         streams: Vec<DeviceStream>,
         options: &Options,
     ) -> Result<RankSave> {
         let invalid = |message: String| Error::new(Kind::InvalidArgument, message);
-        if paths.len() != plan.files() {
-            return Err(invalid(format!("{} paths, but the plan has {} files", paths.len(), plan.files())));
+        if paths.len() != plan.files() || uploads.len() != paths.len() {
+            let message =
+                format!("{} paths and {} uploads for {} files", paths.len(), uploads.len(), plan.files());
+            return Err(invalid(message));
         }
         if !plan.block_bytes().is_multiple_of(to_u64(ALIGNMENT)) {
             let message = format!("blocks of {} bytes, which is not a multiple of {ALIGNMENT}", plan.block_bytes());
@@ -64,11 +68,13 @@ impl RankSave {
             json!({ "paths": own, "rank": work.rank }).into()
         };
         let span = profile::span(Stage::Save).bytes(sum).detail(detail);
-        let open = |(path, is_written): (&PathBuf, &bool)| {
-            is_written.then(|| DirectFile::open(path, Box::new(Linux))).transpose()
+        let open = |((path, upload), is_written): ((&PathBuf, &String), &bool)| {
+            is_written.then(|| SharedOutput::open(path, upload, plan.block_bytes())).transpose()
         };
-        let files = paths.iter().zip(&is_written).map(open).collect::<Result<_>>()?;
-        let chunks = Chunks::new(streams, None, most.max(1), options);
+        let files: Vec<_> = paths.iter().zip(uploads).zip(&is_written).map(open).collect::<Result<_>>()?;
+        let has_objects = files.iter().flatten().any(|file| matches!(file, SharedOutput::Object(..)));
+        let part_bytes = has_objects.then(|| to_usize(plan.block_bytes()));
+        let chunks = Chunks::new(streams, part_bytes, most.max(1), options);
         let digester = |(file, is_written): (usize, &bool)| {
             let layout = plan.file(file).filter(|_| *is_written)?;
             Some(Digester::new(layout.digests()?, layout))
@@ -114,7 +120,7 @@ impl RankSave {
             let range = chunks::chunk(&write.range, bytes, index - before);
             let target = Target { path: file.path(), layout };
             let mut slot = self.chunks.acquire(&watch)?;
-            let padded = to_usize(range.end - range.start).next_multiple_of(ALIGNMENT);
+            let padded = file.padded(to_usize(range.end - range.start));
             self.chunks.fill(&mut slot, &range, padded, target, |chunk, pieces| {
                 let header = layout.header().get(to_usize(range.start)..).unwrap_or_default();
                 for (byte, &own) in chunk.iter_mut().zip(header) {
@@ -158,8 +164,7 @@ impl RankSave {
                     return Ok(());
                 }
             }
-            let bytes = slot.bytes_mut().get(..padded).unwrap_or_default();
-            target.write(padded, || file.write(bytes, range.start, &|| watch.check()))
+            target.write(padded, || file.write(slot, padded, range.start, &|| watch.check()))
         })
     }
 
@@ -197,18 +202,20 @@ impl RankSave {
             let (layout, file) = (self.plan.file(number), self.files.get(number).and_then(Option::as_ref));
             let (layout, file) = layout.zip(file).ok_or_else(misfit)?;
             for (first, chunk) in digester.seal(layout)? {
-                let _span = profile::span(Stage::Write).bytes(chunk.len());
-                file.write(&chunk, first, &|| watch.check())?;
+                let length = chunk.len();
+                let _span = profile::span(Stage::Write).bytes(length);
+                file.write(chunk, length, first, &|| watch.check())?;
             }
         }
         Ok(())
     }
 
-    /// Sets the length of the files whose end the rank has written, and flushes what it has written.
+    /// Sets the length of the files whose end the rank has written, and flushes what it has written. Returns the parts of
+    /// objects that it has sent.
     ///
     /// # Errors
     /// `io`, `interrupted`.
-    pub fn finish(self) -> Result<()> {
+    pub fn finish(self) -> Result<Vec<SentPart>> {
         let watch = Watch::begin();
         let mut ends = vec![None; self.files.len()];
         for write in self.work.windows.iter().flat_map(|window| &window.writes) {
@@ -218,13 +225,11 @@ impl RankSave {
             }
         }
         let _span = profile::span(Stage::Flush);
-        for (file, end) in self.files.iter().zip(ends) {
-            let Some(file) = file else { continue };
-            if let Some(end) = end {
-                file.set_length(end)?;
-            }
-            file.flush(&|| watch.check())?;
+        let mut parts = Vec::new();
+        for (number, (file, end)) in self.files.iter().zip(ends).enumerate() {
+            let sent = file.as_ref().map_or_else(|| Ok(Vec::new()), |file| file.finish(end, &|| watch.check()))?;
+            parts.extend(sent.into_iter().map(|(index, id)| SentPart { file: number, index, id }));
         }
-        Ok(())
+        Ok(parts)
     }
 }

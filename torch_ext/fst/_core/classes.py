@@ -578,12 +578,22 @@ class GroupSave:
         plan: The plan of all ranks.
         rank: The rank.
         paths: The files, which `create_save_file` has made.
+        uploads: What `create_save_file` has returned for each.
         tensors: The local tensor of the rank for each tensor of the plan, or None where the rank has no elements.
             Tensors of other dtypes are cast.
     """
 
-    def __init__(self, plan: SavePlan, rank: int, paths: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
-        self._object = torch.classes.fst.GroupSave(plan._object, rank, paths, tensors)
+    def __init__(
+        self,
+        plan: SavePlan,
+        rank: int,
+        paths: Sequence[str],
+        uploads: Sequence[str],
+        tensors: Sequence[Tensor | None],
+    ) -> None:
+        self._object = torch.classes.fst.GroupSave(plan._object, rank, paths, uploads, tensors)
+        # Parts of objects that this rank has sent: file, index and id. Known after `finish`.
+        self.sent_parts: list[tuple[int, int, str]] = []
 
     def read(self, window: int, send: Tensor) -> None:
         """Fills `send` with the bytes for other ranks, grouped by rank."""
@@ -603,4 +613,4 @@ class GroupSave:
 
     def finish(self) -> None:
         """Flushes what the rank has written to the disk, and closes the files."""
-        self._object.finish()
+        self.sent_parts = self._object.finish()

@@ -76,12 +76,31 @@ def check_target(path: str) -> None:
 
 
 @translates_errors
-def create_save_file(path: str, length: int, model: str = "") -> None:
+def create_save_file(path: str, length: int, model: str = "") -> str:
     """Creates a file of `length` bytes for a save by ranks, with the owner and permissions of the file `model`.
 
-    Raises FileExistsError if a file is at the path, and OSError if the disk has too little space.
+    For a URL, begins an upload in parts of `part_bytes`, and returns its id. Raises FileExistsError if a file is at the
+    path, and OSError if the disk has too little space.
     """
-    torch.ops.fst._create_save_file(path, length, model)
+    return str(torch.ops.fst._create_save_file(path, length, model))
+
+
+@translates_errors
+def part_bytes(length: int) -> int:
+    """Returns the size of the parts in which an object of at most `length` bytes is uploaded."""
+    return int(torch.ops.fst._part_bytes(length))
+
+
+@translates_errors
+def complete_upload(url: str, upload: str, parts: Sequence[tuple[int, str]]) -> None:
+    """Ends an upload with the indices and the ids of its parts, so that the object appears."""
+    torch.ops.fst._complete_upload(url, upload, [index for index, _ in parts], [part for _, part in parts])
+
+
+@translates_errors
+def abort_upload(url: str, upload: str) -> None:
+    """Removes the parts of an upload, which the service may no longer know."""
+    torch.ops.fst._abort_upload(url, upload)
 
 
 @translates_errors
