@@ -62,7 +62,7 @@ def save_by_ranks(path, tensors, layouts, **options):
     plan = plan_of(tensors, layouts, **options)
     ops.create_save_file(str(path), *plan.file_bytes())
     locals_of = [[local(*pair, rank) for pair in zip(tensors.values(), layouts, strict=True)] for rank in range(RANKS)]
-    exchange(plan, [GroupSave(plan, rank, [str(path)], own) for rank, own in enumerate(locals_of)])
+    exchange(plan, [GroupSave(plan, rank, [str(path)], [""], own) for rank, own in enumerate(locals_of)])
     return plan
 
 
@@ -129,7 +129,7 @@ def test_views_of_mapped_files_that_shrink_are_errors(tmp_path):
         plan = plan_of(tensors, [layout])
         path = tmp_path / f"{call}.tmp"
         ops.create_save_file(str(path), *plan.file_bytes())
-        save = GroupSave(plan, 1, [str(path)], [shard])
+        save = GroupSave(plan, 1, [str(path)], [""], [shard])
         buffers = [torch.empty(sum(bytes_), dtype=torch.uint8) for bytes_ in plan.splits(1, 0)]
         content = source.read_bytes()
         with source.open("r+b") as file:
@@ -168,7 +168,7 @@ INVALID = {
 def test_tensors_that_do_not_fit_the_plan_are_errors(tmp_path, tensor, message):
     plan = plan_of({"a": torch.zeros(8, 3)}, [ROWS])
     with pytest.raises(ValueError, match=message):
-        GroupSave(plan, 0, [str(tmp_path / "missing")], [tensor])
+        GroupSave(plan, 0, [str(tmp_path / "missing")], [""], [tensor])
 
 
 def test_plans_differ_if_tensors_do():

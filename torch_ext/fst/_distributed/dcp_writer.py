@@ -6,6 +6,7 @@ import json
 import os
 import uuid
 from collections.abc import Mapping, Sequence
+from pathlib import Path as LocalPath
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,7 +95,7 @@ class StorageWriter(storage.StorageWriter):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Returns whether a path is a directory, or free for one."""
         try:
-            path = path_in_directory(checkpoint_id).parent
+            path = _local_path(checkpoint_id).parent
         except (NotImplementedError, TypeError, ValueError):
             return False
         return path.is_dir() or not path.exists()
@@ -145,7 +146,7 @@ class StorageWriter(storage.StorageWriter):
         description = _description([items for items, _ in parts])
         self._state = {name: data for _, state in parts for name, data in state.items()}
         self._checkpoint = GroupCheckpoint(
-            path_in_directory(self.path),
+            _local_path(self.path),
             description,
             self._max_shard_bytes or DEFAULT_SHARD_BYTES,
             self._metadata,
@@ -165,7 +166,7 @@ class StorageWriter(storage.StorageWriter):
         try:
             index_metadata = None
             if self._state:
-                path = state_path(checkpoint.path, checkpoint.files.token)
+                path = state_path(_local_path(self.path), checkpoint.files.token)
                 values = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in self._state.values()]
                 ops.save_shard(values, list(self._state), str(path), None, checkpoint.files.model(1))
                 index_metadata = {STATE_KEY: path.name}
@@ -199,6 +200,17 @@ class StorageWriter(storage.StorageWriter):
             described.append([name, SCALAR_TYPES[dtype], list(size), list(chunk.offsets), list(chunk.sizes)])
         head = json.dumps([described, {name: len(data) for name, data in state.items()}]).encode()
         return tensors, b"".join([len(head).to_bytes(8, "little"), head, *state.values()])
+
+
+def _local_path(directory: Path) -> LocalPath:
+    """Returns the path of the checkpoint in a local directory."""
+    path = path_in_directory(directory)
+    if isinstance(path, str):
+        raise NotImplementedError(
+            f"{without_secrets(path)}: StorageWriter writes to local directories; save there and copy the files, or "
+            "call fst.save_distributed"
+        )
+    return path
 
 
 def group_of_plan(ranks: int | None, group: "ProcessGroup | None", path: str) -> Group:

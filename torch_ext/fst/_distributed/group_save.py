@@ -2,6 +2,8 @@
 
 import ctypes
 import dataclasses
+import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,10 +17,12 @@ from fst._core.interrupts import defer_interrupts
 from fst._distributed.agreement import check_equal
 from fst._distributed.descriptions import Description
 from fst._distributed.exchange import Exchange
-from fst._save.leftovers import staged_paths
+from fst._save.object_shards import ObjectFiles
 from fst._save.shards import CheckpointFiles, split
 
 _CPU = torch.device("cpu")
+# Upper bound for the header of a file, in bytes.
+_HEADER_BYTES_MAX = 100 << 20
 
 
 @dataclasses.dataclass
@@ -26,7 +30,8 @@ class GroupCheckpoint:
     """Checkpoint that all ranks of a group write.
 
     Attributes:
-        path: Path of the checkpoint, `model.safetensors` of its directory. May differ between ranks.
+        path: Path of the checkpoint, `model.safetensors` of its directory, or its URL as a str. May differ between
+            ranks.
         description: The tensors of all ranks.
         max_shard_bytes: Upper bound for the bytes of tensors in a file.
         metadata: Text for the header of each file.
@@ -34,7 +39,7 @@ class GroupCheckpoint:
         has_index: Whether there is an index, also for a single file.
     """
 
-    path: Path
+    path: Path | str
     description: Description
     max_shard_bytes: int
     metadata: Mapping[str, str]
@@ -43,28 +48,33 @@ class GroupCheckpoint:
 
     def __post_init__(self) -> None:
         self._shards = split(self.description.tensors, self.max_shard_bytes)
-        self._files: CheckpointFiles | None = None
+        self._files: CheckpointFiles | ObjectFiles | None = None
+        # Parts of objects that all ranks have sent: file, index and id.
+        self._sent_parts: list[tuple[int, int, str]] = []
 
     def write(self, tensors: Mapping[str, Tensor], group: Group) -> None:
-        """Writes all files under temporary names. Every rank calls this method with its local tensors.
+        """Writes all files under temporary names, or sends the parts of all objects. Every rank calls this method.
 
         Raises:
             RankError: Another rank failed. No temporary file is left, unless rank 0 has ended.
             OSError: A file cannot be created or written.
+
+        Args:
+            tensors: The local tensors of this rank.
+            group: The ranks that save together.
         """
         with defer_interrupts():
             try:
-                plan, paths = self._begin(group)
+                plan, paths, uploads = self._begin(group)
                 local_tensors = [tensors.get(name) for name in self.description.tensors]
 
                 def open_files() -> tuple[GroupSave, Exchange]:
-                    save = GroupSave(plan, group.rank, paths, local_tensors)
-                    return save, Exchange(plan, group, _Unsealed(save) if plan.has_digests() else save, _CPU)
+                    save = GroupSave(plan, group.rank, paths, uploads, local_tensors)
+                    return save, Exchange(plan, group, _Windows(save), _CPU)
 
                 save, exchange = group.run_on_all(open_files)
                 exchange.run()
-                if plan.has_digests():
-                    _seal(save, group)
+                self._finish(save, plan.has_digests(), group)
             except BaseException:
                 self.abandon()
                 raise
@@ -72,6 +82,8 @@ class GroupCheckpoint:
     def commit(self, index_metadata: Mapping[str, str] | None = None) -> None:
         """Makes the written files the checkpoint, on rank 0. Does nothing on other ranks."""
         if self._files is not None:
+            if isinstance(self._files, ObjectFiles):
+                self._files.complete(self._sent_parts)
             self._files.commit(self._shards, index_metadata)
 
     def abandon(self) -> None:
@@ -81,13 +93,35 @@ class GroupCheckpoint:
 
     @property
     def files(self) -> CheckpointFiles:
-        """The files of the checkpoint, on rank 0."""
-        assert self._files is not None
+        """The files of a local checkpoint, on rank 0."""
+        assert isinstance(self._files, CheckpointFiles)
         return self._files
 
-    def _begin(self, group: Group) -> tuple[SavePlan, list[str]]:
-        """Plans the save on all ranks, and creates its files on rank 0. Returns the plan and the paths of the files."""
-        count = len(self._shards)
+    def _finish(self, save: GroupSave, has_digests: bool, group: Group) -> None:
+        """Seals headers with digests, flushes what all ranks have written, and gathers the parts that they sent."""
+        hashes: list[bytes] = []
+        if has_digests:
+            _, hashes = group.gather_results(lambda: (None, _bytes_of(save.hashes())))
+
+        def finish() -> tuple[None, bytes]:
+            if has_digests and group.rank == 0:
+                save.seal(_tensor_of(b"".join(hashes[1:])))
+            save.finish()
+            return None, json.dumps(save.sent_parts).encode()
+
+        _, parts = group.gather_results(finish)
+        self._sent_parts = [part for data in parts for part in json.loads(data)]
+
+    def _begin(self, group: Group) -> tuple[SavePlan, list[str], list[str]]:
+        """Plans the save on all ranks, and creates its files on rank 0.
+
+        Returns:
+            The plan, the paths of the files, and the id of the upload of each object.
+        """
+        part_bytes = None
+        if isinstance(self.path, str):
+            largest = max(sum(tensor.nbytes for tensor in shard.values()) for shard in self._shards)
+            part_bytes = ops.part_bytes(largest + _HEADER_BYTES_MAX)
 
         def plan() -> tuple[SavePlan, bytes]:
             plan = SavePlan(
@@ -96,48 +130,45 @@ class GroupCheckpoint:
                 [dict(self.metadata) for _ in self._shards],
                 group.size,
                 self.window_bytes,
+                part_bytes,
             )
-            token = ""
+            names, uploads = [], []
             if group.rank == 0:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._files = CheckpointFiles(self.path, count, self.has_index, is_shared=True)
+                self._files = self._new_files()
                 self._files.begin()
-                token = self._files.token
-                for number, (path, length) in enumerate(zip(self._files.staged, plan.file_bytes(), strict=True), 1):
-                    ops.create_save_file(str(path), length, self._files.model(number))
-            return plan, f"{plan.digest()} {token}".encode()
+                names = [os.path.basename(path) for path in self._files.staged]
+                uploads = self._files.create(plan.file_bytes())
+            return plan, json.dumps([plan.digest(), names, uploads]).encode()
 
         planned, messages = group.gather_results(plan)
-        digests, tokens = zip(*(message.decode().split(" ") for message in messages), strict=True)
-        check_equal("plan (does every rank run the same version of fst?)", digests)
-        return planned, [str(path) for path in staged_paths(self.path, count, tokens[0])]
+        digests, names, uploads = zip(*map(json.loads, messages), strict=True)
+        check_equal("plan (do all ranks run the same version of fst, with the same FST_ variables?)", digests)
+        directory = os.path.dirname(self.path)
+        return planned, [os.path.join(directory, name) for name in names[0]], uploads[0]
+
+    def _new_files(self) -> CheckpointFiles | ObjectFiles:
+        if isinstance(self.path, str):
+            return ObjectFiles(self.path, len(self._shards), self.has_index)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return CheckpointFiles(self.path, len(self._shards), self.has_index, is_shared=True)
 
 
-class _Unsealed:
-    """Work of a rank on files with digests. They are not finished before `_seal`."""
+class _Windows:
+    """Windows of a save, for `Exchange`. The save goes on after the last one."""
 
     def __init__(self, save: GroupSave) -> None:
-        self.read = save.read
-        self.unpack = save.unpack
+        self.read, self.unpack = save.read, save.unpack
 
     def finish(self) -> None:
-        """Does nothing."""
+        pass
 
 
-def _seal(save: GroupSave, group: Group) -> None:
-    """Completes files with digests: rank 0 writes the headers, given the hashes of all ranks."""
+def _bytes_of(data: Tensor) -> bytes:
+    # PyTorch has no other fast conversion to bytes that works without NumPy.
+    return ctypes.string_at(data.data_ptr(), len(data))
 
-    def hashes() -> tuple[None, bytes]:
-        own = save.hashes()
-        return None, ctypes.string_at(own.data_ptr(), len(own))
 
-    _, gathered = group.gather_results(hashes)
-
-    def finish() -> None:
-        if group.rank == 0:
-            others = torch.empty(sum(map(len, gathered[1:])), dtype=torch.uint8, device=_CPU)
-            ctypes.memmove(others.data_ptr(), b"".join(gathered[1:]), len(others))
-            save.seal(others)
-        save.finish()
-
-    group.run_on_all(finish)
+def _tensor_of(data: bytes) -> Tensor:
+    tensor = torch.empty(len(data), dtype=torch.uint8, device=_CPU)
+    ctypes.memmove(tensor.data_ptr(), data, len(data))
+    return tensor

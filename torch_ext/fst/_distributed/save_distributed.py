@@ -28,7 +28,6 @@ from fst._core.arguments import (
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
-from fst._core.urls import without_secrets
 from fst._distributed.agreement import check_equal, comparable, distinct_on_all, number_distinct
 from fst._distributed.descriptions import Description, describe, digest, merge
 from fst._distributed.group_save import GroupCheckpoint
@@ -104,7 +103,8 @@ def save_distributed(
         state_dict: Tensors and DTensors by name. DTensors have any placements but `Partial()`, on meshes whose ranks
             are in the group. A plain tensor has the same values on all ranks that have its name, of which each writes a
             part. Ranks may have different names.
-        directory: Local directory, which is created. Paths may differ between ranks if they lead to one directory.
+        directory: Local directory, which is created. Paths may differ between ranks if they lead to one directory. Or
+            a URL as for `save_file`: each rank sends parts of each object, and rank 0 makes the objects appear.
         max_shard_bytes, metadata: As in `save_file`.
         group: A process group. `None` is the default group, or this process alone if `torch.distributed` is not
             initialized.
@@ -128,7 +128,7 @@ def save_distributed(
         TypeError, ValueError: An argument has the wrong type or value; a value is not a tensor; a tensor is
             `Partial()`, sparse or on meta; tensors share memory; the ranks do not agree on the arguments, or on the
             dtype, shape or placements of a tensor, which the message names with the ranks. Nothing was written.
-        NotImplementedError: The format has no dtype for a tensor, the directory is a URL, or a key is given.
+        NotImplementedError: The format has no dtype for a tensor, or a key is given.
         FileNotFoundError, PermissionError, OSError: The operating system reported an error.
         Errors of collectives, for example if a process has ended.
 
@@ -213,7 +213,7 @@ _OPTIONS = ("max_shard_bytes", "metadata", "dtype", "window_bytes", "background"
 class _Prepared(NamedTuple):
     """Arguments of a save, with the tensors of this rank and their description."""
 
-    path: LocalPath
+    path: LocalPath | str
     max_shard_bytes: int
     metadata: dict[str, str]
     window_bytes: int
@@ -222,15 +222,10 @@ class _Prepared(NamedTuple):
     tensors: dict[str, Tensor]
 
 
-def path_in_directory(directory: Path) -> LocalPath:
-    """Returns the path of the checkpoint in a directory."""
+def path_in_directory(directory: Path) -> LocalPath | str:
+    """Returns the path of the checkpoint in a directory, or its URL."""
     text = path_of(directory)
-    if is_url(text):
-        raise NotImplementedError(
-            f"{without_secrets(text)}: saves by ranks write to local directories; save there and copy the "
-            "files, or gather the tensors on one rank and call save_file"
-        )
-    return LocalPath(local_path_of(text)) / NAME
+    return f"{text.rstrip('/')}/{NAME}" if is_url(text) else LocalPath(local_path_of(text)) / NAME
 
 
 def _check_state_dict(state_dict: Mapping[str, Tensor]) -> None:

@@ -6,16 +6,113 @@ checkpoint: a save never writes to an object of an older checkpoint, and uses ot
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from fst._core import ops
+from fst._core.batches import HasBytes
 from fst._core.interrupts import defer_interrupts
 from fst._save.shards import index_content, split
 
 _SUFFIX = ".safetensors"
+
+
+class ObjectFiles:
+    """Objects of a checkpoint that a save replaces.
+
+    `begin` comes first. Then the save writes each object at its URL in `staged`, or several processes send parts of
+    those that `create` has begun, which `complete` ends. `commit` makes the objects the checkpoint, and `abandon`
+    removes them. Only one process calls these methods.
+
+    Attributes:
+        staged: URL of each object. It has its final name.
+    """
+
+    def __init__(self, url: str, count: int, has_index: bool) -> None:
+        """Checks that objects can be stored there. Sends no request.
+
+        Args:
+            url: URL of the checkpoint. Shards and the index are beside it.
+            count: Number of objects.
+            has_index: Whether there is an index. Several objects always have one.
+        """
+        if not url.endswith(_SUFFIX):
+            raise ValueError(f"{url}: the names of shards must end in {_SUFFIX}; give a URL that ends in it")
+        ops.check_target(url)
+        self._directory, _, self._name = url.rpartition("/")
+        self._index = f"{self._name}.index.json"
+        self._count = count
+        self._has_index = has_index or count > 1
+        self._present: set[str] = set()
+        self._names: list[str] = []
+        # Ids of uploads that have not ended, by the positions of the objects.
+        self._uploads: dict[int, str] = {}
+        self._may_be_committed = False
+
+    @property
+    def staged(self) -> list[str]:
+        return [self._url(name) for name in self._names]
+
+    def begin(self) -> None:
+        """Chooses names that no object of an older checkpoint has."""
+        self._present = set(ops.names_beside(self._url(self._name)))
+        self._names = _names(self._stem, self._count, self._present) if self._has_index else [self._name]
+
+    def create(self, lengths: Sequence[int]) -> list[str]:
+        """Begins uploads of objects of these lengths in bytes, and returns their ids."""
+        for position, (url, length) in enumerate(zip(self.staged, lengths, strict=True)):
+            self._uploads[position] = ops.create_save_file(url, length)
+        return list(self._uploads.values())
+
+    def complete(self, parts: Iterable[tuple[int, int, str]]) -> None:
+        """Ends the uploads, given the parts of all processes: the position of the object, index and id."""
+        parts_of: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
+        for position, index, part in parts:
+            parts_of[position].append((index, part))
+        for position, url in enumerate(self.staged):
+            ops.complete_upload(url, self._uploads[position], sorted(parts_of[position]))
+            del self._uploads[position]
+
+    def commit(self, shards: Sequence[Mapping[str, HasBytes]], index_metadata: Mapping[str, str] | None) -> None:
+        """Replaces the checkpoint by the complete objects, and removes the objects of the old checkpoint.
+
+        Args:
+            shards: The tensors in each object.
+            index_metadata: Metadata of the index.
+        """
+        # If this fails, its last answer may have been lost, so the new shards stay as well as the old ones.
+        self._may_be_committed = True
+        if self._has_index or self._index in self._present:
+            content = bytearray(index_content(shards, self._names, index_metadata))
+            ops.write_bytes(torch.frombuffer(content, dtype=torch.uint8), self._url(self._index), "")
+        shard = re.compile(rf"{re.escape(self._stem)}(-[0-9a-f]{{8}})?-\d{{5,}}-of-\d{{5,}}\.safetensors")
+        for name in self._present.difference(self._names):
+            if name == self._name or shard.fullmatch(name):
+                ops.remove_object(self._url(name))
+        if not self._has_index and self._index in self._present:
+            ops.remove_object(self._url(self._index))
+
+    def abandon(self) -> None:
+        """Ends a save that has failed. Removes its objects and parts, unless they may be the checkpoint already."""
+        if self._may_be_committed:
+            return
+        # The error of the save is the one to raise.
+        with suppress(OSError, ValueError):
+            for position, upload in self._uploads.items():
+                ops.abort_upload(self.staged[position], upload)
+            for name in set(self._names) - self._present:
+                ops.remove_object(self._url(name))
+
+    @property
+    def _stem(self) -> str:
+        return self._name.removesuffix(_SUFFIX)
+
+    def _url(self, name: str) -> str:
+        return f"{self._directory}/{name}"
 
 
 def save_object_shards(
@@ -30,34 +127,18 @@ def save_object_shards(
     `write` and `index_metadata` are the arguments of `save_shards`. Objects have no permissions, so `write` gets no
     path of another file.
     """
-    if not url.endswith(_SUFFIX):
-        raise ValueError(f"{url}: the names of shards must end in {_SUFFIX}; give a URL that ends in it")
-    ops.check_target(url)
-    directory, _, name = url.rpartition("/")
-    stem, index = name.removesuffix(_SUFFIX), f"{name}.index.json"
     shards = split(tensors, max_shard_bytes)
-    present = set(ops.names_beside(url))
-    shard = re.compile(rf"{re.escape(stem)}(-[0-9a-f]{{8}})?-\d{{5,}}-of-\d{{5,}}\.safetensors")
-    old = {other for other in present if other == name or shard.fullmatch(other)}
-    is_single = len(shards) == 1 and index_metadata is None
-    files = [name] if is_single else _names(stem, len(shards), present)
-
+    files = ObjectFiles(url, len(shards), index_metadata is not None)
+    files.begin()
     with defer_interrupts() as interrupts:
         try:
-            for number, (part, file) in enumerate(zip(shards, files, strict=True), 1):
-                write(part, f"{directory}/{file}", "", number, len(files))
+            for number, (part, file) in enumerate(zip(shards, files.staged, strict=True), 1):
+                write(part, file, "", number, len(shards))
                 interrupts.deliver()
+            files.commit(shards, index_metadata)
         except BaseException:
-            _remove_quietly(directory, set(files) - present)
+            files.abandon()
             raise
-        # If this fails, its last answer may have been lost, so the new shards stay as well as the old ones.
-        if not is_single or index in present:
-            content = bytearray(index_content(shards, files, index_metadata))
-            ops.write_bytes(torch.frombuffer(content, dtype=torch.uint8), f"{directory}/{index}", "")
-        for file in old - set(files):
-            ops.remove_object(f"{directory}/{file}")
-        if is_single and index in present:
-            ops.remove_object(f"{directory}/{index}")
 
 
 def _names(stem: str, count: int, present: set[str]) -> list[str]:
@@ -68,12 +149,3 @@ def _names(stem: str, count: int, present: set[str]) -> list[str]:
         return names
     token = os.urandom(4).hex()
     return [f"{stem}-{token}-{number}" for number in numbers]
-
-
-def _remove_quietly(directory: str, files: set[str]) -> None:
-    """Removes the shards of a save that failed, whose error is the one to raise."""
-    for file in files:
-        try:
-            ops.remove_object(f"{directory}/{file}")
-        except (OSError, ValueError):
-            return

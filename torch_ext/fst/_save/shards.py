@@ -79,7 +79,7 @@ class CheckpointFiles:
 
     @property
     def token(self) -> str:
-        """Random part of the names in `staged`, which other processes pass to `staged_paths`."""
+        """Random part of the names in `staged`."""
         assert self._lock is not None
         return self._lock.token
 
@@ -89,6 +89,11 @@ class CheckpointFiles:
         if self._is_staged:
             self._lock = SaveLock(self._path)
             self.staged = staged_paths(self._path, len(self._files), self.token)
+
+    def create(self, lengths: Sequence[int]) -> list[str]:
+        """Creates the files in `staged`, of these lengths in bytes, for several processes. Returns empty ids."""
+        files = enumerate(zip(self.staged, lengths, strict=True), 1)
+        return [ops.create_save_file(str(path), length, self.model(number)) for number, (path, length) in files]
 
     def model(self, number: int) -> str:
         """Returns the path of a file from which file `number`, from 1, gets its permissions. It may be empty."""
