@@ -225,8 +225,6 @@ def test_differences_are_errors_on_all_ranks(tmp_path):
         fst.save_distributed({}, tmp_path / "m", encryption_key=fst.EncryptionKey.random())
     with pytest.raises((ValueError, RankError), match="blake3"):
         fst.save_distributed({}, tmp_path / "m", digests="sha256")
-    with pytest.raises(NotImplementedError, match="copy the files"):
-        fst.save_distributed({}, "s3://bucket/m")
 
 
 @on_ranks(4)

@@ -9,12 +9,17 @@ import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 import safetensors.torch
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import fst
+from fst._core.classes import GroupSave
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer
 from objects import assert_equal, set_environ, write_all
 from proxy import Proxy, once
@@ -368,4 +373,54 @@ def test_tensorizer_files(place):
         assert place.get(f"{name}.tensors").startswith(b"|TZR|")
         with TensorDeserializer(url, device="cpu", verify_hash=True) as loaded:
             assert_equal(loaded, tensors)
+    assert place.uploads() == []
+
+
+def tensors_of_ranks():
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"rows": (3000, 1100), "columns": (1000, 3000), "whole": (1 << 20,), "small": (3,)}
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def save_on_rank(url, environ, max_shard_bytes, failing_rank=None):
+    """Saves, and returns the text of the error."""
+    full, mesh = tensors_of_ranks(), init_device_mesh("cpu", (dist.get_world_size(),))
+    state_dict = full | {
+        "rows": distribute_tensor(full["rows"], mesh, [Shard(0)], src_data_rank=None),
+        "columns": distribute_tensor(full["columns"], mesh, [Shard(1)], src_data_rank=None),
+    }
+    fault = RuntimeError("out of paper") if dist.get_rank() == failing_rank else None
+    with mock.patch.dict(os.environ, environ), mock.patch.object(GroupSave, "finish", wraps_finish(fault)):
+        try:
+            fst.save_distributed(state_dict, url, max_shard_bytes, digests="blake3")
+        except RuntimeError as error:
+            return str(error)
+    return ""
+
+
+def wraps_finish(fault):
+    finish = GroupSave.finish
+
+    def wrapped(self):
+        finish(self)
+        if fault is not None:
+            raise fault
+
+    return wrapped
+
+
+def test_ranks_send_the_parts_of_each_object(ranks, place):
+    environ = dict(os.environ)
+    assert ranks(2).run(save_on_rank, place.url, environ, 20 * MIB) == ["", ""]
+    index = json.loads(place.get("model.safetensors.index.json"))
+    files = set(index["weight_map"].values())
+    assert len(files) == 2
+    assert set(place.names()) == files | {"model.safetensors.index.json"}
+    loaded = [safetensors.torch.load(place.get(file)) for file in files]
+    assert_equal({name: tensor for tensors in loaded for name, tensor in tensors.items()}, tensors_of_ranks())
+    assert_equal(fst.load_file(f"{place.url}/model.safetensors.index.json", verify=True), tensors_of_ranks())
+
+    errors = ranks(2).run(save_on_rank, place.url, environ, 1 << 30, 1)
+    assert ["out of paper" in error for error in errors] == [True, True]
+    assert set(place.names()) == files | {"model.safetensors.index.json"}
     assert place.uploads() == []
