@@ -10,6 +10,7 @@
 pub mod chain;
 pub mod changes;
 pub mod decode;
+mod difference;
 pub mod encode;
 mod frame;
 mod patch;

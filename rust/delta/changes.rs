@@ -1,11 +1,10 @@
 //! Elements of a tensor that change.
 
+use super::difference::Difference;
 use crate::num::{to_u64, to_usize};
 
 /// Size of a position in bytes.
 const POSITION_BYTES: usize = size_of::<u32>();
-/// Bytes that are compared at once. A multiple of all sizes of elements.
-const COMPARED_BYTES: usize = 16;
 
 /// New values of elements.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,13 +20,14 @@ pub struct Collector<'a> {
     old: &'a [u8],
     item_bytes: usize,
     changes: Changes,
+    difference: Difference,
 }
 
 impl<'a> Collector<'a> {
     /// Begins with the old bytes of a tensor whose elements have `item_bytes`: 1, 2, 4, 8 or 16.
     pub fn new(old: &'a [u8], item_bytes: usize) -> Collector<'a> {
-        let mut collector =
-            Collector { old, item_bytes, changes: Changes { positions: Some(Vec::new()), values: Vec::new() } };
+        let changes = Changes { positions: Some(Vec::new()), values: Vec::new() };
+        let mut collector = Collector { old, item_bytes, changes, difference: Difference::default() };
         // Positions have 32 bits.
         if to_u64(old.len() / item_bytes) > u64::from(u32::MAX) + 1 {
             collector.keep_all();
@@ -43,7 +43,7 @@ impl<'a> Collector<'a> {
             2 => self.compare::<2>(begin, old, new),
             4 => self.compare::<4>(begin, old, new),
             8 => self.compare::<8>(begin, old, new),
-            _ => self.compare::<COMPARED_BYTES>(begin, old, new),
+            _ => self.compare::<16>(begin, old, new),
         }
         let changed = self.changes.positions.as_ref().map_or(0, Vec::len);
         if changed > 0 && changed * (POSITION_BYTES + self.item_bytes) >= self.old.len() {
@@ -59,26 +59,22 @@ impl<'a> Collector<'a> {
     }
 
     fn compare<const ITEM: usize>(&mut self, begin: usize, old: &[u8], new: &[u8]) {
-        let Some(positions) = &mut self.changes.positions else {
-            if let Some(values) = self.changes.values.get_mut(begin..begin + new.len()) {
+        let Changes { positions, values } = &mut self.changes;
+        let Some(positions) = positions else {
+            if let Some(values) = values.get_mut(begin..begin + new.len()) {
                 values.copy_from_slice(new);
             }
             return;
         };
-        let values = &mut self.changes.values;
-        let mut add_items = |begin: usize, old: &[u8], new: &[u8]| {
-            let items = old.as_chunks::<ITEM>().0.iter().zip(new.as_chunks::<ITEM>().0);
-            for (element, (_, new)) in (begin / ITEM..).zip(items).filter(|(_, (old, new))| old != new) {
-                positions.push(u32::try_from(element).unwrap_or(u32::MAX));
-                values.extend_from_slice(new);
-            }
-        };
-        let (old_parts, old_rest) = old.as_chunks::<COMPARED_BYTES>();
-        let (new_parts, new_rest) = new.as_chunks::<COMPARED_BYTES>();
-        for (part, (old, new)) in old_parts.iter().zip(new_parts).enumerate().filter(|(_, (old, new))| old != new) {
-            add_items(begin + part * COMPARED_BYTES, old, new);
+        let (changed, items) = (self.difference.find::<ITEM>(old, new), new.as_chunks::<ITEM>().0);
+        let first = u32::try_from(begin / ITEM).unwrap_or(u32::MAX);
+        positions.extend(changed.iter().map(|number| first + number));
+        let end = values.len();
+        values.resize(end + changed.len() * ITEM, 0);
+        let added = values.get_mut(end..).unwrap_or_default().as_chunks_mut::<ITEM>().0;
+        for (value, &number) in added.iter_mut().zip(changed) {
+            *value = items.get(to_usize(number.into())).copied().unwrap_or([0; ITEM]);
         }
-        add_items(begin + old_parts.len() * COMPARED_BYTES, old_rest, new_rest);
     }
 
     /// Continues with the values of all elements.

@@ -11,6 +11,7 @@ use crate::digest::{Context, Digest};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::os::retry::Check;
+use std::mem;
 use std::path::Path;
 
 /// Tensor and its changes.
@@ -50,6 +51,8 @@ pub struct Frame<'a> {
 /// differ from the checksum; that of `check`.
 pub fn changes(tensor: &Tensor<'_>, check: Check<'_>) -> Result<Changes> {
     let Tensor { old, tensor_bytes, region, frames, .. } = tensor;
+    let mut collector = Collector::new(old, tensor.item_bytes);
+    let Some(last) = frames.last() else { return Ok(collector.finish()) };
     let at = |frame: &Frame<'_>, error: Error| error.at(frame.path).tensor(tensor.name).offset(frame.begin);
     let mut patches = Vec::with_capacity(frames.len());
     for frame in frames {
@@ -57,18 +60,17 @@ pub fn changes(tensor: &Tensor<'_>, check: Check<'_>) -> Result<Changes> {
         patches.push((frame, patch));
     }
     // The checksum of the last delta implies those of the others.
-    let last = frames.last().filter(|_| region.is_none());
-    let mut checksum = last.map(|frame| Context::new(frame.checksum.algorithm));
-    let mut collector = Collector::new(old, tensor.item_bytes);
-    let (mut block, mut scratch) = (Vec::new(), Vec::new());
+    let mut checksum = region.is_none().then(|| Context::new(last.checksum.algorithm));
+    let (mut block, mut next) = (Vec::new(), Vec::new());
     let mut begin = 0;
     while begin < *tensor_bytes {
         check()?;
         let end = tensor_bytes.min(&(begin + to_u64(BLOCK_BYTES))).to_owned();
-        block.clear();
+        let mut in_place = None;
         match region {
-            None => block.extend_from_slice(old.get(to_usize(begin)..to_usize(end)).unwrap_or_default()),
+            None => in_place = old.get(to_usize(begin)..to_usize(end)),
             Some(region) => {
+                block.clear();
                 block.resize(to_usize(end - begin), 0);
                 copy_rows(region, begin, &mut block, |offset, row| {
                     if let Some(old) = old.get(offset..offset + row.len()) {
@@ -78,7 +80,9 @@ pub fn changes(tensor: &Tensor<'_>, check: Check<'_>) -> Result<Changes> {
             }
         }
         for (frame, patch) in &mut patches {
-            patch.apply(begin, &mut block, &mut scratch).map_err(|error| at(frame, error))?;
+            let before = in_place.take().unwrap_or(&block);
+            patch.apply(begin, before, &mut next).map_err(|error| at(frame, error))?;
+            mem::swap(&mut block, &mut next);
         }
         if let Some(checksum) = &mut checksum {
             checksum.update(&block);
@@ -87,9 +91,9 @@ pub fn changes(tensor: &Tensor<'_>, check: Check<'_>) -> Result<Changes> {
             None => collector.add(to_usize(begin), &block),
             Some(region) => {
                 let first = to_usize(region.bytes_before(begin));
-                scratch.clear();
-                copy_rows(region, begin, &mut block, |_, row| scratch.extend_from_slice(row));
-                collector.add(first, &scratch);
+                next.clear();
+                copy_rows(region, begin, &mut block, |_, row| next.extend_from_slice(row));
+                collector.add(first, &next);
             }
         }
         begin = end;
@@ -97,15 +101,15 @@ pub fn changes(tensor: &Tensor<'_>, check: Check<'_>) -> Result<Changes> {
     for (frame, patch) in patches {
         patch.finish().map_err(|error| at(frame, error))?;
     }
-    if let Some((frame, checksum)) = last.zip(checksum) {
+    if let Some(checksum) = checksum {
         let computed = checksum.finish();
-        if computed != frame.checksum {
+        if computed != last.checksum {
             let message = format!(
                 "the new bytes have {computed}; {} was expected. The delta is damaged, or the tensor does not have the \
                  values of the base version; load the newest full checkpoint, and apply the deltas after it",
-                frame.checksum
+                last.checksum
             );
-            return Err(at(frame, Error::new(Kind::Integrity, message)));
+            return Err(at(last, Error::new(Kind::Integrity, message)));
         }
     }
     Ok(collector.finish())

@@ -1,9 +1,10 @@
 //! Frames of a new delta, from the old and the new bytes of tensors.
 
+use super::difference::Difference;
 use super::{BLOCK_BYTES, Encoding};
 use crate::digest::{Algorithm, Context, Digest};
 use crate::error::{Error, Kind, Result};
-use crate::num::to_u64;
+use crate::num::{to_u64, to_usize};
 use crate::os::retry::SharedCheck;
 use crate::os::threads;
 use zstd_safe::zstd_sys::ZSTD_EndDirective;
@@ -14,9 +15,6 @@ const LEVEL: i32 = 1;
 
 /// Smallest tensor whose frame is compressed by several threads, in bytes: four jobs of zstd.
 const SHARED_BYTES_MIN: usize = 8 << 20;
-
-/// Number of bytes that are compared at once.
-const COMPARED_BYTES: usize = 16;
 
 /// Bytes of a tensor in two versions.
 pub struct Pair<'a> {
@@ -91,11 +89,11 @@ fn frame(
             writer.finish()?
         }
         Encoding::Overwrite => {
-            let mut count = 0_usize;
+            let (mut difference, mut count) = (Difference::default(), 0_usize);
             for (old, new) in blocks(pair) {
                 check()?;
                 context.update(new);
-                for_each_change(old, new, |_, _| count += 1);
+                count += difference.find::<1>(old, new).len();
             }
             let changed = u32::try_from(count).ok().filter(|_| to_u64(pair.new.len()) <= u64::from(u32::MAX) + 1);
             let Some(changed) = changed else {
@@ -108,16 +106,17 @@ fn frame(
             for (number, (old, new)) in blocks(pair).enumerate() {
                 check()?;
                 part.clear();
-                for_each_change(old, new, |index, _| {
-                    let position = u32::try_from(number * BLOCK_BYTES + index).unwrap_or(u32::MAX);
-                    part.extend_from_slice(&position.to_le_bytes());
-                });
+                let begin = u32::try_from(number * BLOCK_BYTES).unwrap_or(u32::MAX);
+                for index in difference.find::<1>(old, new) {
+                    part.extend_from_slice(&(begin + index).to_le_bytes());
+                }
                 writer.write(&part)?;
             }
             for (old, new) in blocks(pair) {
                 check()?;
                 part.clear();
-                for_each_change(old, new, |_, value| part.push(value));
+                let changed = difference.find::<1>(old, new).iter().map(|&index| to_usize(index.into()));
+                part.extend(changed.filter_map(|index| new.get(index)));
                 writer.write(&part)?;
             }
             writer.finish()?
@@ -128,22 +127,6 @@ fn frame(
 
 fn blocks<'a>(pair: &Pair<'a>) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
     pair.old.chunks(BLOCK_BYTES).zip(pair.new.chunks(BLOCK_BYTES))
-}
-
-/// Calls `use_change` with the index and the new value of each byte that changes.
-fn for_each_change(old: &[u8], new: &[u8], mut use_change: impl FnMut(usize, u8)) {
-    let mut compare = |begin: usize, old: &[u8], new: &[u8]| {
-        for (index, (_, &value)) in old.iter().zip(new).enumerate().filter(|(_, (old, new))| old != new) {
-            use_change(begin + index, value);
-        }
-    };
-    let (old_parts, old_rest) = old.as_chunks::<COMPARED_BYTES>();
-    let (new_parts, new_rest) = new.as_chunks::<COMPARED_BYTES>();
-    // Most parts are equal.
-    for (part, (old, new)) in old_parts.iter().zip(new_parts).enumerate().filter(|(_, (old, new))| old != new) {
-        compare(part * COMPARED_BYTES, old, new);
-    }
-    compare(old_parts.len() * COMPARED_BYTES, old_rest, new_rest);
 }
 
 /// Writer of one frame.

@@ -28,22 +28,25 @@ impl<'a> Patch<'a> {
         })
     }
 
-    /// Applies the changes to the next block, which begins at byte `begin` of the tensor and has at most
-    /// [`BLOCK_BYTES`].
+    /// Writes the next block, which begins at byte `begin` of the tensor and has at most [`BLOCK_BYTES`], to `new`.
     ///
     /// # Errors
     /// `malformed` if the frame is not valid.
-    pub fn apply(&mut self, begin: u64, block: &mut [u8], scratch: &mut Vec<u8>) -> Result<()> {
+    pub fn apply(&mut self, begin: u64, old: &[u8], new: &mut Vec<u8>) -> Result<()> {
         match self {
             Patch::Xor(frame) => {
-                scratch.resize(block.len(), 0);
-                frame.read(scratch)?;
-                for (byte, change) in block.iter_mut().zip(scratch.iter()) {
-                    *byte ^= change;
+                new.resize(old.len(), 0);
+                frame.read(new)?;
+                for (byte, old) in new.iter_mut().zip(old) {
+                    *byte ^= old;
                 }
                 Ok(())
             }
-            Patch::Overwrite(overwrite) => overwrite.apply(begin, block),
+            Patch::Overwrite(overwrite) => {
+                new.clear();
+                new.extend_from_slice(old);
+                overwrite.apply(begin, new)
+            }
         }
     }
 
@@ -67,8 +70,10 @@ pub struct Overwrite<'a> {
     tensor_bytes: u64,
     /// Number of changes that were not decoded yet.
     left: usize,
-    /// Decoded changes, of which those before `next` were applied.
-    decoded: Vec<(u32, u8)>,
+    /// Positions that were decoded last, as stored. Those before `next` were applied.
+    decoded_positions: Vec<u8>,
+    /// Values for these positions.
+    decoded_values: Vec<u8>,
     next: usize,
     /// Last decoded position.
     last: Option<u32>,
@@ -92,14 +97,19 @@ impl<'a> Overwrite<'a> {
             before -= part;
         }
         let left = to_usize(count.into());
-        Ok(Overwrite { positions, values, tensor_bytes, left, decoded: Vec::new(), next: 0, last: None })
+        let (decoded_positions, decoded_values) = (Vec::new(), Vec::new());
+        Ok(Overwrite { positions, values, tensor_bytes, left, decoded_positions, decoded_values, next: 0, last: None })
     }
 
     fn apply(&mut self, begin: u64, block: &mut [u8]) -> Result<()> {
         loop {
-            for &(position, value) in self.decoded.get(self.next..).unwrap_or_default() {
+            let positions = self.decoded_positions.as_chunks().0.get(self.next..).unwrap_or_default();
+            let values = self.decoded_values.get(self.next..).unwrap_or_default();
+            for (&position, &value) in positions.iter().zip(values) {
                 // Positions ascend, so none is before the block.
-                let Some(byte) = block.get_mut(to_usize(u64::from(position) - begin)) else { return Ok(()) };
+                let Some(byte) = block.get_mut(to_usize(u64::from(u32::from_le_bytes(position)) - begin)) else {
+                    return Ok(());
+                };
                 *byte = value;
                 self.next += 1;
             }
@@ -113,12 +123,12 @@ impl<'a> Overwrite<'a> {
     /// Decodes the next changes.
     fn decode(&mut self) -> Result<()> {
         let count = self.left.min(POSITIONS);
-        let (mut positions, mut values) = (vec![0; count * size_of::<u32>()], vec![0; count]);
-        self.positions.read(&mut positions)?;
-        self.values.read(&mut values)?;
-        self.decoded.clear();
-        for (position, value) in positions.as_chunks().0.iter().zip(values) {
-            let position = u32::from_le_bytes(*position);
+        self.decoded_positions.resize(count * size_of::<u32>(), 0);
+        self.decoded_values.resize(count, 0);
+        self.positions.read(&mut self.decoded_positions)?;
+        self.values.read(&mut self.decoded_values)?;
+        for &position in self.decoded_positions.as_chunks().0 {
+            let position = u32::from_le_bytes(position);
             if self.last.is_some_and(|last| last >= position) {
                 let message =
                     format!("byte position {position} follows {}; positions must ascend", self.last.unwrap_or(0));
@@ -130,7 +140,6 @@ impl<'a> Overwrite<'a> {
                 return Err(Error::new(Kind::Malformed, message));
             }
             self.last = Some(position);
-            self.decoded.push((position, value));
         }
         (self.left, self.next) = (self.left - count, 0);
         Ok(())
@@ -138,7 +147,7 @@ impl<'a> Overwrite<'a> {
 
     fn finish(self) -> Result<()> {
         // Every position is inside of the tensor, so all blocks together have taken all changes.
-        debug_assert!(self.left == 0 && self.next == self.decoded.len());
+        debug_assert!(self.left == 0 && self.next == self.decoded_values.len());
         self.values.finish()
     }
 }
