@@ -17,34 +17,62 @@ pub struct Difference {
 impl Difference {
     /// Returns the numbers of the elements of `ITEM` bytes that differ, in ascending order. `ITEM` is 1, 2, 4, 8 or 16.
     pub fn find<const ITEM: usize>(&mut self, old: &[u8], new: &[u8]) -> &[u32] {
-        // One bit for each of the bytes that are compared at once.
-        let (item_log, compared) = (ITEM.trailing_zeros(), u64::BITS);
         let room = new.len() / ITEM + STORED_AT_ONCE;
         if self.found.len() < room {
             self.found.resize(room, 0);
         }
-        let (old_parts, old_rest) = old.as_chunks();
-        let (new_parts, new_rest) = new.as_chunks();
-        let rest = (padded(old_rest), padded(new_rest));
-        let (mut first, mut count) = (0, 0);
-        for (old, new) in old_parts.iter().zip(new_parts).chain([(&rest.0, &rest.1)]) {
-            let mut left = changed_items::<ITEM>(changed_bytes(old, new));
-            let mut end = count;
-            count += to_usize(left.count_ones().into());
-            while let Some(stored) = self.found.get_mut(end..).and_then(<[u32]>::first_chunk_mut::<STORED_AT_ONCE>) {
-                for number in stored {
-                    *number = first + (left.trailing_zeros() >> item_log);
-                    left &= left.wrapping_sub(1);
-                }
-                if left == 0 {
-                    break;
-                }
-                end += STORED_AT_ONCE;
-            }
-            first += compared >> item_log;
-        }
+        let count = find_changes::<ITEM>(old, new, &mut self.found);
         self.found.get(..count).unwrap_or_default()
     }
+}
+
+/// Writes the numbers of the elements that differ, and returns how many there are.
+fn find_changes<const ITEM: usize>(old: &[u8], new: &[u8], found: &mut [u32]) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("popcnt") {
+        // SAFETY: the processor has these instructions.
+        return unsafe { find_changes_bmi::<ITEM>(old, new, found) };
+    }
+    find_changes_of_parts::<ITEM>(old, new, found)
+}
+
+/// Runs the same loop, compiled for instructions that count bits.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "bmi1,popcnt")]
+fn find_changes_bmi<const ITEM: usize>(old: &[u8], new: &[u8], found: &mut [u32]) -> usize {
+    find_changes_of_parts::<ITEM>(old, new, found)
+}
+
+#[inline(always)]
+fn find_changes_of_parts<const ITEM: usize>(old: &[u8], new: &[u8], found: &mut [u32]) -> usize {
+    let ((old, old_rest), (new, new_rest)) = (old.as_chunks(), new.as_chunks());
+    let (mut first, mut count) = (0, 0);
+    for (old, new) in old.iter().zip(new) {
+        count = store::<ITEM>(changed_items::<ITEM>(changed_bytes(old, new)), first, found, count);
+        // One bit for each of the bytes that are compared at once.
+        first += u64::BITS >> ITEM.trailing_zeros();
+    }
+    let rest = changed_bytes(&padded(old_rest), &padded(new_rest));
+    store::<ITEM>(changed_items::<ITEM>(rest), first, found, count)
+}
+
+/// Writes the numbers of the elements whose bits are set, after the first `count` in `found`. Element `first` has bit 0.
+/// Returns how many numbers `found` has then.
+#[inline(always)]
+fn store<const ITEM: usize>(mut changed: u64, first: u32, found: &mut [u32], count: usize) -> usize {
+    let mut end = count;
+    let count = count + to_usize(changed.count_ones().into());
+    while let Some(stored) = found.get_mut(end..).and_then(<[u32]>::first_chunk_mut::<STORED_AT_ONCE>) {
+        for number in stored {
+            *number = first + (changed.trailing_zeros() >> ITEM.trailing_zeros());
+            changed &= changed.wrapping_sub(1);
+        }
+        if changed == 0 {
+            break;
+        }
+        end += STORED_AT_ONCE;
+    }
+    count
 }
 
 fn padded(bytes: &[u8]) -> [u8; COMPARED_BYTES] {
@@ -55,6 +83,7 @@ fn padded(bytes: &[u8]) -> [u8; COMPARED_BYTES] {
 
 /// Returns a bit for each byte that differs.
 #[cfg(target_arch = "x86_64")]
+#[inline(always)]
 fn changed_bytes(old: &[u8; COMPARED_BYTES], new: &[u8; COMPARED_BYTES]) -> u64 {
     use std::arch::x86_64::{__m128i, _mm_cmpeq_epi8, _mm_movemask_epi8};
     let parts = old.as_chunks::<16>().0.iter().zip(new.as_chunks::<16>().0);
@@ -69,6 +98,7 @@ fn changed_bytes(old: &[u8; COMPARED_BYTES], new: &[u8; COMPARED_BYTES]) -> u64 
 
 /// Returns a bit for each byte that differs.
 #[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
 fn changed_bytes(old: &[u8; COMPARED_BYTES], new: &[u8; COMPARED_BYTES]) -> u64 {
     /// All bits of each byte but the highest.
     const LOW: u64 = 0x7f7f_7f7f_7f7f_7f7f;
@@ -84,6 +114,7 @@ fn changed_bytes(old: &[u8; COMPARED_BYTES], new: &[u8; COMPARED_BYTES]) -> u64 
 }
 
 /// Returns, of the bits of bytes, the first one of each element that has any.
+#[inline(always)]
 fn changed_items<const ITEM: usize>(mut bytes: u64) -> u64 {
     let mut folded = 1;
     while folded < ITEM {
