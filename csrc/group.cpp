@@ -134,6 +134,11 @@ size_t OpenGroupPlan::check_window(int64_t window) const {
   return static_cast<size_t>(window);
 }
 
+std::vector<int64_t> Mesh::indices(const std::vector<int64_t>& layout, const std::vector<int64_t>& shape,
+                                   const std::vector<int64_t>& coordinate) {
+  return to_vector(call_core([&] { return mesh_indices(slice_of(layout), slice_of(shape), slice_of(coordinate)); }));
+}
+
 GroupLoad::GroupLoad(const c10::intrusive_ptr<OpenGroupPlan>& plan, int64_t rank, const Outputs& out,
                      c10::Device device)
     : plan_(plan),

@@ -33,7 +33,7 @@ use self::delta::{Deltas, ElementChanges, NewFrames, encode_changes, index_metad
 use self::dtype_rules::requested_scalar_types;
 use self::encryption_key::{EncryptionKey, encryption_key, key_for_save, key_of_file, key_of_passphrase, rotate_key};
 use self::error::{exception_of, invalid_argument, out_of_memory, version_conflict};
-use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
+use self::group::{GroupPlan, RankPlan, mesh_indices, plan_group, plan_rank};
 use self::profile::profile_stop;
 use self::rank_save::{
     RankSave, SavePlan, abort_upload, complete_upload, create_save_file, finish_rank_save, open_rank_save, part_bytes,
@@ -481,6 +481,8 @@ mod ffi {
         fn part_to_verify(self: &GroupPlan, rank: usize) -> Vec<i64>;
         fn select_own(self: &GroupPlan, rank: usize, items: &[i64]) -> Result<Box<Selection>>;
         fn digest(self: &GroupPlan) -> u64;
+
+        fn mesh_indices(layout: &[i64], shape: &[i64], coordinate: &[i64]) -> Result<Vec<i64>>;
 
         type RankPlan;
         fn plan_rank(plan: &GroupPlan, rank: usize) -> Result<Box<RankPlan>>;

@@ -17,6 +17,7 @@
 //! contiguous form, so two numbers describe each transferred range.
 
 mod balance;
+mod classes;
 pub mod mesh;
 mod routes;
 pub mod save;
@@ -31,12 +32,14 @@ pub use self::shard::{Shard, ShardRequest};
 pub use self::traffic::{Incoming, Outgoing, ShardRange};
 
 use self::balance::{fill_up, split_evenly};
+use self::classes::{Class, ClassKey, ClassShard};
+use self::mesh::MeshLayout;
 use self::routes::EXCESS_DIVISOR;
 use self::schedule::ExchangeSchedule;
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::region::{IndexRange, StridedRange, TensorRegion, torch_shape};
+use crate::checkpoint::region::{TensorRegion, torch_shape};
 use crate::error::{Error, Kind, Result};
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -57,6 +60,8 @@ pub enum Strategy {
 pub struct GroupRequest {
     /// Distinct request lists.
     pub requests: Vec<Vec<ShardRequest>>,
+    /// Mesh layouts that the requests refer to.
+    pub layouts: Vec<MeshLayout>,
     /// For each rank, the index of its list in `requests`.
     pub list_of_rank: Vec<usize>,
     /// For each rank, the page cache that serves its files. Bytes that two ranks read through the same page cache leave
@@ -73,8 +78,8 @@ pub struct GroupRequest {
 pub struct Group {
     checkpoint: Arc<Checkpoint>,
     request: GroupRequest,
-    /// For each request list, its ranks.
-    ranks_of: Vec<Vec<usize>>,
+    /// For each rank, the number of its page cache, counted from 0 in the order of ranks.
+    cache_numbers: Vec<Option<usize>>,
     /// Requested tensors, in file order.
     tensors: Vec<Tensor>,
     /// For each tensor of the checkpoint, its index in `tensors`.
@@ -92,15 +97,16 @@ pub struct Group {
 struct OwnShard {
     /// Index into the tensors of the plan.
     tensor: usize,
-    request_ref: RequestRef,
+    /// Index into the shards of the rank of the tensor's class.
+    shard: usize,
+    /// Index of the request of the rank.
+    item: usize,
     bytes: u64,
 }
 
 /// Requested tensor.
 #[derive(Debug)]
 struct Tensor {
-    /// Index in the checkpoint.
-    position: usize,
     source: usize,
     /// First byte in the file.
     begin: u64,
@@ -109,18 +115,18 @@ struct Tensor {
     /// Size of the parts that should have one reader, in bytes from the start of the tensor: units of the file, or
     /// elements if it has none.
     unit_bytes: u64,
-    shape: Vec<u64>,
-    /// Requests for the tensor, in the order of the lists.
-    request_refs: Vec<RequestRef>,
+    class: Arc<Class>,
+    /// For each request of the class, its index in its list.
+    items: Vec<usize>,
     route: Route,
     /// File range from the first requested byte to the end of the last.
     hull: Range<u64>,
 }
 
 impl Tensor {
-    /// Returns the bytes of the whole tensor: none, if it is stored without data.
-    fn whole(&self) -> StridedRange {
-        StridedRange { begin: self.begin, row_bytes: self.bytes, strides: Vec::new() }
+    /// Returns the index of a request for the tensor in the list of its rank.
+    fn item_of(&self, shard: &ClassShard) -> usize {
+        self.items.get(shard.request).copied().unwrap_or(usize::MAX)
     }
 
     /// Returns whether a reader needs whole units of several elements.
@@ -138,13 +144,6 @@ impl Tensor {
     fn unit_bytes_max(&self) -> u64 {
         if self.has_units() { self.unit_bytes.min(self.hull.end - self.hull.start) } else { 0 }
     }
-}
-
-/// Reference to one request of one list.
-#[derive(Clone, Copy, Debug)]
-struct RequestRef {
-    list: usize,
-    item: usize,
 }
 
 impl Group {
@@ -172,12 +171,17 @@ impl Group {
         }
         let mut plan_indices = vec![None; checkpoint.count()];
         let tensors = requested_tensors(&checkpoint, &request, &ranks_of, &mut plan_indices)?;
+        let mut numbers = HashMap::new();
+        let mut number = |cache: u64| {
+            let next = numbers.len();
+            *numbers.entry(cache).or_insert(next)
+        };
+        let cache_numbers = request.caches.iter().map(|cache| cache.map(&mut number)).collect();
         let (exchange, gather) = (ExchangeSchedule::default(), ExchangeSchedule::default());
         let own = vec![OnceLock::new(); ranks];
         let verifies_first = false;
         let mut group =
-            Group { checkpoint, request, ranks_of, tensors, plan_indices, exchange, gather, own, verifies_first };
-        group.tensors.iter().try_for_each(|tensor| group.check_layout(tensor))?;
+            Group { checkpoint, request, cache_numbers, tensors, plan_indices, exchange, gather, own, verifies_first };
         group.decide_routes();
         group.cut_schedules()?;
         Ok(group)
@@ -247,7 +251,8 @@ impl Group {
         let shard_request = self.requests(rank).get(item).ok_or_else(missing)?;
         let (source, entry) = self.checkpoint.entry(shard_request.tensor).ok_or_else(missing)?;
         let whole = TensorRegion::whole(source, entry)?;
-        let index_ranges = shard_request.shard.index_ranges(&whole.shape, rank, self.ranks());
+        let layouts = &self.request.layouts;
+        let index_ranges = shard_request.shard.index_ranges(layouts, &whole.shape, rank, self.ranks())?;
         TensorRegion::indexed(source, entry, &index_ranges)
     }
 
@@ -267,98 +272,38 @@ impl Group {
         hasher.finish()
     }
 
-    fn shard(&self, request_ref: RequestRef) -> &Shard {
-        let shard_request =
-            self.request.requests.get(request_ref.list).and_then(|requests| requests.get(request_ref.item));
-        shard_request.map_or(&Shard::Whole, |shard_request| &shard_request.shard)
-    }
-
-    fn index_ranges(&self, tensor: &Tensor, request_ref: RequestRef, rank: usize) -> Vec<IndexRange> {
-        self.shard(request_ref).index_ranges(&tensor.shape, rank, self.ranks())
-    }
-
-    fn range(&self, tensor: &Tensor, request_ref: RequestRef, rank: usize) -> StridedRange {
-        match self.shard(request_ref) {
-            _ if tensor.bytes == 0 => tensor.whole(),
-            Shard::Whole => tensor.whole(),
-            _ => StridedRange::of(
-                tensor.begin,
-                tensor.item_bytes,
-                &tensor.shape,
-                &self.index_ranges(tensor, request_ref, rank),
-            ),
-        }
-    }
-
-    /// Returns the requests of a rank for a tensor.
-    fn request_refs_of<'a>(&self, tensor: &'a Tensor, rank: usize) -> impl Iterator<Item = RequestRef> + use<'a> {
-        let list = self.request.list_of_rank.get(rank).copied();
-        // Requests are sorted by list. There may be as many lists as ranks, so a binary search finds the first.
-        let first = tensor.request_refs.partition_point(|request_ref| Some(request_ref.list) < list);
-        tensor.request_refs.iter().skip(first).copied().take_while(move |request_ref| Some(request_ref.list) == list)
-    }
-
     /// Returns the shards that a rank reads for itself.
     fn own_shards(&self, rank: usize) -> &[OwnShard] {
         let find = || {
             let own = self.tensors.iter().enumerate().filter(|(_, tensor)| tensor.route.is_own());
             let shards = own.flat_map(|(plan_index, tensor)| {
-                let shard = move |request_ref| OwnShard {
+                let found = tensor.class.shards_of(rank).iter().enumerate();
+                found.map(move |(index, shard)| OwnShard {
                     tensor: plan_index,
-                    request_ref,
-                    bytes: self.range(tensor, request_ref, rank).bytes(),
-                };
-                self.request_refs_of(tensor, rank).map(shard)
+                    shard: index,
+                    item: tensor.item_of(shard),
+                    bytes: shard.rows.bytes(),
+                })
             });
             shards.collect()
         };
         self.own.get(rank).map_or(&[], |own| own.get_or_init(find).as_slice())
     }
 
-    /// Returns the requests for a tensor, each with its rank.
-    fn requesters<'a>(&'a self, tensor: &'a Tensor) -> impl Iterator<Item = (RequestRef, usize)> + 'a {
-        tensor.request_refs.iter().flat_map(|&request_ref| {
-            let ranks = self.ranks_of.get(request_ref.list).map_or(&[][..], Vec::as_slice);
-            ranks.iter().map(move |&rank| (request_ref, rank))
-        })
-    }
-
-    /// Returns the shards of a tensor: rank, index of the request, and rows in the file.
-    fn shards<'a>(&'a self, tensor: &'a Tensor) -> impl Iterator<Item = (usize, usize, StridedRange)> + 'a {
-        self.requesters(tensor)
-            .map(|(request_ref, rank)| (rank, request_ref.item, self.range(tensor, request_ref, rank)))
-    }
-
-    /// Checks that all ranks that shard a tensor over the group use the same layout.
-    fn check_layout(&self, tensor: &Tensor) -> Result<()> {
-        let mut first: Option<(usize, &Shard)> = None;
-        for request_ref in &tensor.request_refs {
-            let rank = self.ranks_of.get(request_ref.list).and_then(|ranks| ranks.first());
-            let (Some(&rank), shard @ (Shard::Whole | Shard::Chunk { .. })) = (rank, self.shard(*request_ref)) else {
-                continue;
-            };
-            match first {
-                Some((other, agreed)) if agreed != shard => {
-                    let message = format!(
-                        "rank {other} requests {agreed} and rank {rank} requests {shard}; pass the same layout on all \
-                         ranks"
-                    );
-                    let name = self.checkpoint.entry(tensor.position).map_or("", |(_, entry)| entry.name);
-                    let error = Error::new(Kind::InvalidArgument, message).tensor(name);
-                    return Err(self.checkpoint.locate(tensor.source, error));
-                }
-                Some(_) => {}
-                None => first = Some((rank, shard)),
-            }
+    /// Returns the classes of the tensors that match, each with their number.
+    fn classes(&self, matches: impl Fn(&Tensor) -> bool) -> impl Iterator<Item = (&Class, u64)> {
+        let mut counts: HashMap<usize, (&Class, u64)> = HashMap::new();
+        for tensor in self.tensors.iter().filter(|tensor| matches(tensor)) {
+            counts.entry(tensor.class.id).or_insert((&tensor.class, 0)).1 += 1;
         }
-        Ok(())
+        counts.into_values()
     }
 
     /// Lets ranks divide the units of exchanged tensors that would take much of the buffers of a window.
     fn divide_large_units(&mut self) {
         let room = self.exchange_room();
         let is_large = |tensor: &Tensor| {
-            tensor.route == Route::Exchange && 2 * tensor.unit_bytes_max() * self.copies_max(tensor) > room
+            tensor.route == Route::Exchange && 2 * tensor.unit_bytes_max() * tensor.class.copies_max > room
         };
         let are_large: Vec<bool> = self.tensors.iter().map(is_large).collect();
         for (tensor, _) in self.tensors.iter_mut().zip(are_large).filter(|(_, is_large)| *is_large) {
@@ -371,10 +316,10 @@ impl Group {
     fn cut_schedules(&mut self) -> Result<()> {
         let ranks = self.ranks();
         let mut loads = vec![0_u64; ranks];
-        for tensor in self.tensors.iter().filter(|tensor| tensor.route.is_own()) {
-            for (rank, _, range) in self.shards(tensor) {
-                if let Some(load) = loads.get_mut(rank) {
-                    *load = load.saturating_add(range.bytes());
+        for (class, count) in self.classes(|tensor| tensor.route.is_own()) {
+            for shard in &class.shards {
+                if let Some(load) = loads.get_mut(shard.rank) {
+                    *load = load.saturating_add(shard.rows.bytes().saturating_mul(count));
                 }
             }
         }
@@ -401,33 +346,46 @@ fn requested_tensors(
     ranks_of: &[Vec<usize>],
     plan_indices: &mut [Option<usize>],
 ) -> Result<Vec<Tensor>> {
-    let mut request_refs: BTreeMap<usize, Vec<RequestRef>> = BTreeMap::new();
+    let missing = || Error::new(Kind::InvalidArgument, "a request is for a tensor that the checkpoint does not have");
+    // For each tensor of the checkpoint its requests, in the order of the lists: list, index in the list, and shard.
+    let mut requested: Vec<Vec<(usize, usize, &Shard)>> = vec![Vec::new(); checkpoint.count()];
     for (list, requests) in request.requests.iter().enumerate() {
         if ranks_of.get(list).is_some_and(|ranks| !ranks.is_empty()) {
-            for (item, shard_request) in requests.iter().enumerate() {
-                request_refs.entry(shard_request.tensor).or_default().push(RequestRef { list, item });
+            for (item, ShardRequest { tensor, shard }) in requests.iter().enumerate() {
+                requested.get_mut(*tensor).ok_or_else(missing)?.push((list, item, shard));
             }
         }
     }
-    let mut tensors = Vec::with_capacity(request_refs.len());
-    for (position, request_refs) in request_refs {
-        let missing = || Error::new(Kind::InvalidArgument, format!("the checkpoint has no tensor {position}"));
-        let (source, entry) = checkpoint.entry(position).ok_or_else(missing)?;
-        let shape = torch_shape(entry)?;
-        *plan_indices.get_mut(position).ok_or_else(missing)? = Some(tensors.len());
+    let mut classes: HashMap<ClassKey<'_>, Arc<Class>> = HashMap::new();
+    let mut tensors = Vec::with_capacity(checkpoint.count());
+    for (((source, entry), requests), plan_index) in checkpoint.entries().zip(requested).zip(plan_indices) {
+        if requests.is_empty() {
+            continue;
+        }
+        *plan_index = Some(tensors.len());
         let item_bytes = entry.dtype.item_bytes();
+        let bytes = entry.end.saturating_sub(entry.begin);
         let unit_bytes = checkpoint.source_in_groups(source).and_then(|source| source.unit_bytes(entry.begin));
+        let shards = requests.iter().map(|&(list, _, shard)| (list, shard)).collect();
+        let key = ClassKey { shape: torch_shape(entry)?, item_bytes, bytes, shards };
+        let class = match classes.get(&key) {
+            Some(class) => Arc::clone(class),
+            None => {
+                let class = Class::of(classes.len(), &key, request, ranks_of);
+                let class = class.map_err(|error| checkpoint.locate(source, error.tensor(entry.name)))?;
+                Arc::clone(classes.entry(key).or_insert(Arc::new(class)))
+            }
+        };
         tensors.push(Tensor {
-            position,
             source,
             begin: entry.begin,
-            bytes: entry.end.saturating_sub(entry.begin),
+            bytes,
             item_bytes,
             unit_bytes: unit_bytes.filter(|bytes| bytes.is_multiple_of(item_bytes)).unwrap_or(item_bytes),
-            shape,
-            request_refs,
+            hull: entry.begin + class.hull.start..entry.begin + class.hull.end,
+            class,
+            items: requests.into_iter().map(|(_, item, _)| item).collect(),
             route: Route::Own,
-            hull: entry.begin..entry.begin,
         });
     }
     Ok(tensors)

@@ -12,6 +12,8 @@ pub struct Mesh {
     shape: Vec<usize>,
     /// Ranks in row-major order.
     ranks: Vec<usize>,
+    /// Each rank with its index in `ranks`, in ascending order.
+    indices: Vec<(usize, usize)>,
 }
 
 /// Placement of a tensor on one dimension of a mesh.
@@ -52,14 +54,14 @@ impl Mesh {
     /// `invalid-argument` if the number of ranks does not fit the shape, or a rank occurs twice.
     pub fn new(shape: Vec<usize>, ranks: Vec<usize>) -> Result<Mesh> {
         let count = shape.iter().try_fold(1_usize, |count, &size| count.checked_mul(size));
-        let mut sorted = ranks.clone();
-        sorted.sort_unstable();
-        sorted.dedup();
-        if count != Some(ranks.len()) || sorted.len() != ranks.len() {
-            let message = format!("a mesh of the shape {shape:?} has {} distinct ranks", sorted.len());
+        let mut indices: Vec<(usize, usize)> = ranks.iter().enumerate().map(|(index, &rank)| (rank, index)).collect();
+        indices.sort_unstable();
+        indices.dedup_by_key(|(rank, _)| *rank);
+        if count != Some(ranks.len()) || indices.len() != ranks.len() {
+            let message = format!("a mesh of the shape {shape:?} has {} distinct ranks", indices.len());
             return Err(Error::new(Kind::InvalidArgument, message));
         }
-        Ok(Mesh { shape, ranks })
+        Ok(Mesh { shape, ranks, indices })
     }
 
     /// Returns the number of ranks in each dimension.
@@ -74,7 +76,8 @@ impl Mesh {
 
     /// Returns the coordinate of a rank, or `None` if it is not in the mesh.
     pub fn coordinate(&self, rank: usize) -> Option<Vec<usize>> {
-        let mut index = self.ranks.iter().position(|&other| other == rank)?;
+        let found = self.indices.binary_search_by_key(&rank, |(rank, _)| *rank).ok()?;
+        let mut index = self.indices.get(found)?.1;
         let mut coordinate = vec![0; self.shape.len()];
         for (place, &size) in coordinate.iter_mut().zip(&self.shape).rev() {
             *place = index % size;

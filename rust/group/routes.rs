@@ -1,11 +1,12 @@
 //! Choice of the route of each tensor: whether ranks read it alone, through a page cache, or exchange its bytes.
 
+use super::classes::Readers;
 use super::{Group, Strategy, Tensor};
 use crate::checkpoint::region::StridedRange;
 use crate::plan::GAP_BYTES;
 use crate::remote::limits;
 use crate::source::Source;
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// Largest alignment of reads past the page cache, in bytes. A row that is read alone may cost this much extra.
@@ -36,6 +37,16 @@ impl Route {
     }
 }
 
+/// Properties of a tensor on which its route depends.
+#[derive(PartialEq, Eq, Hash)]
+struct RouteKey {
+    class: usize,
+    unit_bytes: u64,
+    is_remote: bool,
+    /// Offset of the first byte in a block of the file.
+    begin: u64,
+}
+
 /// Rules for the choice of routes.
 #[derive(Clone, Copy, Debug, Default)]
 struct RouteRules {
@@ -64,22 +75,22 @@ impl BlockReads {
 }
 
 impl Tensor {
-    /// Returns the number of bytes that a rank reads from storage if it reads a shard by itself: whole blocks, and short
-    /// gaps to other shards of the tensor. An object is read without either.
-    fn touched_bytes(&self, range: &StridedRange, is_remote: bool) -> u64 {
+    /// Returns the number of bytes that a rank reads from storage if it reads rows of the tensor by itself: whole blocks,
+    /// and short gaps to other shards of the tensor. An object is read without either.
+    fn touched_bytes(&self, rows: &StridedRange, is_remote: bool) -> u64 {
         if !self.has_units() {
             let (block_bytes, gap_bytes) = if is_remote { (1, 0) } else { (BLOCK_BYTES, GAP_BYTES) };
-            let begin = if range.begin - self.begin <= gap_bytes { self.begin } else { range.begin };
-            let end = self.begin + self.bytes;
-            let end = if end - range.end() <= gap_bytes { end } else { range.end() };
+            let begin = if rows.begin <= gap_bytes { 0 } else { rows.begin };
+            let end = if self.bytes - rows.end() <= gap_bytes { self.bytes } else { rows.end() };
+            let (begin, end) = (self.begin + begin, self.begin + end);
             let hull = end.next_multiple_of(block_bytes) - begin / block_bytes * block_bytes;
-            let are_apart = range.strides.last().is_some_and(|stride| stride.bytes - range.row_bytes > gap_bytes);
-            return if are_apart { hull.min((range.row_bytes + block_bytes) * range.rows()) } else { hull };
+            let are_apart = rows.strides.last().is_some_and(|stride| stride.bytes - rows.row_bytes > gap_bytes);
+            return if are_apart { hull.min((rows.row_bytes + block_bytes) * rows.rows()) } else { hull };
         }
-        let before = |at: u64| (at - self.begin) / self.unit_bytes * self.unit_bytes;
-        let end = (range.end() - self.begin).next_multiple_of(self.unit_bytes).min(self.bytes);
-        let of_rows = (range.row_bytes + 2 * self.unit_bytes).saturating_mul(range.rows());
-        (end - before(range.begin)).min(of_rows)
+        let begin = rows.begin / self.unit_bytes * self.unit_bytes;
+        let end = rows.end().next_multiple_of(self.unit_bytes).min(self.bytes);
+        let of_rows = (rows.row_bytes + 2 * self.unit_bytes).saturating_mul(rows.rows());
+        (end - begin).min(of_rows)
     }
 }
 
@@ -115,27 +126,32 @@ impl Group {
     /// Returns whether the ranks of every page cache keep all data between them, or all but a sixteenth.
     fn caches_keep_all(&self) -> bool {
         let all = self.all_bytes();
-        let mut kept: BTreeMap<u64, u64> = BTreeMap::new();
-        for cache in &self.request.caches {
-            let Some(cache) = cache else { return false };
-            kept.insert(*cache, 0);
+        if self.cache_numbers.contains(&None) || self.tensors.iter().any(|tensor| tensor.route != Route::Cached) {
+            return false;
         }
-        for tensor in &self.tensors {
-            if tensor.route != Route::Cached {
-                return false;
+        let mut kept = vec![0_u64; self.caches()];
+        for (class, count) in self.classes(|_| true) {
+            let mut of_tensor = vec![0_u64; kept.len()];
+            for shard in &class.shards {
+                self.add_to_cache(&mut of_tensor, shard.rank, shard.rows.bytes());
             }
-            let mut of_tensor: BTreeMap<u64, u64> = BTreeMap::new();
-            for (rank, _, range) in self.shards(tensor) {
-                if let Some(cache) = self.cache_of(rank) {
-                    let sum = of_tensor.entry(cache).or_default();
-                    *sum = sum.saturating_add(range.bytes());
-                }
-            }
-            for (cache, bytes) in of_tensor {
-                *kept.entry(cache).or_default() += bytes.min(tensor.bytes);
+            for (sum, bytes) in kept.iter_mut().zip(of_tensor) {
+                *sum = sum.saturating_add(bytes.min(class.bytes).saturating_mul(count));
             }
         }
-        kept.values().all(|&bytes| bytes >= all - all / EXCESS_DIVISOR)
+        kept.iter().all(|&bytes| bytes >= all - all / EXCESS_DIVISOR)
+    }
+
+    /// Returns the number of page caches.
+    fn caches(&self) -> usize {
+        self.cache_numbers.iter().flatten().max().map_or(0, |last| last + 1)
+    }
+
+    /// Adds bytes of a rank to the sum of its page cache. Returns whether it has one.
+    fn add_to_cache(&self, sums: &mut [u64], rank: usize, bytes: u64) -> bool {
+        let cache = self.cache_numbers.get(rank).copied().flatten();
+        let sum = cache.and_then(|cache| sums.get_mut(cache));
+        sum.map(|sum| *sum = sum.saturating_add(bytes)).is_some()
     }
 
     /// Returns whether ranks that read tensors alone, past the page cache, read many blocks and gaps that other ranks read,
@@ -143,13 +159,15 @@ impl Group {
     fn reads_blocks_again(&self) -> bool {
         let mut by_rank = vec![BlockReads::default(); self.ranks()];
         let mut by_any = BlockReads::default();
-        for tensor in self.tensors.iter().filter(|tensor| tensor.route == Route::Own && self.has_one_reader(tensor)) {
+        let leaves_gaps = self.leaves_gaps();
+        for tensor in self.tensors.iter().filter(|tensor| tensor.route == Route::Own) {
+            let Readers::One(rank) = tensor.class.readers else { continue };
             let is_remote = self.is_remote(tensor);
             let (block_bytes, gap_bytes) = if is_remote { (1, limits::GAP_BYTES) } else { (BLOCK_BYTES, GAP_BYTES) };
-            let gap_bytes = if self.leaves_gaps() { 0 } else { gap_bytes };
-            for (rank, _, range) in self.shards(tensor).filter(|(_, _, range)| range.bytes() > 0) {
-                let begin = range.begin / block_bytes * block_bytes;
-                let blocks = begin..range.end().next_multiple_of(block_bytes);
+            let gap_bytes = if leaves_gaps { 0 } else { gap_bytes };
+            for shard in tensor.class.shards_of(rank).iter().filter(|shard| shard.rows.bytes() > 0) {
+                let (begin, end) = (tensor.begin + shard.rows.begin, tensor.begin + shard.rows.end());
+                let blocks = begin / block_bytes * block_bytes..end.next_multiple_of(block_bytes);
                 by_any.add(tensor.source, &blocks, gap_bytes);
                 if let Some(reads) = by_rank.get_mut(rank) {
                     reads.add(tensor.source, &blocks, gap_bytes);
@@ -160,90 +178,57 @@ impl Group {
         self.request.strategy == Strategy::Auto && read > by_any.bytes + by_any.bytes / EXCESS_DIVISOR
     }
 
-    /// Returns whether one rank requests all bytes that are requested of a tensor.
-    fn has_one_reader(&self, tensor: &Tensor) -> bool {
-        let mut ranks = self.shards(tensor).filter(|(_, _, range)| range.bytes() > 0).map(|(rank, _, _)| rank);
-        let first = ranks.next();
-        ranks.all(|rank| Some(rank) == first)
-    }
-
     fn is_remote(&self, tensor: &Tensor) -> bool {
         self.checkpoint.source(tensor.source).is_ok_and(Source::is_remote)
     }
 
     /// Chooses a route for each tensor.
     fn choose_routes(&mut self, rules: RouteRules) {
-        let chosen: Vec<_> = self.tensors.iter().map(|tensor| self.route(tensor, rules)).collect();
-        for (tensor, (route, hull)) in self.tensors.iter_mut().zip(chosen) {
-            (tensor.route, tensor.hull) = (route, hull);
+        let mut routes: HashMap<RouteKey, Route> = HashMap::new();
+        let mut choose = |tensor: &Tensor| {
+            let is_remote = self.is_remote(tensor);
+            let begin = if is_remote { 0 } else { tensor.begin % BLOCK_BYTES };
+            let key = RouteKey { class: tensor.class.id, unit_bytes: tensor.unit_bytes, is_remote, begin };
+            *routes.entry(key).or_insert_with(|| self.route(tensor, is_remote, rules))
+        };
+        let chosen: Vec<Route> = self.tensors.iter().map(&mut choose).collect();
+        for (tensor, route) in self.tensors.iter_mut().zip(chosen) {
+            tensor.route = route;
         }
     }
 
-    fn route(&self, tensor: &Tensor, rules: RouteRules) -> (Route, Range<u64>) {
-        let whole = tensor.whole();
-        let mut spans = Vec::new();
+    fn route(&self, tensor: &Tensor, is_remote: bool, rules: RouteRules) -> Route {
+        let class = &tensor.class;
         // Bytes that leave storage if every rank reads for itself: through each page cache, and past it.
-        let (mut cached, mut uncached, mut kept) = (BTreeMap::new(), 0_u64, 0_u64);
+        let (mut cached, mut uncached) = (vec![0; self.caches()], 0_u64);
         let mut is_cached = true;
-        // Requests for an object cover short gaps. If those are the shards of other ranks, bytes are requested twice.
-        let is_remote = self.is_remote(tensor);
-        let mut has_short_rows = false;
-        let (mut counts, mut is_whole) = (vec![0_usize; self.ranks()], true);
-        for (rank, _, range) in self.shards(tensor) {
-            if range.bytes() == 0 {
-                continue;
-            }
-            spans.push(range.begin..range.end());
-            is_whole &= range == whole;
-            if let Some(count) = counts.get_mut(rank) {
-                *count += 1;
-            }
-            has_short_rows |= range.row_bytes <= limits::GAP_BYTES;
-            let touched = tensor.touched_bytes(&range, is_remote);
+        for shard in class.shards.iter().filter(|shard| shard.rows.bytes() > 0) {
+            let touched = tensor.touched_bytes(&shard.rows, is_remote);
             uncached = uncached.saturating_add(touched);
-            kept = kept.saturating_add(range.bytes());
-            let cache = self.cache_of(rank);
-            match cache.filter(|_| range.bytes() >= rules.cached_bytes_min) {
-                Some(cache) => {
-                    let sum = cached.entry(cache).or_insert(0_u64);
-                    *sum = sum.saturating_add(touched);
-                }
-                None => is_cached = false,
-            }
+            is_cached &=
+                shard.rows.bytes() >= rules.cached_bytes_min && self.add_to_cache(&mut cached, shard.rank, touched);
         }
-        let (hull, needed) = union(spans);
-        let through_caches = cached.values().fold(0_u64, |sum, &bytes| sum.saturating_add(bytes.min(needed)));
-        let has_one_reader = counts.iter().filter(|&&count| count > 0).count() < 2;
+        let needed = class.requested_bytes;
+        let through_caches = cached.iter().fold(0_u64, |sum, &bytes| sum.saturating_add(bytes.min(needed)));
+        let has_one_reader = class.readers != Readers::Several;
         let is_own = |read: u64, needed: u64| match self.request.strategy {
             _ if has_one_reader && !rules.exchanges_single => true,
             Strategy::Own => true,
-            Strategy::Auto if is_remote && has_short_rows => false,
+            // Requests for an object cover short gaps. If those are the shards of other ranks, bytes are requested twice.
+            Strategy::Auto if is_remote && class.has_short_rows => false,
             Strategy::Auto => read <= needed.saturating_add(needed / EXCESS_DIVISOR),
             Strategy::Exchange => false,
         };
         // A page cache does not save the ranks the work on units of which each keeps only a part.
-        let is_cached = is_cached && (!tensor.has_units() || is_own(uncached, kept));
-        let route = if is_cached && is_own(through_caches, needed) {
+        let is_cached = is_cached && (!tensor.has_units() || is_own(uncached, class.kept_bytes));
+        if is_cached && is_own(through_caches, needed) {
             Route::Cached
         } else if is_own(uncached, needed) {
             Route::Own
-        } else if is_whole && counts.iter().all(|&count| count == 1) {
+        } else if class.is_replicated {
             Route::Gather
         } else {
             Route::Exchange
-        };
-        (route, hull)
+        }
     }
-}
-
-/// Returns the range from the first byte to the end of the last one of some ranges, and the number of bytes that are in at
-/// least one of them.
-fn union(mut ranges: Vec<Range<u64>>) -> (Range<u64>, u64) {
-    ranges.sort_unstable_by_key(|range| range.start);
-    let begin = ranges.first().map_or(0, |range| range.start);
-    let (end, bytes) = ranges.iter().fold((begin, 0), |(end, bytes), range| {
-        let new = range.end.saturating_sub(range.start.max(end));
-        (end.max(range.end), bytes + new)
-    });
-    (begin..end, bytes)
 }

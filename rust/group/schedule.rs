@@ -3,6 +3,7 @@
 use super::{Route, Tensor};
 use crate::num::to_u64;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 /// Collective that follows the reads of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +31,8 @@ pub(super) struct ExchangeSchedule {
     slices: usize,
     /// Prefix sums of the bytes that the ranks read, from 0 to the total.
     ends: Vec<u64>,
+    /// Length of the longest part of each window. Computed on first use.
+    longest: Vec<OnceLock<u64>>,
 }
 
 /// Range of a tensor's file.
@@ -80,6 +83,7 @@ impl ExchangeSchedule {
         };
         self.ends = std::iter::once(0).chain(rank_bytes.iter().scan(0, add)).collect();
         (self.cuts, self.slices) = (cuts, slices);
+        self.longest = vec![OnceLock::new(); self.windows()];
     }
 
     /// Returns the part of a window that a rank reads.
@@ -123,7 +127,8 @@ impl ExchangeSchedule {
             let range = self.window(tensors, rank, window);
             range.end - range.start
         };
-        (0..self.ends.len().saturating_sub(1)).map(length).max().unwrap_or(0)
+        let find = || (0..self.ends.len().saturating_sub(1)).map(length).max().unwrap_or(0);
+        self.longest.get(window).map_or(0, |longest| *longest.get_or_init(find))
     }
 
     /// Returns the file ranges of a range of the schedule.

@@ -1,10 +1,12 @@
 //! Shard requests: the parts of tensors that ranks load.
 
+use super::mesh::MeshLayout;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::{IndexRange, TensorRegion, torch_shape};
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use std::fmt;
+use std::ops::Range;
 
 /// Request for a shard of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -31,18 +33,39 @@ pub enum Shard {
         /// Indices of each dimension.
         index_ranges: Vec<IndexRange>,
     },
+    /// Local part of this rank in a layout over a mesh. It is one index region.
+    Local {
+        /// Index into [`GroupRequest::layouts`](super::GroupRequest::layouts).
+        layout: usize,
+    },
 }
 
 impl ShardRequest {
-    /// Decodes requests from numbers. Each request begins with the index of its tensor, followed by one of
+    /// Decodes requests from numbers: the number of mesh layouts, the layouts as [`MeshLayout::decode`] takes them, and
+    /// the requests. Each request begins with the index of its tensor, followed by one of
     ///
     /// - 0: the whole tensor;
     /// - 1 and a dimension, which may be negative: a chunk;
-    /// - 2, the first index of each dimension, and the number of indices of each dimension: an index region.
+    /// - 2, the first index of each dimension, and the number of indices of each dimension: an index region;
+    /// - 3 and the index of a layout: the local part of this rank.
+    ///
+    /// Layouts that are not yet in `layouts` are appended to it.
     ///
     /// # Errors
     /// `invalid-argument` if the numbers do not fit the tensors; `unsupported-dtype` if PyTorch has no dtype for one.
-    pub fn decode(mut numbers: &[i64], checkpoint: &Checkpoint) -> Result<Vec<ShardRequest>> {
+    pub fn decode(
+        numbers: &[i64],
+        checkpoint: &Checkpoint,
+        layouts: &mut Vec<MeshLayout>,
+    ) -> Result<Vec<ShardRequest>> {
+        let invalid = || Error::new(Kind::InvalidArgument, "shard requests begin with the number of mesh layouts");
+        let (&count, mut numbers) = numbers.split_first().filter(|(count, _)| **count >= 0).ok_or_else(invalid)?;
+        let mut layout_indices = Vec::new();
+        for _ in 0..count {
+            let (layout, used) = MeshLayout::decode(numbers)?;
+            numbers = numbers.get(used..).unwrap_or_default();
+            layout_indices.push(index_of(layout, layouts));
+        }
         let mut requests = Vec::new();
         while let [tensor, kind, rest @ ..] = numbers {
             let missing = || Error::new(Kind::InvalidArgument, format!("the checkpoint has no tensor {tensor}"));
@@ -50,9 +73,22 @@ impl ShardRequest {
             let (source, entry) = checkpoint.entry(tensor).ok_or_else(missing)?;
             let decoded = torch_shape(entry).and_then(|shape| {
                 let refused = |message| Error::new(Kind::InvalidArgument, message).tensor(entry.name);
-                let (shard, used) = Shard::decode(*kind, rest, &shape).map_err(refused)?;
-                if let Shard::IndexRegion { index_ranges } = &shard {
-                    TensorRegion::indexed(source, entry, index_ranges)?;
+                let (mut shard, used) = Shard::decode(*kind, rest, &shape).map_err(refused)?;
+                match &mut shard {
+                    Shard::IndexRegion { index_ranges } => {
+                        TensorRegion::indexed(source, entry, index_ranges)?;
+                    }
+                    Shard::Local { layout } => {
+                        let missing = || refused(format!("there is no mesh layout {layout}"));
+                        let found = *layout_indices.get(*layout).ok_or_else(missing)?;
+                        if !layouts.get(found).is_some_and(|layout| layout.fits(shape.len())) {
+                            let message =
+                                format!("mesh layout {layout} shards a dimension that the shape {shape:?} lacks");
+                            return Err(refused(message));
+                        }
+                        *layout = found;
+                    }
+                    Shard::Whole | Shard::Chunk { .. } => {}
                 }
                 Ok((shard, used))
             });
@@ -88,15 +124,41 @@ impl Shard {
                 let index_ranges = index_ranges.ok_or("an index region has negative numbers")?;
                 Ok((Shard::IndexRegion { index_ranges }, 2 * count))
             }
+            (3, [layout, ..]) => {
+                let layout = usize::try_from(*layout).map_err(|_| format!("there is no mesh layout {layout}"))?;
+                Ok((Shard::Local { layout }, 1))
+            }
             _ => Err(format!("{kind} is not a kind of shard")),
         }
     }
 
     /// Returns the indices of each dimension that `rank` of `ranks` ranks keeps.
-    pub fn index_ranges(&self, shape: &[u64], rank: usize, ranks: usize) -> Vec<IndexRange> {
-        match self {
+    ///
+    /// # Errors
+    /// `invalid-argument` if the rank is not in the mesh of a layout, or has several index regions.
+    pub fn index_ranges(
+        &self,
+        layouts: &[MeshLayout],
+        shape: &[u64],
+        rank: usize,
+        ranks: usize,
+    ) -> Result<Vec<IndexRange>> {
+        Ok(match self {
             Shard::Whole => shape.iter().map(|&size| IndexRange::whole(size)).collect(),
             Shard::IndexRegion { index_ranges } => index_ranges.clone(),
+            Shard::Local { layout } => {
+                let invalid = |message: String| Error::new(Kind::InvalidArgument, message);
+                let missing = || invalid(format!("there is no mesh layout {layout}"));
+                let layout = layouts.get(*layout).ok_or_else(missing)?;
+                let outside = || invalid(format!("rank {rank} requests its part of a mesh that it is not in"));
+                let coordinate = layout.mesh().coordinate(rank).ok_or_else(outside)?;
+                let index_range = |ranges: Vec<Range<u64>>| match &ranges[..] {
+                    [] => Ok(IndexRange { start: 0, length: 0, step: 1 }),
+                    [Range { start, end }] => Ok(IndexRange { start: *start, length: end - start, step: 1 }),
+                    _ => Err(invalid(format!("rank {rank} has several index regions; request them one by one"))),
+                };
+                layout.indices(shape, &coordinate).into_iter().map(index_range).collect::<Result<_>>()?
+            }
             Shard::Chunk { dim } => {
                 let chunk = |(position, &size): (usize, &u64)| {
                     if position != *dim {
@@ -108,7 +170,7 @@ impl Shard {
                 };
                 shape.iter().enumerate().map(chunk).collect()
             }
-        }
+        })
     }
 }
 
@@ -117,6 +179,7 @@ impl fmt::Display for Shard {
         match self {
             Shard::Whole => write!(f, "the whole tensor"),
             Shard::Chunk { dim } => write!(f, "a chunk of dimension {dim}"),
+            Shard::Local { layout } => write!(f, "its part of mesh layout {layout}"),
             Shard::IndexRegion { index_ranges } => {
                 let ranges: Vec<String> = index_ranges
                     .iter()
@@ -126,6 +189,15 @@ impl fmt::Display for Shard {
             }
         }
     }
+}
+
+/// Returns the index of a layout, which is appended if it is new.
+fn index_of(layout: MeshLayout, layouts: &mut Vec<MeshLayout>) -> usize {
+    let found = layouts.iter().position(|other| *other == layout);
+    found.unwrap_or_else(|| {
+        layouts.push(layout);
+        layouts.len() - 1
+    })
 }
 
 /// Returns the position of a dimension that may be negative.

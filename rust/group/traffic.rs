@@ -1,8 +1,8 @@
 //! Traffic of a group load: reads, sends and receives of each rank in each window.
 
+use super::classes::ClassShard;
 use super::schedule::FileRange;
-use super::{Collective, Group, OwnShard};
-use crate::checkpoint::region::StridedRange;
+use super::{Collective, Group, OwnShard, Tensor};
 use std::ops::Range;
 
 /// Bytes `begin..end` of a shard, counted in its contiguous form and in the stored dtype.
@@ -39,10 +39,12 @@ pub struct Incoming {
 }
 
 impl ShardRange {
-    /// Returns the part in a range of the file of a shard with these rows, or `None` if it has no bytes.
-    fn within(file_range: &Range<u64>, rank: usize, item: usize, rows: &StridedRange) -> Option<ShardRange> {
-        let (begin, end) = (rows.bytes_before(file_range.start), rows.bytes_before(file_range.end));
-        (begin < end).then_some(ShardRange { rank, item, begin, end })
+    /// Returns the part of a shard in a range of the file, or `None` if it has no bytes.
+    fn within(file_range: &Range<u64>, tensor: &Tensor, shard: &ClassShard) -> Option<ShardRange> {
+        let before = |at: u64| shard.rows.bytes_before(at.saturating_sub(tensor.begin));
+        let (begin, end) = (before(file_range.start), before(file_range.end));
+        let item = tensor.item_of(shard);
+        (begin < end).then_some(ShardRange { rank: shard.rank, item, begin, end })
     }
 
     fn bytes(&self) -> u64 {
@@ -113,6 +115,7 @@ impl Group {
     pub fn incoming(&self, rank: usize, window: usize) -> Incoming {
         let mut incoming = Incoming::default();
         let mut offset = 0;
+        let segment_bytes = if self.collective(window) == Collective::Gather { self.segment_bytes(window) } else { 0 };
         for sender in 0..self.ranks() {
             let begin = offset;
             match self.collective(window) {
@@ -125,7 +128,7 @@ impl Group {
                             .shard_ranges
                             .extend(mine.map(|shard_range| (shard_range, begin + file_range.begin - own_range.start)));
                     }
-                    offset += self.segment_bytes(window);
+                    offset += segment_bytes;
                 }
                 Collective::Exchange if sender == rank => {}
                 Collective::Exchange => {
@@ -147,8 +150,8 @@ impl Group {
         let mut reads = Vec::new();
         for (shard, shard_range) in self.own(rank, window) {
             let Some(tensor) = self.tensors.get(shard.tensor) else { continue };
-            let range = self.range(tensor, shard.request_ref, rank);
-            let at = |byte: u64| range.row_begin(byte / range.row_bytes) + byte % range.row_bytes;
+            let Some(ClassShard { rows, .. }) = tensor.class.shards_of(rank).get(shard.shard) else { continue };
+            let at = |byte: u64| tensor.begin + rows.row_begin(byte / rows.row_bytes) + byte % rows.row_bytes;
             reads.push((tensor.source, at(shard_range.begin)..at(shard_range.end - 1) + 1));
         }
         let (schedule, range) = match self.collective(window) {
@@ -205,22 +208,21 @@ impl Group {
         self.exchange.file_ranges(&self.tensors, self.exchange.window(&self.tensors, rank, window))
     }
 
-    /// Returns the parts of all shards in a file range, in the order of the requests.
+    /// Returns the parts of all shards in a file range, in the order of ranks and requests.
     fn shard_ranges<'a>(&'a self, file_range: &'a FileRange) -> impl Iterator<Item = ShardRange> + 'a {
         let tensor = self.tensors.get(file_range.tensor).into_iter();
-        tensor
-            .flat_map(|tensor| self.shards(tensor))
-            .filter_map(|(rank, item, range)| ShardRange::within(&file_range.range, rank, item, &range))
+        tensor.flat_map(|tensor| {
+            let shards = tensor.class.shards.iter();
+            shards.filter_map(|shard| ShardRange::within(&file_range.range, tensor, shard))
+        })
     }
 
     /// Returns the parts of one rank's shards in a file range.
     fn shard_ranges_of<'a>(&'a self, file_range: &'a FileRange, rank: usize) -> impl Iterator<Item = ShardRange> + 'a {
         let tensor = self.tensors.get(file_range.tensor).into_iter();
         tensor.flat_map(move |tensor| {
-            self.request_refs_of(tensor, rank).filter_map(move |request_ref| {
-                let range = self.range(tensor, request_ref, rank);
-                ShardRange::within(&file_range.range, rank, request_ref.item, &range)
-            })
+            let shards = tensor.class.shards_of(rank).iter();
+            shards.filter_map(|shard| ShardRange::within(&file_range.range, tensor, shard))
         })
     }
 
@@ -245,7 +247,7 @@ impl Group {
             };
             let (begin, end) = (inside(from), inside(to));
             if begin < end {
-                shard_ranges.push((shard, ShardRange { rank, item: shard.request_ref.item, begin, end }));
+                shard_ranges.push((shard, ShardRange { rank, item: shard.item, begin, end }));
             }
             at += shard.bytes;
         }

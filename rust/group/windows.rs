@@ -2,9 +2,9 @@
 
 use super::schedule::ExchangeSchedule;
 use super::{Group, Tensor};
-use crate::checkpoint::region::{IndexRange, StridedRange};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
+use std::ops::Range;
 
 /// Number of units of the largest tensor that a rank reads in a round at least, so that whole units leave the ranks nearly
 /// equal parts.
@@ -19,8 +19,10 @@ const WINDOWS_MAX: u64 = 1 << 16;
 struct OpenWindow {
     /// Bytes of the schedule.
     bytes: u64,
-    /// Bytes that each rank receives.
+    /// For each request list, an upper bound of the bytes that a rank receives: the sum of the largest shards.
     received: Vec<u64>,
+    /// Largest of these bounds.
+    largest_received: u64,
     /// Largest number of ranks that receive the same byte.
     copies: u64,
     /// Upper bound of the bytes by which whole units make the part of a rank longer.
@@ -67,22 +69,25 @@ impl Group {
             |bytes: u64, copies: u64| u128::from(bytes) * u128::from(largest) * u128::from(copies) / u128::from(all);
         let mut cuts = vec![0];
         let mut begin = 0;
-        let empty = || OpenWindow { bytes: 0, received: vec![0; self.ranks()], copies: 0, unit_bytes: 0 };
+        let empty = || OpenWindow {
+            bytes: 0,
+            received: vec![0; self.request.requests.len()],
+            largest_received: 0,
+            copies: 0,
+            unit_bytes: 0,
+        };
         let mut open = empty();
         for tensor in schedule.tensors(&self.tensors) {
-            let shards: Vec<(usize, StridedRange)> =
-                self.shards(tensor).map(|(rank, _, range)| (rank, range)).collect();
             let end = tensor.hull.end;
-            let copies_max = self.copies_max(tensor);
+            let copies_max = tensor.class.copies_max;
             let mut at = tensor.hull.start;
             while at < end {
                 let copies = open.copies.max(copies_max);
                 let unit_bytes = open.unit_bytes.max(tensor.unit_bytes_max());
                 let fits = |to: u64| {
-                    let received = open.with(&shards, at, to);
                     let excess = u128::from(unit_bytes) * u128::from(copies);
                     sends(open.bytes + (to - at), copies) + excess <= u128::from(room)
-                        && received.iter().all(|&bytes| bytes <= room)
+                        && open.received_with(tensor, at..to).1 <= room
                 };
                 let fitting = if fits(end) { end } else { furthest(tensor, at, fits) };
                 let mut to = if fitting < end { tensor.unit_at(fitting).start.max(at) } else { end };
@@ -90,8 +95,8 @@ impl Group {
                     // An element always fits.
                     to = fitting.max(at + tensor.item_bytes).min(end);
                 }
-                (open.received, open.copies, open.unit_bytes) = (open.with(&shards, at, to), copies, unit_bytes);
-                open.bytes += to - at;
+                open.add(tensor, at..to);
+                (open.copies, open.unit_bytes) = (copies, unit_bytes);
                 at = to;
                 if at < end {
                     begin += open.bytes;
@@ -119,45 +124,39 @@ impl Group {
         );
         Err(Error::new(Kind::InvalidArgument, message))
     }
-
-    /// Returns an upper bound of the ranks that receive one element: the smallest overlap of index ranges in any
-    /// dimension.
-    pub(super) fn copies_max(&self, tensor: &Tensor) -> u64 {
-        let index_ranges: Vec<Vec<IndexRange>> =
-            self.requesters(tensor).map(|(request_ref, rank)| self.index_ranges(tensor, request_ref, rank)).collect();
-        let overlap = |dim: usize| {
-            let mut edges: Vec<(u64, i64)> = Vec::with_capacity(2 * index_ranges.len());
-            for index_range in index_ranges
-                .iter()
-                .filter_map(|index_ranges| index_ranges.get(dim))
-                .filter(|index_range| index_range.length > 0)
-            {
-                edges.extend([(index_range.start, 1), (index_range.start + index_range.length, -1)]);
-            }
-            // At equal positions, ends sort before starts.
-            edges.sort_unstable();
-            let (mut now, mut most) = (0_i64, 0);
-            for (_, change) in edges {
-                now += change;
-                most = most.max(now);
-            }
-            u64::try_from(most).unwrap_or(0)
-        };
-        let overlaps = (0..tensor.shape.len()).map(overlap);
-        overlaps.min().unwrap_or(to_u64(index_ranges.len()))
-    }
 }
 
 impl OpenWindow {
-    /// Returns the bytes that each rank receives if a file range is added.
-    fn with(&self, shards: &[(usize, StridedRange)], from: u64, to: u64) -> Vec<u64> {
-        let mut received = self.received.clone();
-        for (rank, range) in shards {
-            if let Some(bytes) = received.get_mut(*rank) {
-                *bytes += range.bytes_before(to) - range.bytes_before(from);
-            }
+    /// Returns the bounds of the lists that request the tensor if a file range is added, and the largest of all bounds.
+    fn received_with(&self, tensor: &Tensor, file_range: Range<u64>) -> (Vec<(usize, u64)>, u64) {
+        let range = file_range.start - tensor.begin..file_range.end - tensor.begin;
+        let mut bounds: Vec<(usize, u64)> = Vec::new();
+        let mut largest_received = self.largest_received;
+        for (&list, bytes) in tensor.class.lists.iter().zip(tensor.class.largest_within(range)) {
+            let bound = match bounds.last_mut() {
+                Some((last, bound)) if *last == list => {
+                    *bound += bytes;
+                    *bound
+                }
+                _ => {
+                    let bound = self.received.get(list).map_or(bytes, |received| received + bytes);
+                    bounds.push((list, bound));
+                    bound
+                }
+            };
+            largest_received = largest_received.max(bound);
         }
-        received
+        (bounds, largest_received)
+    }
+
+    /// Adds a file range.
+    fn add(&mut self, tensor: &Tensor, file_range: Range<u64>) {
+        self.bytes += file_range.end - file_range.start;
+        let (bounds, largest_received) = self.received_with(tensor, file_range);
+        self.largest_received = largest_received;
+        for (list, bound) in bounds {
+            self.received.get_mut(list).into_iter().for_each(|received| *received = bound);
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use fst::checkpoint::region::IndexRange;
 use fst::checkpoint::verify::Verify;
 use fst::checkpoint::{Checkpoint, OpenOptions};
 use fst::error::Kind;
+use fst::group::mesh::{Mesh, MeshLayout, Placement};
 use fst::group::{Collective, Group, GroupRequest, Route, Shard, ShardRange, ShardRequest, Strategy as LoadStrategy};
 use proptest::prelude::*;
 use safetensors::tensor::Dtype;
@@ -41,7 +42,8 @@ fn plan_through(
     window_bytes: u64,
 ) -> fst::Result<Group> {
     let list_of_rank = (0..requests.len()).collect();
-    let request = GroupRequest { requests, list_of_rank, caches: caches.to_vec(), strategy, window_bytes };
+    let layouts = Vec::new();
+    let request = GroupRequest { requests, layouts, list_of_rank, caches: caches.to_vec(), strategy, window_bytes };
     Group::plan(Arc::clone(checkpoint), request)
 }
 
@@ -212,6 +214,67 @@ proptest! {
         };
         let lists: Vec<_> = choices.iter().map(list).collect();
         execute(&plan_through(&caches[..lists.len()], &checkpoint, lists, strategy, window_bytes).unwrap());
+    }
+}
+
+/// Generates a layout over the ranks of a mesh in any order, in which each rank has one region of a tensor.
+fn mesh_layouts() -> impl Strategy<Value = Vec<MeshLayout>> {
+    let placement = prop_oneof![Just(None), Just(None), Just(Some(0_usize)), Just(Some(1)), Just(Some(2))]
+        .prop_map(|dim| dim.map_or(Placement::Replicated, |dim| Placement::Sharded { dim, split_factor: 1 }));
+    let placements = prop::collection::vec(prop::collection::vec(placement, 3), 1..4);
+    (prop::collection::vec(1_usize..4, 3), placements).prop_flat_map(|(shape, placements)| {
+        let ranks: Vec<usize> = (0..shape.iter().product()).collect();
+        Just(ranks).prop_shuffle().prop_map(move |ranks| {
+            let mesh = Mesh::new(shape.clone(), ranks).unwrap();
+            placements.iter().map(|of| MeshLayout::new(mesh.clone(), of.clone()).unwrap()).collect()
+        })
+    })
+}
+
+proptest! {
+    /// Plans of symbols equal plans of the index regions of every rank.
+    #[test]
+    fn mesh_layouts_give_the_plan_of_their_regions(
+        shapes in prop::collection::vec(prop::collection::vec(0_usize..9, 3), 1..6),
+        layouts in mesh_layouts(),
+        strategy in prop_oneof![Just(LoadStrategy::Auto), Just(LoadStrategy::Own), Just(LoadStrategy::Exchange)],
+        caches in prop::collection::vec(prop::option::of(0_u64..3), 27),
+        window_bytes in prop_oneof![100_u64..600, Just(1 << 20)],
+    ) {
+        let shapes: Vec<_> = shapes.into_iter().map(|shape| (Dtype::BF16, shape)).collect();
+        let checkpoint = checkpoint(&shapes);
+        let ranks = layouts[0].mesh().ranks().len();
+        let symbols: Vec<_> = (0..checkpoint.count())
+            .map(|tensor| ShardRequest { tensor, shard: Shard::Local { layout: tensor % layouts.len() } })
+            .collect();
+        let regions = |rank: usize| symbols.iter().map(|request| {
+            let shape: Vec<u64> = checkpoint.entry(request.tensor).unwrap().1.shape.to_vec();
+            let index_ranges = request.shard.index_ranges(&layouts, &shape, rank, ranks).unwrap();
+            ShardRequest { shard: Shard::IndexRegion { index_ranges }, ..*request }
+        }).collect();
+        let caches = &caches[..ranks];
+        let explicit =
+            plan_through(caches, &checkpoint, (0..ranks).map(regions).collect(), strategy, window_bytes).unwrap();
+        let request = GroupRequest {
+            requests: vec![symbols.clone()],
+            layouts: layouts.clone(),
+            list_of_rank: vec![0; ranks],
+            caches: caches.to_vec(),
+            strategy,
+            window_bytes,
+        };
+        let symbolic = Group::plan(Arc::clone(&checkpoint), request).unwrap();
+        let read = execute(&symbolic);
+        let routes = |group: &Group| (0..checkpoint.count()).map(|tensor| group.route_of(tensor)).collect::<Vec<_>>();
+        prop_assert_eq!(routes(&symbolic), routes(&explicit));
+        // Windows of symbols may be shorter, since they are cut for the largest shards.
+        prop_assert!(symbolic.windows() >= explicit.windows());
+        if window_bytes == 1 << 20 {
+            prop_assert_eq!(read, execute(&explicit));
+            for window in 0..explicit.windows() {
+                prop_assert_eq!(symbolic.sent_bytes(window), explicit.sent_bytes(window));
+            }
+        }
     }
 }
 
@@ -512,27 +575,51 @@ fn invalid_encoded_requests_are_rejected() {
     let region = |index_ranges: [(u64, u64); 2]| Shard::IndexRegion {
         index_ranges: index_ranges.map(|(start, length)| IndexRange { start, length, step: 1 }).to_vec(),
     };
-    let decoded = ShardRequest::decode(&[0, 0, 0, 1, -1, 0, 2, 0, 4, 8, 2], &checkpoint).unwrap();
-    let expected = [Shard::Whole, Shard::Chunk { dim: 1 }, region([(0, 8), (4, 2)])];
-    assert_eq!(decoded, expected.map(|shard| ShardRequest { shard, ..whole.clone() }));
-    let invalid: [&[i64]; 10] = [
-        &[0],
-        &[1, 0],
-        &[-1, 0],
-        &[0, 3],
-        &[0, 1],
-        &[0, 1, 2],
-        &[0, 1, -3],
-        &[0, 2, 0, 0, 8],
-        &[0, 2, 0, 0, 8, 9],
-        &[0, 2, -1, 0, 8, 8],
+    // Two ranks split the columns.
+    let columns = [1, 2, 0, 1, 1, 1];
+    let layout = MeshLayout::decode(&columns).unwrap().0;
+    let mut layouts = vec![MeshLayout::decode(&[1, 1, 0, -1, 0]).unwrap().0];
+    let numbers = [&[1][..], &columns, &[0, 0, 0, 1, -1, 0, 2, 0, 4, 8, 2, 0, 3, 0]].concat();
+    let expected = [Shard::Whole, Shard::Chunk { dim: 1 }, region([(0, 8), (4, 2)]), Shard::Local { layout: 1 }];
+    let expected = expected.map(|shard| ShardRequest { shard, ..whole.clone() });
+    for _ in 0..2 {
+        assert_eq!(ShardRequest::decode(&numbers, &checkpoint, &mut layouts).unwrap(), expected);
+        assert_eq!(layouts[1..], [layout.clone()]);
+    }
+    let invalid: [&[i64]; 15] = [
+        &[],
+        &[1],
+        &[-1],
+        &[0, 0],
+        &[0, 1, 0],
+        &[0, -1, 0],
+        &[0, 0, 4],
+        &[0, 0, 1],
+        &[0, 0, 1, 2],
+        &[0, 0, 1, -3],
+        &[0, 0, 2, 0, 0, 8],
+        &[0, 0, 2, 0, 0, 8, 9],
+        &[0, 0, 2, -1, 0, 8, 8],
+        &[0, 0, 3, 0],
+        &[1, 1, 2, 0, 1, 2, 1, 0, 3, 0],
     ];
     for numbers in invalid {
         assert_eq!(
-            ShardRequest::decode(numbers, &checkpoint).unwrap_err().kind(),
+            ShardRequest::decode(numbers, &checkpoint, &mut Vec::new()).unwrap_err().kind(),
             Kind::InvalidArgument,
             "{numbers:?}"
         );
+    }
+    // Rank 2 is not in the mesh. If each half of the columns is split, rank 0 has two regions.
+    for (factor, message) in [(1, "rank 2 requests its part of a mesh"), (2, "rank 0 has several index regions")] {
+        let numbers = [1, 1, 2, 0, 1, 1, factor, 0, 3, 0];
+        let mut layouts = Vec::new();
+        let requests = vec![ShardRequest::decode(&numbers, &checkpoint, &mut layouts).unwrap()];
+        let (caches, strategy) = (vec![None; 3], LoadStrategy::Auto);
+        let request =
+            GroupRequest { requests, layouts, list_of_rank: vec![0; 3], caches, strategy, window_bytes: 1 << 20 };
+        let text = Group::plan(Arc::clone(&checkpoint), request).unwrap_err().to_string();
+        assert!(text.contains("t00") && text.contains(message), "{text}");
     }
 }
 
