@@ -64,12 +64,17 @@ def llama_70b() -> Model:
     return Model("Llama 3 70B", _filed(tensors, 30))
 
 
+def qwen_30b() -> Model:
+    """Qwen3 30B A3B: 48 layers, 32 heads, 4 key-value heads, 128 experts, in BF16."""
+    return Model("Qwen3 30B A3B", _filed(tuple(_qwen()), 16))
+
+
 def deepseek_671b() -> Model:
     """DeepSeek V3: 61 layers and one for multi-token prediction, 256 routed experts in all but three, in FP8."""
     return Model("DeepSeek V3 671B", _filed(tuple(_deepseek()), 163))
 
 
-MODELS = {make.__name__.replace("_", "-"): make for make in (llama_70b, deepseek_671b)}
+MODELS = {make.__name__.replace("_", "-"): make for make in (llama_70b, qwen_30b, deepseek_671b)}
 
 
 def write_sparse(model: Model, folder: Path) -> list[Path]:
@@ -90,6 +95,31 @@ def _filed(tensors: tuple[TensorSpec, ...], count: int) -> tuple[tuple[TensorSpe
         return -ITEM_BYTES[tensor.dtype], tensor.name
 
     return tuple(tuple(sorted(file, key=sort_key)) for file in deal(tensors, count))
+
+
+def _qwen() -> Iterable[TensorSpec]:
+    hidden, words, head, queries, keys, inner = 2048, 151936, 128, 4096, 512, 768
+    yield TensorSpec("model.embed_tokens.weight", "BF16", (words, hidden))
+    for layer in range(48):
+        prefix = f"model.layers.{layer}"
+        shapes: Shapes = {
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+            "self_attn.q_norm": (head,),
+            "self_attn.k_norm": (head,),
+            "self_attn.q_proj": (queries, hidden),
+            "self_attn.k_proj": (keys, hidden),
+            "self_attn.v_proj": (keys, hidden),
+            "self_attn.o_proj": (hidden, queries),
+            "mlp.gate": (128, hidden),
+        }
+        for expert in range(128):
+            shapes[f"mlp.experts.{expert}.gate_proj"] = (inner, hidden)
+            shapes[f"mlp.experts.{expert}.up_proj"] = (inner, hidden)
+            shapes[f"mlp.experts.{expert}.down_proj"] = (hidden, inner)
+        yield from specs({f"{prefix}.{name}.weight": shape for name, shape in shapes.items()})
+    yield TensorSpec("model.norm.weight", "BF16", (hidden,))
+    yield TensorSpec("lm_head.weight", "BF16", (words, hidden))
 
 
 def _deepseek() -> Iterable[TensorSpec]:

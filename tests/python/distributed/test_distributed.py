@@ -14,9 +14,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import fst
 from fst._checkpoint.region import Region
-from fst._distributed.dtensors import mesh_shards
-from fst._distributed.layout import MeshPosition, local_layout
-from fst._distributed.shards import Replicated, Sharded, region_of
+from fst._distributed.layout import MeshLayout
+from fst._distributed.meshes import MeshLayouts, mesh_shards
+from fst._distributed.shards import Replicated, local_shards, region_of
 from ranks import on_ranks
 from rawfile import DTYPES, assert_all_same, assert_same, random_raw, write
 
@@ -56,8 +56,8 @@ def layouts(draw):
     return shape, draw(st.lists(st.tuples(st.integers(1, 4), placements), min_size=1, max_size=3))
 
 
-@given(layout=layouts(), is_group=st.booleans())
-def test_local_shards_match_placements(layout, is_group):
+@given(layout=layouts(), is_known=st.booleans())
+def test_local_shards_match_placements(layout, is_known):
     shape, mesh = layout
     counts, placements = zip(*mesh, strict=True)
     full = torch.arange(torch.Size(shape).numel()).view(shape)
@@ -65,33 +65,34 @@ def test_local_shards_match_placements(layout, is_group):
         expected = full
         for placement, count, index in zip(placements, counts, coordinate, strict=True):
             expected = split(expected, placement, count)[index]
-        is_line = is_group and len(counts) == 1
-        local = local_layout(shape, mesh_shards(placements), MeshPosition(counts, coordinate, is_line))
-        assert local.shape == expected.shape
-        actual = torch.full(local.shape, -1)
-        for shard, region in local.regions:
-            region.view(actual).copy_(region_of(shard, shape, coordinate[0], counts[0]).view(full))
+        ranks = range(torch.Size(counts).numel()) if is_known else None
+        layout = MeshLayout(counts, ranks, mesh_shards(placements), coordinate)
+        assert layout.local(shape).shape == expected.shape
+        actual = torch.full(expected.shape, -1)
+        for shard, region in local_shards(layout, torch.Size(shape)):
+            region.view(actual).copy_(region_of(shard, shape, 0, 1).view(full))
         assert_same(actual, expected)
 
 
 def test_requests_of_layouts():
-    """Requests use the most general form, and adjacent rows are one region."""
-    line, square = MeshPosition((4,), (1,), True), MeshPosition((2, 2), (1, 0), False)
+    """Requests are equal on all ranks where they can be, and adjacent rows are one region."""
 
-    def shards(placements, grid):
-        return [shard for shard, _ in local_layout((8, 6), mesh_shards(placements), grid).regions]
+    def layout_of(placements, counts=(4,), coordinate=(1,), ranks=range(4)):
+        return MeshLayout(counts, ranks, mesh_shards(placements), coordinate)
 
-    assert shards([Replicate()], line) == [Replicated()]
-    assert shards([Shard(1)], line) == [Sharded(1)]
-    assert shards([Shard(1)], line._replace(is_group=False)) == [Region.unit_step((0, 2), (8, 2))]
-    assert shards([Replicate(), Shard(0)], square) == [Region.unit_step((0, 0), (4, 6))]
-    assert shards([Shard(0), Shard(0)], square) == [Region.unit_step((4, 0), (2, 6))]
-    assert shards([_StridedShard(0, split_factor=2), Shard(0)], square) == [Region.unit_step((2, 0), (2, 6))]
-    assert shards([_StridedShard(0, split_factor=2)], line) == [
-        Region.unit_step((1, 0), (1, 6)),
-        Region.unit_step((5, 0), (1, 6)),
-    ]
-    assert shards([Shard(0), Replicate()], MeshPosition((1, 2), (0, 1), False)) == [Replicated()]
+    def regions(layout):
+        return [shard for shard, _ in local_shards(layout, (8, 6))]
+
+    square = {"counts": (2, 2), "coordinate": (1, 0)}
+    assert regions(layout_of([Replicate()])) == [Replicated()]
+    assert regions(layout_of([Shard(0), Replicate()], (1, 2), (0, 1), None)) == [Replicated()]
+    for layout in (layout_of([Shard(1)]), layout_of([Shard(0), Shard(1)], **square)):
+        assert regions(layout) == [layout]
+    assert regions(layout_of([Shard(1)], ranks=None)) == [Region.unit_step((0, 2), (8, 2))]
+    strided = [_StridedShard(0, split_factor=2), Shard(0)]
+    assert regions(layout_of(strided, **square, ranks=None)) == [Region.unit_step((2, 0), (2, 6))]
+    two = [Region.unit_step((1, 0), (1, 6)), Region.unit_step((5, 0), (1, 6))]
+    assert regions(layout_of(strided[:1])) == two
 
 
 def fitting(layout):
@@ -135,6 +136,21 @@ SQUARES = [
 CUBES = [[Replicate(), Shard(0), Shard(0)], [Shard(0), _StridedShard(0, split_factor=2), Shard(0)]]
 
 
+def check_layouts_of_parts(mesh):
+    """The layouts of parallel parts of a mesh are equal on all ranks."""
+    whole, square = MeshLayouts(dist.group.WORLD), mesh["data", "model"]._flatten("square").get_group()
+    parts = [(whole, mesh[name]) for name in mesh.mesh_dim_names]
+    parts += [(whole, mesh["square"]), (MeshLayouts(square), mesh["model"])]
+    encoded = [layouts.of(part, [Shard(0)]).encode() for layouts, part in parts]
+    gathered = [None] * mesh.size()
+    dist.all_gather_object(gathered, encoded)
+    assert [of_rank[:-1] for of_rank in gathered] == [encoded[:-1]] * mesh.size()
+    # Ranks of two groups have the same numbers.
+    assert [of_rank[-1] for of_rank in gathered] == [(2, 2, 2, 0, 1, 2, 3, -1, 0, 0, 1)] * mesh.size()
+    outside = MeshLayouts(mesh["model"].get_group()).of(mesh, [Shard(0), Replicate(), Replicate()])
+    assert not outside.is_known
+
+
 def check_mesh(path, shape, layouts):
     """Loads onto a mesh, and onto the submeshes of one with three dimensions."""
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "data", "model")[: len(shape)])
@@ -142,6 +158,7 @@ def check_mesh(path, shape, layouts):
     for index, layout in enumerate(layouts):
         check_like_distribute_tensor(path, mesh, layout, strategy=strategies[index % 3], window_bytes=256)
     if len(shape) == 3:
+        check_layouts_of_parts(mesh)
         square = mesh["data", "model"]
         square._flatten()
         for layout in SQUARES:

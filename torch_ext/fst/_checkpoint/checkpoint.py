@@ -84,8 +84,13 @@ class OpenCheckpoint(Checkpoint):
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """A meta tensor for each name, in the order of `names()`: dtypes and shapes as loads return them."""
-        names = self.names()
+        names = list(self.positions)
         return dict(zip(names, self.load_tensors(names, torch.device("meta")), strict=True))
+
+    @cached_property
+    def shapes(self) -> dict[str, torch.Size]:
+        """The shapes of `tensors`, which take PyTorch time to return."""
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
 
     def read(self, name: str) -> Tensor:
         """Returns a tensor in CPU memory of its own, for values that fst itself uses."""

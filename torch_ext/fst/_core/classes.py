@@ -488,6 +488,25 @@ class GroupPlan:
 
 
 @methods_translate_errors
+class Mesh:
+    """Functions of device meshes."""
+
+    @staticmethod
+    def indices(layout: Sequence[int], shape: Sequence[int], coordinate: Sequence[int]) -> list[int]:
+        """Returns the indices of a tensor that the rank at a coordinate of a mesh has.
+
+        Args:
+            layout: The numbers of a mesh layout.
+            shape: The shape of the tensor.
+            coordinate: The coordinate of the rank.
+
+        Returns:
+            For each dimension the number of ranges, and the first index and the end of each, in ascending order.
+        """
+        return torch.classes.fst.Mesh.indices(layout, shape, coordinate)
+
+
+@methods_translate_errors
 class GroupLoad:
     """Execution of a plan by one rank. The calls are ordered on the current stream.
 

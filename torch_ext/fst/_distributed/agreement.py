@@ -1,5 +1,6 @@
 """Agreement of all ranks on options, requests and plan before any data is transferred."""
 
+import ctypes
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, TypeVar
@@ -49,9 +50,8 @@ def summarize(
     checkpoint: OpenCheckpoint, requests: Sequence[ShardRequest], options: LoadOptions, device: torch.device
 ) -> tuple[Tensor, Summary]:
     """Returns this rank's encoded requests for a load to `device`, and their summary."""
-    positions = {name: position for position, name in enumerate(checkpoint.tensors)}
-    encoded = encode(requests, positions)
-    digest = hashlib.sha256(str(encoded.tolist()).encode()).hexdigest()
+    encoded = encode(requests, checkpoint.positions)
+    digest = hashlib.sha256(ctypes.string_at(encoded.data_ptr(), encoded.nbytes)).hexdigest()
     page_cache = checkpoint.page_cache() if device.type == "cpu" else ""
     copy = checkpoint.copy_name() if options.verify else ""
     return encoded, Summary(options, digest, len(encoded), page_cache, copy)

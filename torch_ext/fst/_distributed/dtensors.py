@@ -8,11 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fst._distributed.layout import LocalLayout, MeshShard, local_layout
-from fst._distributed.meshes import mesh_position
-
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
     from torch.distributed.tensor import DTensor, Placement
 
 
@@ -37,30 +33,14 @@ def reshard(module: Module) -> None:
                 child.reshard()
 
 
-def dtensor_layout(tensor: "DTensor", process_group: "ProcessGroup | None" = None) -> LocalLayout:
-    """Returns the layout of a DTensor's local tensor on this rank, which is in its mesh.
-
-    `process_group` is the group of the ranks that load together, if known.
-    """
-    return local_layout(tensor.shape, mesh_shards(tensor.placements), mesh_position(tensor.device_mesh, process_group))
-
-
-def normalize_placements(placements: Sequence[Any], ndim: int, mesh_ndim: int) -> "list[Placement]":
+def normalize_placements(placements: Sequence[Any], ndim: int, mesh_ndim: int) -> "tuple[Placement, ...]":
     """Returns placements as DTensors hold them, with non-negative dimensions.
 
     Raises a TypeError or ValueError for placements that do not fit a tensor of `ndim` dimensions, or the mesh.
     """
     if len(placements) != mesh_ndim:
         raise ValueError(f"{len(placements)} placements for a mesh of {mesh_ndim} dimensions; pass one for each")
-    return [_normalize(placement, ndim) for placement in placements]
-
-
-def mesh_shards(placements: Sequence[Any]) -> list[MeshShard | None]:
-    """Returns the sharded tensor dimension for each normalized placement, or `None` where the tensor is replicated."""
-    return [
-        MeshShard(placement.dim, getattr(placement, "split_factor", 1)) if hasattr(placement, "dim") else None
-        for placement in placements
-    ]
+    return tuple([_normalize(placement, ndim) for placement in placements])
 
 
 def _normalize(placement: Any, ndim: int) -> "Placement":

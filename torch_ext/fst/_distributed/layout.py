@@ -1,11 +1,13 @@
-"""Local part of a tensor that is sharded over a device mesh."""
+"""Layouts of tensors that are sharded over a device mesh."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
 from fst._checkpoint.region import Region
-from fst._distributed.shards import Replicated, Shard, Sharded, chunk_of
+from fst._core.classes import Mesh
 
 
 class MeshShard(NamedTuple):
@@ -21,88 +23,86 @@ class MeshShard(NamedTuple):
     split_factor: int
 
 
-class MeshPosition(NamedTuple):
-    """Position of this rank in a device mesh.
-
-    Attributes:
-        shape: Number of ranks in each mesh dimension.
-        coordinate: Coordinate of this rank.
-        is_group: Whether the mesh has one dimension, with the ranks of the loading group in the same order.
-    """
-
-    shape: tuple[int, ...]
-    coordinate: tuple[int, ...]
-    is_group: bool
-
-
-class LocalRegion(NamedTuple):
-    """Region of a local tensor and the shard of the full tensor that it holds."""
-
-    shard: Shard
-    region: Region
-
-
-class LocalLayout(NamedTuple):
+class LocalTensor(NamedTuple):
     """Composition of a local tensor.
 
     Attributes:
         shape: Shape of the local tensor.
-        regions: Regions that make up the local tensor: one, several if its indices are not contiguous in the full
-            tensor, or none if it is empty.
+        regions: Regions of the full tensor that make up the local tensor, each with its region of the local tensor:
+            one, several if its indices are not contiguous in the full tensor, or none if it is empty.
     """
 
     shape: tuple[int, ...]
-    regions: list[LocalRegion]
+    regions: list[tuple[Region, Region]]
+
+    @property
+    def region(self) -> Region:
+        """The region of the full tensor if it is one. The region of an empty tensor has its shape."""
+        return self.regions[0][0] if self.regions else Region.whole(self.shape)
 
 
-def local_layout(shape: Sequence[int], mesh_shards: Sequence[MeshShard | None], position: MeshPosition) -> LocalLayout:
-    """Returns the layout of this rank's local tensor.
+class MeshLayout:
+    """Layout of tensors of any shape over a mesh.
 
     Args:
-        shape: Shape of the full tensor.
-        mesh_shards: One item for each mesh dimension, `None` where the tensor is replicated. They apply in order, each
-            to the shard that the previous ones leave.
-        position: Position of this rank in the mesh.
+        shape: Number of ranks in each mesh dimension.
+        ranks: Ranks of the mesh in row-major order, as the group that loads together numbers them. `None` if it does
+            not contain all of them: the planner cannot know the layout then.
+        mesh_shards: One item for each mesh dimension, `None` where tensors are replicated. They apply in order, each to
+            the shard that the previous ones leave.
+        coordinate: Coordinate of this rank.
+
+    Attributes:
+        is_known: Whether the planner can know the layout.
+        is_replicated: Whether every rank holds whole tensors.
     """
-    # The indices that this rank holds, as ascending ranges for each dimension of the tensor.
-    indices = [_merge([range(length)]) for length in shape]
-    effective: list[MeshShard] = []
-    for mesh_shard, size, coordinate in zip(mesh_shards, position.shape, position.coordinate, strict=True):
-        if mesh_shard is not None and size > 1:
-            dim, split_factor = mesh_shard
-            chunks = [_chunk(indices[dim], index, split_factor) for index in range(split_factor)]
-            indices[dim] = _merge(part for chunk in chunks for part in _chunk(chunk, coordinate, size))
-            effective.append(mesh_shard)
-    local_shape = tuple(sum(map(len, ranges)) for ranges in indices)
-    whole = Region.whole(local_shape)
-    # Requests that are equal on all ranks make the plan agreement cheaper.
-    if not effective:
-        return LocalLayout(local_shape, [LocalRegion(Replicated(), whole)])
-    if position.is_group and effective[0].split_factor == 1:
-        return LocalLayout(local_shape, [LocalRegion(Sharded(effective[0].dim), whole)])
-    return LocalLayout(local_shape, [_local_region(parts) for parts in product(*map(_with_offsets, indices))])
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        ranks: Sequence[int] | None,
+        mesh_shards: Sequence[MeshShard | None],
+        coordinate: Sequence[int],
+    ) -> None:
+        placements = [number for mesh_shard in mesh_shards for number in mesh_shard or (-1, 0)]
+        self._position = tuple(shape), tuple(placements), tuple(coordinate)
+        self._ranks = ranks
+        self.is_known = ranks is not None
+        self.is_replicated = all(
+            mesh_shard is None or size == 1 for mesh_shard, size in zip(mesh_shards, shape, strict=True)
+        )
+
+    def encode(self) -> tuple[int, ...]:
+        """Returns the numbers of a known layout, equal on all ranks of the mesh, as rust/group/mesh.rs decodes them."""
+        assert self._ranks is not None
+        shape, placements, _ = self._position
+        return _encode(shape, self._ranks, placements)
+
+    def local(self, shape: Sequence[int]) -> LocalTensor:
+        """Returns the composition of this rank's local tensor of a tensor with this shape."""
+        return _local_tensor(*self._position, tuple(shape))
 
 
-def _chunk(ranges: Sequence[range], index: int, count: int) -> list[range]:
-    """Returns chunk `index` if `torch.chunk` splits the concatenated ranges into `count` chunks."""
-    chunk = chunk_of(sum(map(len, ranges)), index, count)
-    parts = []
-    for offset, indices in _with_offsets(ranges):
-        part = indices[max(chunk.start - offset, 0) : max(chunk.stop - offset, 0)]
-        if part:
-            parts.append(part)
-    return parts
+def _encode(shape: Sequence[int], ranks: Iterable[int], placements: Iterable[int]) -> tuple[int, ...]:
+    return len(shape), *shape, *ranks, *placements
 
 
-def _merge(ranges: Iterable[range]) -> list[range]:
-    """Joins adjacent ranges and drops empty ones."""
-    merged: list[range] = []
-    for indices in ranges:
-        if merged and merged[-1].stop == indices.start:
-            merged[-1] = range(merged[-1].start, indices.stop)
-        elif indices:
-            merged.append(indices)
-    return merged
+@lru_cache(maxsize=4096)
+def _local_tensor(
+    mesh_shape: tuple[int, ...], placements: tuple[int, ...], coordinate: tuple[int, ...], shape: tuple[int, ...]
+) -> LocalTensor:
+    # Indices do not depend on the numbers of the ranks.
+    layout = _encode(mesh_shape, range(math.prod(mesh_shape)), placements)
+    numbers = iter(Mesh.indices(layout, shape, coordinate))
+    indices = [[range(next(numbers), next(numbers)) for _ in range(next(numbers))] for _ in shape]
+    regions = [
+        (
+            Region((part.start, len(part), 1) for _, part in parts),
+            Region((offset, len(part), 1) for offset, part in parts),
+        )
+        for parts in product(*map(_with_offsets, indices))
+    ]
+    return LocalTensor(tuple(sum(map(len, ranges)) for ranges in indices), regions)
 
 
 def _with_offsets(ranges: Iterable[range]) -> Iterator[tuple[int, range]]:
@@ -111,9 +111,3 @@ def _with_offsets(ranges: Iterable[range]) -> Iterator[tuple[int, range]]:
     for indices in ranges:
         yield offset, indices
         offset += len(indices)
-
-
-def _local_region(parts: Sequence[tuple[int, range]]) -> LocalRegion:
-    """Returns the region that the ranges of all dimensions select. Each range comes with its local offset."""
-    shard = Region((indices.start, len(indices), 1) for _, indices in parts)
-    return LocalRegion(shard, Region((offset, len(indices), 1) for offset, indices in parts))

@@ -2,23 +2,23 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.region import Region
 from fst._core.arguments import Dtype, Paths, VerifyRequest, dtype_of, names_of, verify_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group, cut
 from fst._core.interrupts import defer_interrupts
-from fst._distributed.dtensors import mesh_shards, normalize_placements
-from fst._distributed.layout import LocalLayout, local_layout
-from fst._distributed.load import ShardSelection, load_shards, open_and_gather
-from fst._distributed.meshes import check_group, is_device_mesh, mesh_device, mesh_group, mesh_position
+from fst._distributed.dtensors import normalize_placements
+from fst._distributed.load import ShardSelection, open_and_gather, prepare_load, run_load
+from fst._distributed.meshes import MeshLayouts, check_group, is_device_mesh, mesh_device, mesh_group
 from fst._distributed.placements import placements_by_name
-from fst._distributed.shards import ShardRequest
+from fst._distributed.shards import Shard, ShardRequest, local_shards
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     MeshPlacements = Mapping[str, TensorPlacements] | Callable[[str, torch.Size], TensorPlacements] | TensorPlacements
 
 _META = torch.device("meta")
+_DIGEST_BYTES = 32
 
 
 def load_distributed(
@@ -110,63 +111,99 @@ def load_distributed(
             group = mesh_group(mesh)
         check_group(group, mesh)
 
-        def select(
-            checkpoint: OpenCheckpoint,
-        ) -> "tuple[tuple[OpenCheckpoint, dict[str, list[Placement]], torch.device, Dtype], bytes]":
+        def select(checkpoint: OpenCheckpoint) -> "tuple[tuple[_MeshSelection, Tensor], bytes]":
             load_device, load_dtype, selected = read_arguments()
             by_name = _mesh_placements(placements, checkpoint, selected, mesh)
-            digest = hashlib.sha256(_encode(by_name).encode()).digest()
-            return (checkpoint, by_name, load_device, load_dtype), digest
+            selection = _select_shards(checkpoint, mesh, by_name, group, load_device, load_dtype)
+            encoded, message = prepare_load(selection.shards, strategy, window_bytes)
+            return (selection, encoded), hashlib.sha256(json.dumps(_texts(by_name)).encode()).digest() + message
 
         # Communicates as for the CPU until all ranks know their device.
         control_group = Group.of(group, torch.device("cpu"))
-        (checkpoint, by_name, load_device, load_dtype), digests = open_and_gather(
+        (selection, encoded), messages = open_and_gather(
             paths, control_group, select, verify_of(verify), encryption_key
         )
-        load_group = Group.of(group, load_device)
-        if len(set(digests)) > 1:
-            _raise_difference(by_name, load_group)
-        position = mesh_position(mesh, group)
-        layouts = {
-            name: local_layout(checkpoint.tensors[name].shape, mesh_shards(tensor_placements), position)
-            for name, tensor_placements in by_name.items()
-        }
-        requests = [ShardRequest(name, shard) for name, layout in layouts.items() for shard, _ in layout.regions]
-        selection = ShardSelection(checkpoint, requests, load_group, load_device, load_dtype)
-        loaded = iter(load_shards(selection, strategy, window_bytes))
-        like = checkpoint.load_tensors(list(by_name), _META, load_dtype)
-        local_tensors = load_group.run_on_all(
-            lambda: [
-                _assemble(layout, loaded, tensor, load_device)
-                for layout, tensor in zip(layouts.values(), like, strict=True)
-            ]
-        )
-    return _as_dtensors(checkpoint, mesh, by_name, local_tensors)
+        by_name, of_tensors, shards = selection
+        if len({message[:_DIGEST_BYTES] for message in messages}) > 1:
+            _raise_difference(by_name, shards.group)
+        loaded = iter(run_load(shards, encoded, [message[_DIGEST_BYTES:] for message in messages]))
+        local_tensors = shards.group.run_on_all(lambda: [_assemble(parts, loaded) for parts in of_tensors])
+    return _as_dtensors(shards.checkpoint, mesh, by_name, local_tensors)
+
+
+class _MeshSelection(NamedTuple):
+    """Shards of DTensors.
+
+    Attributes:
+        by_name: Normalized placements of each tensor, one for each mesh dimension.
+        of_tensors: For each tensor its shards, each with the region of the local tensor that it is loaded into.
+        shards: The shards of all tensors.
+    """
+
+    by_name: "dict[str, tuple[Placement, ...]]"
+    of_tensors: list[list[tuple[Shard, Region]]]
+    shards: ShardSelection
+
+
+def _select_shards(
+    checkpoint: OpenCheckpoint,
+    mesh: "DeviceMesh",
+    by_name: "dict[str, tuple[Placement, ...]]",
+    process_group: "ProcessGroup",
+    device: torch.device,
+    dtype: Dtype,
+) -> _MeshSelection:
+    """Selects the shards of this rank, which is in the mesh."""
+    layouts = MeshLayouts(process_group)
+    layout_of = {id(placements): layouts.of(mesh, placements) for placements in _distinct(by_name.values())}
+    requests: list[ShardRequest] = []
+    of_tensors: list[list[tuple[Shard, Region]]] = []
+    for name, placements in by_name.items():
+        parts = local_shards(layout_of[id(placements)], checkpoint.shapes[name])
+        requests += [ShardRequest(name, shard) for shard, _ in parts]
+        of_tensors.append(parts)
+    shards = ShardSelection(checkpoint, requests, Group.of(process_group, device), device, dtype)
+    return _MeshSelection(by_name, of_tensors, shards)
 
 
 def _mesh_placements(
     placements: "MeshPlacements", checkpoint: OpenCheckpoint, names: Sequence[str] | None, mesh: "DeviceMesh"
-) -> "dict[str, list[Placement]]":
-    """Returns normalized placements, one for each mesh dimension, of all tensors that are not skipped."""
+) -> "dict[str, tuple[Placement, ...]]":
+    """Returns normalized placements, one for each mesh dimension, of all tensors that are not skipped.
+
+    Equal placements are mostly one object, which saves time later.
+    """
     by_name = {}
+    # Results by number of dimensions and the identities of the placements, which the values keep alive.
+    known: dict[tuple[int, ...], tuple[list[Any], tuple[Placement, ...]]] = {}
     for name, tensor_placements in placements_by_name(placements, checkpoint, names).items():
         if tensor_placements is not None:
-            try:
-                items = tensor_placements if isinstance(tensor_placements, list | tuple) else [tensor_placements]
-                by_name[name] = normalize_placements(items, checkpoint.tensors[name].ndim, mesh.ndim)
-            except (TypeError, ValueError) as error:
-                raise type(error)(f'tensor "{name}": {error}') from None
+            items = tensor_placements if isinstance(tensor_placements, list | tuple) else [tensor_placements]
+            ndim = len(checkpoint.shapes[name])
+            key = ndim, *map(id, items)
+            if key not in known:
+                try:
+                    known[key] = list(items), normalize_placements(items, ndim, mesh.ndim)
+                except (TypeError, ValueError) as error:
+                    raise type(error)(f'tensor "{name}": {error}') from None
+            by_name[name] = known[key][1]
     return by_name
 
 
-def _encode(by_name: "dict[str, list[Placement]]") -> str:
-    return json.dumps([[name, str(placements)] for name, placements in by_name.items()])
+def _texts(by_name: "dict[str, tuple[Placement, ...]]") -> dict[str, str]:
+    texts = {id(placements): str(list(placements)) for placements in _distinct(by_name.values())}
+    return {name: texts[id(placements)] for name, placements in by_name.items()}
 
 
-def _raise_difference(by_name: "dict[str, list[Placement]]", group: Group) -> None:
+def _distinct(placements: "Iterable[tuple[Placement, ...]]") -> "Iterable[tuple[Placement, ...]]":
+    """Returns each object once."""
+    return {id(each): each for each in placements}.values()
+
+
+def _raise_difference(by_name: "dict[str, tuple[Placement, ...]]", group: Group) -> None:
     """Raises the same ValueError on all ranks for a tensor whose placements differ between ranks."""
-    own = _encode(by_name)
-    first, other = (dict(json.loads(text)) for text in (group.broadcast_text(own if group.rank == 0 else None, 0), own))
+    other = _texts(by_name)
+    first = json.loads(group.broadcast_text(json.dumps(other) if group.rank == 0 else None, 0))
     name = next((name for name in first | other if first.get(name) != other.get(name)), None)
     difference = b""
     if name is not None:
@@ -177,20 +214,22 @@ def _raise_difference(by_name: "dict[str, list[Placement]]", group: Group) -> No
     raise ValueError(next(filter(None, group.all_gather_bytes(difference))).decode())
 
 
-def _assemble(layout: LocalLayout, loaded: Iterator[Tensor], like: Tensor, device: torch.device) -> Tensor:
-    """Returns a local tensor, made of the next tensors in `loaded`. `like` has its dtype."""
-    if len(layout.regions) == 1:
+def _assemble(parts: Sequence[tuple[Shard, Region]], loaded: Iterator[Tensor]) -> Tensor:
+    """Returns a local tensor, made of the next tensors in `loaded`, one for each region."""
+    if len(parts) == 1:
         return next(loaded)
-    local = like.new_empty(layout.shape, device=device)
-    for _, region in layout.regions:
-        region.view(local).copy_(next(loaded))
+    values = [next(loaded) for _ in parts]
+    regions = [region for _, region in parts]
+    local = values[0].new_empty([max(start + length for start, length, _ in dim) for dim in zip(*regions, strict=True)])
+    for region, value in zip(regions, values, strict=True):
+        region.view(local).copy_(value)
     return local
 
 
 def _as_dtensors(
     checkpoint: OpenCheckpoint,
     mesh: "DeviceMesh",
-    by_name: "dict[str, list[Placement]]",
+    by_name: "dict[str, tuple[Placement, ...]]",
     local_tensors: Sequence[Tensor],
 ) -> "dict[str, DTensor]":
     from torch.distributed.tensor import DTensor

@@ -1,14 +1,16 @@
 """Ranks, process groups and devices of a `DeviceMesh`."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence, Set
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from fst._core.arguments import device_of
-from fst._distributed.layout import MeshPosition
+from fst._distributed.layout import MeshLayout, MeshShard
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -32,15 +34,95 @@ def mesh_ranks(mesh: "DeviceMesh") -> list[int]:
     return ranks
 
 
-def mesh_position(mesh: "DeviceMesh", process_group: "ProcessGroup | None") -> MeshPosition:
-    """Returns this rank's position in a mesh that contains it, for a load by the ranks of a process group."""
-    # `get_local_rank` follows the order of the mesh, which may differ from the order of the global ranks.
-    coordinate = tuple(mesh.get_local_rank(dim) for dim in range(mesh.ndim))
-    is_group = False
-    if mesh.ndim == 1 and process_group is not None:
-        mesh_order = dist.get_process_group_ranks(mesh.get_group())
-        is_group = dist.get_process_group_ranks(process_group) == mesh_order
-    return MeshPosition(tuple(mesh.shape), coordinate, is_group)
+def mesh_coordinate(mesh: "DeviceMesh") -> tuple[int, ...]:
+    """Returns this rank's coordinate in a mesh that contains it."""
+    # Collectives sort the ranks of each mesh dimension, and `get_local_rank` counts in that order.
+    return tuple(mesh.get_local_rank(dim) for dim in range(mesh.ndim))
+
+
+class MeshLayouts:
+    """Layouts over meshes that contain this rank, for a load by the ranks of a process group.
+
+    Without a process group, the planner knows none of them.
+    """
+
+    def __init__(self, process_group: "ProcessGroup | None") -> None:
+        ranks = [] if process_group is None else dist.get_process_group_ranks(process_group)
+        self._group_ranks = {rank: index for index, rank in enumerate(ranks)}
+        self._places: dict[DeviceMesh, _Place] = {}
+        self._layouts: dict[tuple[DeviceMesh, tuple[Any, ...]], MeshLayout] = {}
+
+    def of(self, mesh: "DeviceMesh", placements: Sequence[Any]) -> MeshLayout:
+        """Returns the layout of normalized placements on a mesh, always the same object."""
+        key = mesh, tuple(placements)
+        layout = self._layouts.get(key)
+        if layout is None:
+            place = self._places.get(mesh)
+            if place is None:
+                place = self._places[mesh] = self._place(mesh)
+            shards = [None] * (len(place.shape) - mesh.ndim) + mesh_shards(placements)
+            layout = self._layouts[key] = MeshLayout(place.shape, place.ranks, shards, place.coordinate)
+        return layout
+
+    def _place(self, mesh: "DeviceMesh") -> "_Place":
+        """Describes a mesh, and its copies among the ranks of the group as one mesh with another dimension.
+
+        All ranks of all copies have the same description.
+        """
+        coordinate = mesh_coordinate(mesh)
+        own_place = _Place(tuple(mesh.shape), None, coordinate)
+        if not self._group_ranks:
+            return own_place
+        rank = dist.get_rank()
+        copies = _copies(mesh, rank, self._group_ranks.keys())
+        for dim in range(1, copies.ndim):
+            copies = copies.sort(dim).values
+        [[copy, *position]] = (copies == rank).nonzero().tolist()
+        ranks = copies.flatten().tolist()
+        if tuple(position) != coordinate or not self._group_ranks.keys() >= set(ranks):
+            return own_place
+        numbers = tuple(self._group_ranks[rank] for rank in ranks)
+        if len(copies) == 1:
+            return own_place._replace(ranks=numbers)
+        return _Place(tuple(copies.shape), numbers, (copy, *coordinate))
+
+
+def mesh_shards(placements: Sequence[Any]) -> list[MeshShard | None]:
+    """Returns the sharded tensor dimension for each normalized placement, or `None` where the tensor is replicated."""
+    return [
+        MeshShard(placement.dim, getattr(placement, "split_factor", 1)) if hasattr(placement, "dim") else None
+        for placement in placements
+    ]
+
+
+class _Place(NamedTuple):
+    """Place of this rank in a mesh. `ranks` are numbers of the group, or `None` if the group does not have them all."""
+
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...] | None
+    coordinate: tuple[int, ...]
+
+
+def _copies(mesh: "DeviceMesh", rank: int, group_ranks: Set[int]) -> Tensor:
+    """Returns the ranks of a mesh and of its copies in the group: parallel parts of the mesh that it is a part of."""
+    own: Tensor = mesh.mesh
+    # PyTorch has no public access to the mesh of which another is a part.
+    root: Tensor = mesh._get_root_mesh().mesh if hasattr(mesh, "_get_root_mesh") else own
+    for _, whole in _parts(root, rank):
+        if whole.numel() == len(group_ranks) and group_ranks == set(whole.flatten().tolist()):
+            for dims, part in _parts(whole, rank):
+                if torch.equal(part.flatten(), own.flatten()):
+                    others = [dim for dim in range(whole.ndim) if dim not in dims]
+                    return whole.permute(*others, *dims).reshape(-1, *own.shape)
+    return own[None]
+
+
+def _parts(mesh: Tensor, rank: int) -> Iterator[tuple[list[int], Tensor]]:
+    """Yields the parts of a mesh that contain a rank, each with the dimensions of the mesh that it has."""
+    for [*place] in (mesh == rank).nonzero().tolist():
+        for are_kept in product([True, False], repeat=mesh.ndim):
+            index = tuple(slice(None) if is_kept else at for is_kept, at in zip(are_kept, place, strict=True))
+            yield [dim for dim, is_kept in enumerate(are_kept) if is_kept], mesh[index]
 
 
 def mesh_group(mesh: "DeviceMesh") -> "ProcessGroup":

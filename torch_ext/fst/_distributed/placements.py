@@ -28,7 +28,7 @@ def shard_requests(
 ) -> list[ShardRequest]:
     """Returns this rank's requests in the order of the files, given arguments of `load_sharded`, with its errors."""
     found = placements_by_name(placements, checkpoint, names)
-    shards = {name: _shard_of(placement, name, checkpoint.tensors[name].shape) for name, placement in found.items()}
+    shards = {name: _shard_of(placement, name, checkpoint.shapes[name]) for name, placement in found.items()}
     return [ShardRequest(name, shard) for name, shard in shards.items() if shard is not None]
 
 
@@ -43,7 +43,7 @@ def placements_by_name(
         _check_name(name, checkpoint)
     placement_of = _lookup(placements, checkpoint)
     selected = set(checkpoint.tensors if names is None else names)
-    return {name: placement_of(name, tensor.shape) for name, tensor in checkpoint.tensors.items() if name in selected}
+    return {name: placement_of(name, shape) for name, shape in checkpoint.shapes.items() if name in selected}
 
 
 def _check_name(name: str, checkpoint: OpenCheckpoint) -> None:

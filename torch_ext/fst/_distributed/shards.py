@@ -1,12 +1,14 @@
 """Shards of tensors that a rank requests, and their encoding for the planner."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fst._checkpoint.region import Region
+from fst._distributed.layout import MeshLayout, MeshShard
 
 
 class Replicated(NamedTuple):
@@ -23,8 +25,8 @@ class Sharded(NamedTuple):
     dim: int
 
 
-# The steps of a region are 1.
-Shard = Replicated | Sharded | Region
+# A mesh layout is this rank's local tensor, which is one region. The steps of a region are 1.
+Shard = Replicated | Sharded | MeshLayout | Region
 
 
 class ShardRequest(NamedTuple):
@@ -37,19 +39,37 @@ class ShardRequest(NamedTuple):
 def encode(requests: Sequence[ShardRequest], positions: Mapping[str, int]) -> Tensor:
     """Encodes the requests of a rank for the planner, as int64 on the CPU.
 
-    A request is the position of its tensor in the checkpoint, the kind of shard, and the numbers of the shard.
+    The number of layouts and the layouts come first. A request is the position of its tensor in the checkpoint, the
+    kind of shard, and the numbers of the shard.
     """
+    layouts: dict[MeshLayout, int] = {}
     numbers: list[int] = []
     for name, shard in requests:
-        numbers.append(positions[name])
         match shard:
+            case MeshLayout():
+                numbers += positions[name], 3, layouts.setdefault(shard, len(layouts))
             case Replicated():
-                numbers.append(0)
+                numbers += positions[name], 0
             case Sharded(dim):
-                numbers += 1, dim
+                numbers += positions[name], 1, dim
             case Region(starts, lengths):
-                numbers += 2, *starts, *lengths
-    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+                numbers += positions[name], 2, *starts, *lengths
+    encoded = [number for layout in layouts for number in layout.encode()]
+    return torch.tensor([len(layouts), *encoded, *numbers], dtype=torch.int64, device="cpu")
+
+
+@lru_cache(maxsize=1024)
+def local_shards(layout: MeshLayout, shape: tuple[int, ...]) -> list[tuple[Shard, Region]]:
+    """Returns the shards that make up this rank's local tensor, each with its region of the local tensor.
+
+    A local tensor of one region has a shard that is equal on all ranks, which makes the agreement on a plan cheap.
+    """
+    if layout.is_replicated:
+        return [(Replicated(), Region.whole(shape))]
+    local = layout.local(shape)
+    if layout.is_known and len(local.regions) < 2:
+        return [(layout, Region.whole(local.shape))]
+    return list(local.regions) or [(local.region, local.region)]
 
 
 def region_of(shard: Shard, shape: Sequence[int], rank: int, size: int) -> Region:
@@ -64,15 +84,8 @@ def region_of(shard: Shard, shape: Sequence[int], rank: int, size: int) -> Regio
         case Sharded(dim):
             if not -len(shape) <= dim < len(shape):
                 raise ValueError(f"dimension {dim} of a tensor with shape {list(shape)}")
-            chunk = chunk_of(shape[dim], rank, size)
-            return Region.whole(shape).replace(dim % len(shape), (chunk.start, len(chunk), 1))
+            chunks = MeshLayout((size,), range(size), [MeshShard(dim % len(shape), 1)], (rank,))
+            return chunks.local(shape).region
+        case MeshLayout():
+            return shard.local(shape).region
     return Region.whole(shape)
-
-
-def chunk_of(length: int, index: int, count: int) -> range:
-    """Returns the indices of chunk `index` if `torch.chunk` splits a dimension into `count` chunks.
-
-    `torch.chunk` may return fewer chunks; the missing ones are empty here.
-    """
-    chunk_length = -(-length // count)
-    return range(min(index * chunk_length, length), min((index + 1) * chunk_length, length))

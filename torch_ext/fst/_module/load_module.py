@@ -18,7 +18,7 @@ from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.dtensors import is_dtensor, reshard
 from fst._distributed.load import device_message, fill_shards, open_for_group
-from fst._distributed.meshes import enclosing_mesh, mesh_device, mesh_group
+from fst._distributed.meshes import MeshLayouts, enclosing_mesh, mesh_device, mesh_group
 from fst._distributed.shards import ShardRequest
 from fst._module.check import check_match, differing_on_any, tied_names
 from fst._module.hooks import call_post_hooks
@@ -186,7 +186,8 @@ def _load_together(match: Match, checkpoint: OpenCheckpoint, options: ModuleOpti
         out = [(each.stored_names[0], each.tensor) for each in kept]
         out += [(each.stored_names[0], value) for each, value in replacements]
         out += [(name, state) for (_, name), state in zip(match.extra_states, extra_states, strict=True)]
-        shards = [shard for name, tensor in out for shard in requested_shards(name, tensor, group)]
+        layouts = MeshLayouts(group.process_group)
+        shards = [shard for name, tensor in out for shard in requested_shards(name, tensor, layouts)]
         return (_Loaded(replacements, extra_states), shards), device_message([tensor for _, tensor in shards])
 
     (loaded, shards), gathered = group.gather_results(allocate)

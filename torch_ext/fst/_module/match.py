@@ -11,7 +11,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from fst._distributed.dtensors import dtensor_layout, is_dtensor, local_tensor
+from fst._distributed.dtensors import is_dtensor, local_tensor
+from fst._distributed.meshes import MeshLayouts
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -126,12 +127,13 @@ def _dtensor_mismatch(tensor: "DTensor") -> str | None:
         return f"its placements {tensor.placements} include a pending reduction"
     if tensor.device_mesh.get_coordinate() is None:
         return None
-    local, layout = local_tensor(tensor), dtensor_layout(tensor)
-    if local.shape != layout.shape:
+    layout = MeshLayouts(None).of(tensor.device_mesh, tensor.placements)
+    local, expected = local_tensor(tensor), layout.local(tensor.shape)
+    if local.shape != expected.shape:
         # PyTorch does not support this layout either: `full_tensor` hangs.
         return (
             f"the local tensor of this rank has the shape {list(local.shape)}, but its placements {tensor.placements} "
-            f"give {list(layout.shape)}; a dimension that is sharded twice has to divide evenly"
+            f"give {list(expected.shape)}; a dimension that is sharded twice has to divide evenly"
         )
     return fill_problem(local)
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fst._core.group import Group
-from fst._distributed.dtensors import dtensor_layout, is_dtensor, local_tensor
-from fst._distributed.shards import Replicated, ShardRequest
+from fst._distributed.dtensors import is_dtensor, local_tensor
+from fst._distributed.meshes import MeshLayouts
+from fst._distributed.shards import Replicated, ShardRequest, local_shards
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -19,11 +19,12 @@ def meshes_of(tensors: Iterable[Tensor]) -> "list[DeviceMesh]":
     return [mesh for mesh in meshes if mesh.get_coordinate() is not None]
 
 
-def requested_shards(name: str, tensor: Tensor, group: Group) -> Iterator[tuple[ShardRequest, Tensor]]:
+def requested_shards(name: str, tensor: Tensor, layouts: MeshLayouts) -> Iterator[tuple[ShardRequest, Tensor]]:
     """Yields a request for each region of this rank's tensor, with the view that it fills."""
     if not is_dtensor(tensor):
         yield ShardRequest(name, Replicated()), tensor
     elif tensor.device_mesh.get_coordinate() is not None:
         local = local_tensor(tensor)
-        for shard, region in dtensor_layout(tensor, group.process_group).regions:
+        layout = layouts.of(tensor.device_mesh, tensor.placements)
+        for shard, region in local_shards(layout, tensor.shape):
             yield ShardRequest(name, shard), region.view(local)

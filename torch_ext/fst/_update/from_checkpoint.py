@@ -10,6 +10,7 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.encryption_key import EncryptionKey
 from fst._core.urls import without_secrets
 from fst._distributed.load import open_for_group
+from fst._distributed.meshes import MeshLayouts
 from fst._module.check import ModuleMismatchError, check_match, differing_on_any, tied_names
 from fst._module.match import match_tensors
 from fst._update.checkpoint_source import staged_changes, whole_tensors
@@ -30,9 +31,10 @@ def prepare_from_checkpoint(
     else:
         checkpoint = open_for_group(paths, group, verify, encryption_key)
     tensors = dict(named)
+    layouts = MeshLayouts(group.process_group)
     if transform is not None:
         parts = [
-            part for name in dict.fromkeys(aliases.values()) for part in parts_of(name, name, tensors[name], group)
+            part for name in dict.fromkeys(aliases.values()) for part in parts_of(name, name, tensors[name], layouts)
         ]
         first = next((staging.device_for(part.tensor) for part in parts), torch.device("cpu"))
         devices = [(name, tensors[name].device if name in tensors else first) for name in checkpoint.names()]
@@ -64,7 +66,7 @@ def prepare_from_checkpoint(
         def after() -> None:
             finish_load(common, None)
 
-    parts = list(given) or [part for stored, name, tensor in pairs for part in parts_of(stored, name, tensor, group)]
+    parts = list(given) or [part for stored, name, tensor in pairs for part in parts_of(stored, name, tensor, layouts)]
     changing = {aliases[name] for _, name, _ in pairs}
     return Prepared(parts, changing, lambda: staged_changes(checkpoint, parts, group, staging), version, after)
 

@@ -10,6 +10,7 @@ from fst._core.delta_chain import DeltaChain
 from fst._core.encryption_key import EncryptionKey
 from fst._core.staged_update import StagedChange, write_changes
 from fst._core.urls import without_secrets
+from fst._distributed.meshes import MeshLayouts
 from fst._distributed.shards import Replicated
 from fst._module.check import ModuleMismatchError
 from fst._update.checkpoint_source import batches
@@ -39,7 +40,8 @@ def prepare_from_delta(
         # A tied tensor changes once.
         first = {common.aliases[name]: name for name in reversed(names)}
         changing = set(first)
-        parts = [part for own, name in first.items() for part in parts_of(name, own, tensors[name], common.group)]
+        layouts = MeshLayouts(common.group.process_group)
+        parts = [part for own, name in first.items() for part in parts_of(name, own, tensors[name], layouts)]
         changes = _changes(common, chain, parts)
     return Prepared([], changing, lambda: changes, chain.version(), lambda: finish_load(common, None), chain.unverified)
 
@@ -106,7 +108,8 @@ def _base_changes(
     """Yields the changes of a copy of the base version in host memory, and of the tensors derived from it."""
     group, staging = common.group, common.staging
     tensors = dict(common.named)
-    parts = {own: parts_of(own, own, tensors[own], group) for own in dict.fromkeys(common.aliases.values())}
+    layouts = MeshLayouts(group.process_group)
+    parts = {own: parts_of(own, own, tensors[own], layouts) for own in dict.fromkeys(common.aliases.values())}
     base_changes: list[StagedChange] = []
 
     def loaded() -> Iterator[list[tuple[str, Tensor]]]:

@@ -11,6 +11,7 @@ from fst._checkpoint.region import Region
 from fst._core.arguments import list_of, names_of
 from fst._core.group import Group
 from fst._distributed.dtensors import is_dtensor, local_tensor
+from fst._distributed.meshes import MeshLayouts
 from fst._distributed.shards import Replicated, Shard, region_of
 from fst._module.match import fill_problem, identity_of, own_tensors
 from fst._module.shards import requested_shards
@@ -92,12 +93,12 @@ def storages_of(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor
     return local
 
 
-def parts_of(stored: str, name: str, tensor: Tensor, group: Group) -> list[Part]:
+def parts_of(stored: str, name: str, tensor: Tensor, layouts: MeshLayouts) -> list[Part]:
     """Returns the parts of a tensor that this rank holds."""
     shape = tuple(tensor.shape)
     return [
         Part(name, stored, shape, request.shard, view.detach())
-        for request, view in requested_shards(stored, tensor, group)
+        for request, view in requested_shards(stored, tensor, layouts)
     ]
 
 

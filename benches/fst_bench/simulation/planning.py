@@ -1,0 +1,181 @@
+"""Cost of opening and planning a load, for one rank of a large group that is simulated in one process.
+
+The rank runs `fst.load_distributed` until all ranks have agreed on the plan. Collectives count bytes instead of moving
+them: every rank of the group sends the same messages, and this is checked for the first rank and the last.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import fst
+from fst._distributed import load
+from fst._distributed.exchange import window_traffic
+
+from .layout import BY_COLUMNS, BY_ROWS, NODE_RANKS
+
+# Planning follows a load of the same files in a process that has imported everything.
+_FORK = multiprocessing.get_context("fork")
+
+
+class Cost(NamedTuple):
+    """Cost of one rank until the ranks have agreed on the plan of a load.
+
+    Attributes:
+        cpu_seconds: CPU time.
+        sent_bytes, received_bytes: Bytes that collectives take from this rank, and give it from others.
+        memory_bytes: Growth of the largest resident memory.
+        windows: Windows of the plan.
+    """
+
+    cpu_seconds: float
+    sent_bytes: int
+    received_bytes: int
+    memory_bytes: int
+    windows: int
+
+
+class PlannedLayout(NamedTuple):
+    """Layout of all tensors over a mesh. `mesh_shape` gives the mesh for a number of ranks."""
+
+    title: str
+    mesh_shape: Callable[[int], tuple[int, ...]]
+    placements: Any
+
+
+# As `parallelize_module` and `fully_shard` place tensors together.
+_ROWS = [_StridedShard(0, split_factor=NODE_RANKS), Shard(0)]
+_COLUMNS = [Shard(0), Shard(1)]
+_REST = [Shard(0), Replicate()]
+
+
+def _with_tensor_parallel(name: str, shape: torch.Size) -> Sequence[Any]:
+    module = name.split(".")[-2]
+    return _ROWS if module in BY_ROWS else _COLUMNS if module in BY_COLUMNS else _REST
+
+
+PLANNED: Sequence[PlannedLayout] = (
+    PlannedLayout("FSDP", lambda ranks: (ranks,), Shard(0)),
+    PlannedLayout(
+        "FSDP + tensor-parallel in each node", lambda ranks: (ranks // NODE_RANKS, NODE_RANKS), _with_tensor_parallel
+    ),
+)
+
+
+@dataclass
+class _Collectives:
+    """Collectives of one rank, of which all others send what it does.
+
+    Attributes:
+        rank, ranks: This rank, and the number of ranks.
+        broadcasts: Data of broadcasts: those that rank 0 has sent, or will receive from it.
+        sent: Messages of this rank to all.
+    """
+
+    rank: int
+    ranks: int
+    broadcasts: list[Tensor]
+    sent: list[bytes] = field(default_factory=list)
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+    def broadcast(self, data: Tensor, group: Any, group_src: int, async_op: bool) -> Any:
+        if group_src != 0:
+            raise ValueError(f"rank {group_src} broadcasts, so ranks send different requests")
+        if self.rank == 0:
+            self.broadcasts.append(data.clone())
+            self.sent_bytes += data.nbytes
+        else:
+            data.copy_(self.broadcasts.pop(0))
+            self.received_bytes += data.nbytes
+        return mock.Mock()
+
+    def all_to_all_single(self, received: Tensor, data: Tensor, group: Any, async_op: bool) -> Any:
+        received.copy_(data)
+        own = data.view(self.ranks, -1)[0]
+        self.sent.append(own.numpy().tobytes())
+        self.sent_bytes += data.nbytes - own.nbytes
+        self.received_bytes += data.nbytes - own.nbytes
+        return mock.Mock()
+
+
+class _Planned(BaseException):
+    """Ends a load whose plan all ranks have agreed on."""
+
+
+def planning_costs(paths: Sequence[Path], layout: PlannedLayout, ranks: int) -> tuple[Cost, Cost]:
+    """Returns the costs of the first rank and of the last."""
+    first, broadcasts, sent = _in_child(paths, layout, 0, ranks, [])
+    last, _, others = _in_child(paths, layout, ranks - 1, ranks, broadcasts)
+    if sent != others:
+        raise ValueError("the first rank and the last send different messages")
+    return first, last
+
+
+def _in_child(*arguments: Any) -> Any:
+    """Returns the result of `_run_rank` in a process that has loaded nothing before."""
+    receiver, sender = _FORK.Pipe(duplex=False)
+    child = _FORK.Process(target=lambda: sender.send_bytes(pickle.dumps(_run_rank(*arguments))))
+    child.start()
+    sender.close()
+    try:
+        return pickle.loads(receiver.recv_bytes())
+    finally:
+        child.join()
+
+
+def _run_rank(
+    paths: Sequence[Path], layout: PlannedLayout, rank: int, ranks: int, broadcasts: list[Tensor]
+) -> tuple[Cost, list[Tensor], list[bytes]]:
+    """Plans a load as one rank. Returns its cost, the broadcasts of rank 0, and the messages of this rank to all."""
+    # Loads to a GPU do not map files either.
+    os.environ["FST_READER"] = "pread"
+    torch.set_num_threads(1)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    names = ("data", "model")
+    shape = layout.mesh_shape(ranks)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names[: len(shape)])
+    collectives = _Collectives(rank, ranks, list(broadcasts))
+    windows = 0
+
+    def agree_on_plan(checkpoint: Any, encoded: Tensor, summaries: Any, group: Any, load_own: Any) -> Any:
+        nonlocal windows
+        plan, _ = agree(checkpoint, encoded, summaries, group, lambda plan: None)
+        windows = plan.window_count()
+        for window in range(windows):
+            window_traffic(plan, rank, ranks, window)
+        raise _Planned
+
+    agree = load.agree_on_plan
+    memory, seconds = _peak_memory(), time.process_time()
+    with (
+        mock.patch.object(load, "agree_on_plan", agree_on_plan),
+        mock.patch.object(dist, "broadcast", collectives.broadcast),
+        mock.patch.object(dist, "all_to_all_single", collectives.all_to_all_single),
+        contextlib.suppress(_Planned),
+    ):
+        fst.load_distributed(list(map(str, paths)), mesh, layout.placements)
+    seconds, memory = time.process_time() - seconds, _peak_memory() - memory
+    cost = Cost(seconds, collectives.sent_bytes, collectives.received_bytes, memory, windows)
+    return cost, collectives.broadcasts, collectives.sent
+
+
+def _peak_memory() -> int:
+    """Returns the largest resident memory of this process in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
