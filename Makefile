@@ -171,7 +171,7 @@ bench-gpu-model: ## where the time of a load to an H100 goes, on a driver that t
 	cargo bench --no-default-features --bench gpu_model -- $(MODEL_ARGS) | tee bench-results/gpu-model.txt
 
 .PHONY: simulate
-simulate: build ## plans for large models and up to 512 ranks, counted (SIMULATE_ARGS="--help")
+simulate: build ## plans for large models and groups, and the cost of planning (SIMULATE_ARGS="--help")
 	$(IN_VENV) python -m fst_bench.simulation $(SIMULATE_ARGS)
 
 .PHONY: gpu-check

@@ -61,6 +61,11 @@ OpenCheckpoint::Entry OpenCheckpoint::entry(const std::string& name) const {
           static_cast<int64_t>(info.begin), static_cast<int64_t>(info.header_begin), info.kind};
 }
 
+std::vector<int64_t> OpenCheckpoint::shapes() const {
+  const auto numbers = call_core([&] { return checkpoint_->shapes(); });
+  return {numbers.begin(), numbers.end()};
+}
+
 std::vector<int64_t> OpenCheckpoint::module_indices(Strings names) const {
   const auto converted = to_rust(names);
   const auto indices = call_core([&] { return checkpoint_->module_indices(slice_of(converted)); });

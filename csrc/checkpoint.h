@@ -42,6 +42,10 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // Returns the names of all tensors, in the order of the files and of the bytes in each file.
   std::vector<std::string> names() const;
 
+  // Returns the number of distinct shapes, the number of dimensions and the sizes of each, and for each tensor, in the
+  // order of `names`, the index of its shape.
+  std::vector<int64_t> shapes() const;
+
   // Returns the metadata of the only file. Throws if there are several.
   c10::Dict<std::string, std::string> metadata() const;
 

@@ -287,6 +287,7 @@ TORCH_LIBRARY(fst, m) {
       .def("headers", &OpenCheckpoint::headers)
       .def("is_encrypted", &OpenCheckpoint::is_encrypted)
       .def("names", &OpenCheckpoint::names)
+      .def("shapes", &OpenCheckpoint::shapes)
       .def("metadata", &OpenCheckpoint::metadata)
       .def("texts", &OpenCheckpoint::texts)
       .def("entry", &OpenCheckpoint::entry, "", {torch::arg("name")})

@@ -280,6 +280,7 @@ mod ffi {
         fn open(paths: &[String], request: &OpenRequest) -> Result<Box<Checkpoint>>;
         fn export_headers(self: &Checkpoint) -> Result<Vec<u8>>;
         fn tensor_names(self: &Checkpoint) -> Vec<String>;
+        fn shapes(self: &Checkpoint) -> Result<Vec<i64>>;
         fn metadata(self: &Checkpoint) -> Result<Vec<MetadataEntry>>;
         fn metadata_by_file(self: &Checkpoint) -> Vec<FileMetadata>;
         fn tensor_info(self: &Checkpoint, name: &str) -> Result<TensorInfo>;

@@ -83,8 +83,10 @@ class Planner:
         )
 
     def _encode(self, requests: Sequence[ShardRequest]) -> Tensor:
-        """Encodes requests as `GroupPlan` takes them: tensor position, kind of shard, numbers of the shard."""
-        numbers: list[int] = []
+        """Encodes requests as `GroupPlan` takes them: no mesh layouts, and for each request the tensor's position, the
+        kind of shard and the numbers of the shard.
+        """
+        numbers = [0]
         for name, shard in requests:
             numbers.append(self._positions[name])
             match shard:

@@ -4,7 +4,7 @@ use super::encryption_key::EncryptionKey;
 use super::ffi;
 use super::guard::{guard, guard_with_log, watched};
 use super::selection::{Reads, Selection, signed, spec};
-use crate::checkpoint::region::TensorRegion;
+use crate::checkpoint::region::{TensorRegion, torch_shape};
 use crate::checkpoint::selection::{self, IndexRegions};
 use crate::checkpoint::verify::{Compared, Request};
 use crate::checkpoint::{self, OpenOptions};
@@ -17,12 +17,12 @@ use crate::load::check;
 use crate::load::shared_cache;
 use crate::load::transfer::Transfer;
 use crate::load::views::Mappings;
-use crate::num::to_usize;
+use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::reader::{self, Access, ChosenReader, ReaderKind};
 use crate::source::files::Files;
 use crate::source::{Place, Source};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -118,6 +118,25 @@ impl Checkpoint {
 
     pub(super) fn tensor_names(&self) -> Vec<String> {
         self.files.entries().map(|(_, entry)| entry.name.to_string()).collect()
+    }
+
+    /// Returns the number of distinct shapes, the number of dimensions and the sizes of each, and for each tensor the
+    /// index of its shape.
+    pub(super) fn shapes(&self) -> Result<Vec<i64>> {
+        guard(|| {
+            let mut known: HashMap<Vec<u64>, u64> = HashMap::new();
+            let (mut shapes, mut indices) = (Vec::new(), Vec::new());
+            for (source, entry) in self.files.entries() {
+                let shape = torch_shape(entry).map_err(|error| self.files.locate(source, error))?;
+                let next = to_u64(known.len());
+                indices.push(*known.entry(shape).or_insert_with_key(|shape| {
+                    shapes.push(to_u64(shape.len()));
+                    shapes.extend(shape);
+                    next
+                }));
+            }
+            signed(&[vec![to_u64(known.len())], shapes, indices].concat())
+        })
     }
 
     pub(super) fn metadata(&self) -> Result<Vec<ffi::MetadataEntry>> {

@@ -5,13 +5,13 @@ them: every rank of the group sends the same messages, and this is checked for t
 """
 
 import contextlib
-import multiprocessing
 import os
-import pickle
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -25,13 +25,13 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fst
-from fst._distributed import load
+from fst._distributed import agreement, load
 from fst._distributed.exchange import window_traffic
 
 from .layout import BY_COLUMNS, BY_ROWS, NODE_RANKS
 
-# Planning follows a load of the same files in a process that has imported everything.
-_FORK = multiprocessing.get_context("fork")
+# Forks of a process without threads.
+_CONTEXT = get_context("forkserver")
 
 
 class Cost(NamedTuple):
@@ -52,11 +52,15 @@ class Cost(NamedTuple):
 
 
 class PlannedLayout(NamedTuple):
-    """Layout of all tensors over a mesh. `mesh_shape` gives the mesh for a number of ranks."""
+    """Layout of all tensors over a mesh of one dimension, or of nodes and their ranks."""
 
     title: str
-    mesh_shape: Callable[[int], tuple[int, ...]]
+    mesh_ndim: int
     placements: Any
+
+    def mesh_shape(self, ranks: int) -> tuple[int, ...]:
+        """Returns the shape of the mesh for a number of ranks."""
+        return (ranks,) if self.mesh_ndim == 1 else (ranks // NODE_RANKS, NODE_RANKS)
 
 
 # As `parallelize_module` and `fully_shard` place tensors together.
@@ -71,10 +75,8 @@ def _with_tensor_parallel(name: str, shape: torch.Size) -> Sequence[Any]:
 
 
 PLANNED: Sequence[PlannedLayout] = (
-    PlannedLayout("FSDP", lambda ranks: (ranks,), Shard(0)),
-    PlannedLayout(
-        "FSDP + tensor-parallel in each node", lambda ranks: (ranks // NODE_RANKS, NODE_RANKS), _with_tensor_parallel
-    ),
+    PlannedLayout("FSDP", 1, Shard(0)),
+    PlannedLayout("FSDP + tensor-parallel in each node", 2, _with_tensor_parallel),
 )
 
 
@@ -90,7 +92,7 @@ class _Collectives:
 
     rank: int
     ranks: int
-    broadcasts: list[Tensor]
+    broadcasts: list[bytes]
     sent: list[bytes] = field(default_factory=list)
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -99,10 +101,10 @@ class _Collectives:
         if group_src != 0:
             raise ValueError(f"rank {group_src} broadcasts, so ranks send different requests")
         if self.rank == 0:
-            self.broadcasts.append(data.clone())
+            self.broadcasts.append(data.numpy().tobytes())
             self.sent_bytes += data.nbytes
         else:
-            data.copy_(self.broadcasts.pop(0))
+            data.copy_(torch.frombuffer(bytearray(self.broadcasts.pop(0)), dtype=data.dtype))
             self.received_bytes += data.nbytes
         return mock.Mock()
 
@@ -119,30 +121,24 @@ class _Planned(BaseException):
     """Ends a load whose plan all ranks have agreed on."""
 
 
-def planning_costs(paths: Sequence[Path], layout: PlannedLayout, ranks: int) -> tuple[Cost, Cost]:
-    """Returns the costs of the first rank and of the last."""
+def planning_cost(paths: Sequence[Path], layout: PlannedLayout, ranks: int) -> Cost:
+    """Returns the larger figures of the first rank and of the last."""
     first, broadcasts, sent = _in_child(paths, layout, 0, ranks, [])
     last, _, others = _in_child(paths, layout, ranks - 1, ranks, broadcasts)
     if sent != others:
         raise ValueError("the first rank and the last send different messages")
-    return first, last
+    return Cost(*map(max, first, last))
 
 
-def _in_child(*arguments: Any) -> Any:
+def _in_child(*arguments: Any) -> "tuple[Cost, list[bytes], list[bytes]]":
     """Returns the result of `_run_rank` in a process that has loaded nothing before."""
-    receiver, sender = _FORK.Pipe(duplex=False)
-    child = _FORK.Process(target=lambda: sender.send_bytes(pickle.dumps(_run_rank(*arguments))))
-    child.start()
-    sender.close()
-    try:
-        return pickle.loads(receiver.recv_bytes())
-    finally:
-        child.join()
+    with ProcessPoolExecutor(1, mp_context=_CONTEXT) as pool:
+        return pool.submit(_run_rank, *arguments).result()
 
 
 def _run_rank(
-    paths: Sequence[Path], layout: PlannedLayout, rank: int, ranks: int, broadcasts: list[Tensor]
-) -> tuple[Cost, list[Tensor], list[bytes]]:
+    paths: Sequence[Path], layout: PlannedLayout, rank: int, ranks: int, broadcasts: list[bytes]
+) -> tuple[Cost, list[bytes], list[bytes]]:
     """Plans a load as one rank. Returns its cost, the broadcasts of rank 0, and the messages of this rank to all."""
     # Loads to a GPU do not map files either.
     os.environ["FST_READER"] = "pread"
@@ -156,13 +152,12 @@ def _run_rank(
 
     def agree_on_plan(checkpoint: Any, encoded: Tensor, summaries: Any, group: Any, load_own: Any) -> Any:
         nonlocal windows
-        plan, _ = agree(checkpoint, encoded, summaries, group, lambda plan: None)
+        plan, _ = agreement.agree_on_plan(checkpoint, encoded, summaries, group, lambda plan: None)
         windows = plan.window_count()
         for window in range(windows):
             window_traffic(plan, rank, ranks, window)
         raise _Planned
 
-    agree = load.agree_on_plan
     memory, seconds = _peak_memory(), time.process_time()
     with (
         mock.patch.object(load, "agree_on_plan", agree_on_plan),

@@ -1,4 +1,4 @@
-"""Plans loads of large models by 1 to 512 ranks, with fst's own planner on headers of the real shapes.
+"""Plans loads of large models by up to 4,096 ranks, with fst's own planner on headers of the real shapes.
 
     python -m fst_bench.simulation
     python -m fst_bench.simulation --ranks 8,64 --layouts dense-replicated
@@ -11,7 +11,6 @@ import json
 import shlex
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,10 +23,13 @@ from ..report import write_report
 from ..run import chosen
 from .layout import LAYOUTS, NODE_RANKS, Layout, positions
 from .model import MODELS, Model, write_sparse
+from .planning import PLANNED, planning_cost
 from .section import SIMULATION
 from .window import total, windows
 
-RANKS = tuple(2**power for power in range(10))
+RANKS = (8, 64, 512)
+PLANNED_RANKS = (64, 1024, 4096)
+PLANNED_MODEL = "qwen-30b"
 WINDOW_BYTES = 512 << 20
 
 
@@ -36,6 +38,9 @@ def _arguments() -> argparse.Namespace:
     names = [layout.name for layout in LAYOUTS]
     parser.add_argument("--layouts", type=chosen(names, "layout"), default=names)
     parser.add_argument("--ranks", type=_numbers, default=RANKS, help="sizes of the group, such as 1,8,64")
+    parser.add_argument(
+        "--planned-ranks", type=_numbers, default=PLANNED_RANKS, help="sizes of the group whose planning is measured"
+    )
     parser.add_argument(
         "--window-bytes", type=int, default=WINDOW_BYTES, help="device memory of a rank for buffers, in bytes"
     )
@@ -48,7 +53,9 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(","))
 
 
-def simulated(layouts: Sequence[Layout], sizes: Sequence[int], window_bytes: int, command: str) -> dict[str, Any]:
+def simulated(
+    layouts: Sequence[Layout], sizes: Sequence[int], planned_sizes: Sequence[int], window_bytes: int, command: str
+) -> dict[str, Any]:
     """Returns the raw result of a simulation."""
     models = {name: make() for name, make in MODELS.items()}
     return {
@@ -65,6 +72,8 @@ def simulated(layouts: Sequence[Layout], sizes: Sequence[int], window_bytes: int
             }
             for name, model in models.items()
         },
+        "planned_model": PLANNED_MODEL,
+        "planning": list(_planning(models[PLANNED_MODEL], planned_sizes)),
         "layouts": {layout.name: {"title": layout.title, "model": layout.model} for layout in layouts},
         "loads": [
             load
@@ -72,6 +81,17 @@ def simulated(layouts: Sequence[Layout], sizes: Sequence[int], window_bytes: int
             for load in _loads(model, [layout for layout in layouts if layout.model == name], sizes, window_bytes)
         ],
     }
+
+
+def _planning(model: Model, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Yields a row of the table for each layout and each number of ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = write_sparse(model, Path(folder))
+        for layout in PLANNED:
+            for ranks in sizes:
+                print(f"{layout.title}, {ranks} ranks: planning", file=sys.stderr, flush=True)
+                cost = planning_cost(paths, layout, ranks)
+                yield {"layout": layout.title, "ranks": ranks, **cost._asdict()}
 
 
 def _loads(
@@ -83,20 +103,18 @@ def _loads(
         for layout in layouts:
             for ranks in sizes:
                 requests = layout.requests(model, positions(ranks, NODE_RANKS))
-                begin = time.perf_counter()
                 plan = planner.plan(requests, "auto", window_bytes)
-                plan_seconds = time.perf_counter() - begin
                 kept = [model.kept_bytes(own, rank, ranks) for rank, own in enumerate(requests)]
                 totals = total(windows(plan, ranks), kept)
                 print(f"{layout.name}, {ranks} ranks: {totals.windows} windows", file=sys.stderr, flush=True)
-                yield {"layout": layout.name, "ranks": ranks, "plan_seconds": plan_seconds, **totals._asdict()}
+                yield {"layout": layout.name, "ranks": ranks, **totals._asdict()}
 
 
 def main() -> None:
     args = _arguments()
     layouts = [layout for layout in LAYOUTS if layout.name in args.layouts]
     command = shlex.join(["python", "-m", f"{PACKAGE.name}.simulation", *sys.argv[1:]])
-    result = simulated(layouts, args.ranks, args.window_bytes, command)
+    result = simulated(layouts, args.ranks, args.planned_ranks, args.window_bytes, command)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / SIMULATION).write_text(json.dumps(result, indent=1) + "\n")
     write_report(args.out, args.report)

@@ -138,12 +138,15 @@ def test_models_match_published_sizes():
 def test_report(tmp_path, monkeypatch):
     for name in MODELS:
         monkeypatch.setitem(MODELS, name, partial(small, name))
-    result = simulated(LAYOUTS, (1, 4), WINDOW_BYTES, "a command")
+    result = simulated(LAYOUTS, (1, 4), (16,), WINDOW_BYTES, "a command")
     (tmp_path / SIMULATION).write_text(json.dumps(result))
     write_report(tmp_path, tmp_path)
     page = (tmp_path / "BENCHMARKS.md").read_text()
-    for layout in LAYOUTS:
-        assert f"### {layout.model}, {layout.title}" in page
+    assert all(f"| {layout.title} | 4 |" in page for layout in LAYOUTS)
+    for cost in result["planning"]:
+        assert 0 < cost["cpu_seconds"] < 60
+        # Messages of all ranks, and headers.
+        assert 16 << 10 < cost["received_bytes"] < 1 << 20
     bytes_of = {layout: result["models"][facts["model"]]["bytes"] for layout, facts in result["layouts"].items()}
     assert all(load["read_bytes"] == bytes_of[load["layout"]] for load in result["loads"])
     assert any(load["sent_bytes"] for load in result["loads"])

@@ -89,8 +89,9 @@ class OpenCheckpoint(Checkpoint):
 
     @cached_property
     def shapes(self) -> dict[str, torch.Size]:
-        """The shapes of `tensors`, which take PyTorch time to return."""
-        return {name: tensor.shape for name, tensor in self.tensors.items()}
+        """The shapes of `tensors`, without these."""
+        shapes, indices = self.distinct_shapes()
+        return {name: shapes[index] for name, index in zip(self.positions, indices, strict=True)}
 
     def read(self, name: str) -> Tensor:
         """Returns a tensor in CPU memory of its own, for values that fst itself uses."""

@@ -172,6 +172,19 @@ class Checkpoint(Loads):
         """Lists the names of all tensors, in the order of the files and of the bytes in each."""
         return self._object.names()
 
+    def distinct_shapes(self) -> tuple[list[torch.Size], list[int]]:
+        """Returns the distinct shapes of the tensors as loads return them, and for each name the index of its shape.
+
+        Much faster than a shape for each tensor.
+        """
+        numbers: list[int] = self._object.shapes()
+        position, shapes = 1, []
+        for _ in range(numbers[0]):
+            end = position + 1 + numbers[position]
+            shapes.append(torch.Size(numbers[position + 1 : end]))
+            position = end
+        return shapes, numbers[position:]
+
     def metadata_of_file(self) -> dict[str, str]:
         """Returns the metadata of the only file. Raises IsADirectoryError if there are several."""
         return self._object.metadata()

@@ -35,7 +35,7 @@ _LENGTH_BYTES = 8
 _LEFT = b"\xff" * _LENGTH_BYTES
 _SUCCEEDED, _FAILED = b"+", b"-"
 # Longest messages that fit the first collective. Longer messages take a second one.
-_SHORT_BYTES = 1016
+_SHORT_BYTES = 504
 _SHORT_BROADCAST_BYTES = (64 << 10) - _LENGTH_BYTES
 # Longest text that a rank sends to all others, such as an error, in bytes.
 _TEXT_BYTES = 4096

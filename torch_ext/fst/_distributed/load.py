@@ -69,7 +69,7 @@ def open_and_gather(
     def open_checkpoint(headers: Tensor | None) -> OpenCheckpoint:
         checkpoint = OpenCheckpoint(paths, headers, verify, encryption_key)
         # Computed here so that an unsupported dtype is an error of opening, which all ranks report.
-        _ = checkpoint.tensors
+        _ = checkpoint.shapes
         return checkpoint
 
     return open_on_all(group, open_checkpoint, work)
@@ -114,7 +114,7 @@ def run_load(selection: ShardSelection, encoded: Tensor, gathered: Sequence[byte
     summaries = [Summary(*json.loads(data)) for data in gathered]
 
     def like() -> list[Tensor]:
-        regions = [region_of(shard, checkpoint.tensors[name].shape, group.rank, group.size) for name, shard in requests]
+        regions = [region_of(shard, checkpoint.shapes[name], group.rank, group.size) for name, shard in requests]
         return checkpoint.load_boxes([name for name, _ in requests], regions, _META, dtype)
 
     with defer_interrupts():
