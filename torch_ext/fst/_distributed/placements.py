@@ -42,12 +42,12 @@ def placements_by_name(
     for name in names or ():
         _check_name(name, checkpoint)
     placement_of = _lookup(placements, checkpoint)
-    selected = set(checkpoint.tensors if names is None else names)
+    selected = set(checkpoint.positions if names is None else names)
     return {name: placement_of(name, shape) for name, shape in checkpoint.shapes.items() if name in selected}
 
 
 def _check_name(name: str, checkpoint: OpenCheckpoint) -> None:
-    if name not in checkpoint.tensors:
+    if name not in checkpoint.positions:
         # Raises an error that lists similar names.
         checkpoint.tensor_info(name)
 
@@ -70,11 +70,11 @@ class _PlacementTable:
         for key, placement in placements.items():
             if not isinstance(key, str):
                 raise TypeError(f"placements: keys must be names or globs of type str, not {type(key).__name__}")
-            if key in checkpoint.tensors:
+            if key in checkpoint.positions:
                 self._exact[key] = placement
             elif any(wildcard in key for wildcard in "*?["):
                 glob = re.compile(translate(key))
-                if not any(map(glob.match, checkpoint.tensors)):
+                if not any(map(glob.match, checkpoint.positions)):
                     raise ValueError(f'placements: "{key}" matches no tensor of {self._files}')
                 self._globs.append((glob, placement))
             else:
