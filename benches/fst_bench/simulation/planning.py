@@ -26,8 +26,6 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fst
-from fst._distributed import agreement, load
-from fst._distributed.exchange import window_traffic
 
 from .layout import BY_COLUMNS, BY_ROWS, NODE_RANKS
 
@@ -42,14 +40,12 @@ class Cost(NamedTuple):
         cpu_seconds: CPU time.
         sent_bytes, received_bytes: Bytes that collectives take from this rank, and give it from others.
         memory_bytes: Growth of the largest resident memory.
-        windows: Windows of the plan.
     """
 
     cpu_seconds: float
     sent_bytes: int
     received_bytes: int
     memory_bytes: int
-    windows: int
 
 
 class PlannedLayout(NamedTuple):
@@ -79,6 +75,14 @@ PLANNED: Sequence[PlannedLayout] = (
     PlannedLayout("FSDP", 1, Shard(0)),
     PlannedLayout("FSDP + tensor-parallel in each node", 2, _with_tensor_parallel),
 )
+
+
+# Messages of all ranks until they have agreed on the plan: their requests, and the digests of their plans.
+_MESSAGES = 2
+
+
+class _Planned(BaseException):
+    """Ends a load whose plan all ranks have agreed on."""
 
 
 @dataclass
@@ -115,11 +119,9 @@ class _Collectives:
         self.sent.append(own.numpy().tobytes())
         self.sent_bytes += data.nbytes - own.nbytes
         self.received_bytes += data.nbytes - own.nbytes
+        if len(self.sent) == _MESSAGES:
+            raise _Planned
         return mock.Mock()
-
-
-class _Planned(BaseException):
-    """Ends a load whose plan all ranks have agreed on."""
 
 
 def planning_cost(paths: Sequence[Path], layout: PlannedLayout, ranks: int) -> Cost:
@@ -149,28 +151,17 @@ def _run_rank(
     shape = layout.mesh_shape(ranks)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names[: len(shape)])
     collectives = _Collectives(rank, ranks, list(broadcasts))
-    windows = 0
-
-    def agree_on_plan(checkpoint: Any, encoded: Tensor, summaries: Any, group: Any, load_own: Any) -> Any:
-        nonlocal windows
-        plan, _ = agreement.agree_on_plan(checkpoint, encoded, summaries, group, lambda plan: None)
-        windows = plan.window_count()
-        for window in range(windows):
-            window_traffic(plan, rank, ranks, window)
-        raise _Planned
-
     # Of what was imported. A collection takes a tenth of a second.
     gc.collect()
     memory, seconds = _peak_memory(), time.process_time()
     with (
-        mock.patch.object(load, "agree_on_plan", agree_on_plan),
         mock.patch.object(dist, "broadcast", collectives.broadcast),
         mock.patch.object(dist, "all_to_all_single", collectives.all_to_all_single),
         contextlib.suppress(_Planned),
     ):
         fst.load_distributed(list(map(str, paths)), mesh, layout.placements)
     seconds, memory = time.process_time() - seconds, _peak_memory() - memory
-    cost = Cost(seconds, collectives.sent_bytes, collectives.received_bytes, memory, windows)
+    cost = Cost(seconds, collectives.sent_bytes, collectives.received_bytes, memory)
     return cost, collectives.broadcasts, collectives.sent
 
 

@@ -17,7 +17,7 @@ describes the method.
 - *Read of it* and *sent of it* are the bytes that all ranks read and send over the bytes of the checkpoint. *GPU
   memory* is the largest of any rank: its tensors and buffers.
 """
-PLANNING_HEAD = ("layout", "ranks", "CPU", "sent", "received", "memory", "windows")
+PLANNING_HEAD = ("layout", "ranks", "CPU", "sent", "received", "memory")
 HEAD = ("layout", "ranks", "read of it", "sent of it", "GPU memory", "windows")
 
 
@@ -48,7 +48,6 @@ def _planning_row(cost: Mapping[str, Any]) -> list[str]:
         size(cost["sent_bytes"]),
         size(cost["received_bytes"]),
         size(cost["memory_bytes"]),
-        str(cost["windows"]),
     ]
 
 
