@@ -127,12 +127,6 @@ class Group:
         """Default size of a rank's send and receive buffers, in bytes."""
         return _WINDOW_BYTES[self.device.type]
 
-    def positions(self) -> dict[int, int]:
-        """Returns the rank in this group of each rank of the world that is in it."""
-        if self.process_group is None:
-            return {0: 0}
-        return {rank: position for position, rank in enumerate(dist.get_process_group_ranks(self.process_group))}
-
     def rank_name(self, rank: int) -> str:
         """Returns the name of a rank of the group for messages."""
         world = rank if self.process_group is None else dist.get_global_rank(self.process_group, rank)

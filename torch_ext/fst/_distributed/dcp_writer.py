@@ -63,7 +63,7 @@ class StorageWriter(storage.StorageWriter):
         path: Path,
         group: "ProcessGroup | None" = None,
         *,
-        max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+        max_shard_bytes: int | None = DEFAULT_SHARD_BYTES,
         metadata: Mapping[str, str] | None = None,
         digests: Digests = None,
         window_bytes: int | None = None,
@@ -148,7 +148,7 @@ class StorageWriter(storage.StorageWriter):
         self._checkpoint = GroupCheckpoint(
             _local_path(self.path),
             description,
-            self._max_shard_bytes or DEFAULT_SHARD_BYTES,
+            self._max_shard_bytes,
             self._metadata,
             self._window_bytes or group.window_bytes,
             has_index=bool(self._state),

@@ -7,7 +7,7 @@ import ctypes
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,8 +16,8 @@ from torch import Tensor
 from fst._core.dtypes import CASTABLE, DTYPES, SCALAR_TYPES
 from fst._core.group import Group
 from fst._distributed.agreement import list_ranks
-from fst._distributed.dtensors import is_dtensor, mesh_shards, normalize_placements
-from fst._distributed.meshes import mesh_ranks
+from fst._distributed.dtensors import is_dtensor, normalize_placements
+from fst._distributed.meshes import MeshLayouts, mesh_ranks
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Encoding of layouts for the planner: the kind, then the numbers of the mesh and the placements, or of the boxes.
 _MESH, _BOXES = 0, 1
 # Dimension of a placement that replicates a tensor.
-_REPLICATED = (-1, 1)
+_REPLICATED = (-1, 0)
 
 # Layout of a tensor that each rank whose description has its name holds whole.
 EVERYWHERE: list[int] = []
@@ -101,7 +101,7 @@ def describe(
     index_of: dict[tuple[DeviceMesh, tuple[Any, ...]], int] = {}
     stored: dict[str, StoredTensor] = {}
     local_tensors: dict[str, Tensor] = {}
-    position_of = group.positions()
+    mesh_layouts = MeshLayouts(group.process_group)
     # Without autograd, `to_local` returns the local tensor itself.
     with torch.no_grad():
         for position, (name, tensor) in enumerate(tensors.items()):
@@ -109,8 +109,11 @@ def describe(
                 key = tensor.device_mesh, tensor.placements
                 layout = index_of.get(key, 0)
                 if layout == 0:
+                    if key[0].get_coordinate() is None:
+                        # The ranks of the mesh describe the tensor.
+                        continue
                     layout = index_of[key] = len(layouts)
-                    layouts.append(_mesh_layout(name, *key, tensor.ndim, position_of))
+                    layouts.append(_mesh_layout(name, *key, tensor.ndim, mesh_layouts))
                 local_tensors[name] = tensor.to_local()
             else:
                 layout = 0
@@ -176,12 +179,14 @@ def merge(descriptions: Sequence[Description], description_of_rank: Sequence[int
         if key not in layout_of:
             ranks = sorted(rank for index in holding for rank in ranks_of[index])
             layout = united[tensor.layout] or _replicated(ranks)
-            if missing := set(_ranks_of_layout(layout)).difference(ranks):
+            restricted = _restrict(layout, set(ranks))
+            if restricted is None:
+                missing = sorted(set(_ranks_of_layout(layout)).difference(ranks))
                 raise ValueError(
-                    f'tensor "{name}": its mesh has {list_ranks(sorted(missing))}, whose state dicts lack it; pass it '
-                    "on all ranks of its mesh"
+                    f'tensor "{name}": its mesh has {list_ranks(missing)}, whose state dicts lack it; pass it on all '
+                    "ranks of its mesh"
                 )
-            layout_of[key] = index_in_united(layout)
+            layout_of[key] = index_in_united(restricted)
         tensors_of_all[name] = tensor._replace(layout=layout_of[key])
     # Replaces the placeholder, which no tensor has any more, by a layout.
     united[index_in_united(EVERYWHERE)] = _replicated([0])
@@ -198,23 +203,38 @@ def _replicated(ranks: Sequence[int]) -> list[int]:
 
 
 def _mesh_layout(
-    name: str, mesh: "DeviceMesh", placements: Sequence[Any], ndim: int, position_of: Mapping[int, int]
+    name: str, mesh: "DeviceMesh", placements: Sequence[Any], ndim: int, mesh_layouts: MeshLayouts
 ) -> list[int]:
-    """Encodes placements on a mesh. Its ranks become ranks of the group."""
+    """Encodes placements on a mesh, and on its copies among the ranks of the group."""
     try:
-        shards = mesh_shards(normalize_placements(placements, ndim, mesh.ndim))
+        layout = mesh_layouts.of(mesh, normalize_placements(placements, ndim, mesh.ndim))
     except (TypeError, ValueError) as error:
         raise type(error)(f'tensor "{name}": {error}') from None
-    ranks = mesh_ranks(mesh)
-    if outside := [rank for rank in ranks if rank not in position_of]:
+    if not layout.is_known:
         raise ValueError(
-            f'tensor "{name}": its mesh has the ranks {ranks} of the world, but the group does not have rank '
-            f"{outside[0]}; pass a group of all ranks that hold parts of the tensors"
+            f'tensor "{name}": its mesh has the ranks {mesh_ranks(mesh)} of the world, which are not all in the group; '
+            "pass a group of all ranks that hold parts of the tensors"
         )
-    numbers = [_MESH, mesh.ndim, *mesh.shape, *(position_of[rank] for rank in ranks)]
-    for shard in shards:
-        numbers += _REPLICATED if shard is None else shard
-    return numbers
+    return [_MESH, *layout.encode()]
+
+
+def _restrict(layout: Sequence[int], holders: Container[int]) -> list[int] | None:
+    """Returns a mesh layout without the copies of a tensor that no rank in `holders` has.
+
+    Returns `None` if only some ranks of a copy have it.
+    """
+    ndim = layout[1]
+    shape = layout[2 : 2 + ndim]
+    placements = layout[-2 * ndim :]
+    ranks = torch.tensor(_ranks_of_layout(layout), device="cpu").view(*shape)
+    is_held = torch.tensor([rank in holders for rank in _ranks_of_layout(layout)], device="cpu").view(*shape)
+    for dim in range(ndim):
+        if placements[2 * dim] == _REPLICATED[0]:
+            kept = [index for index in range(shape[dim]) if is_held.select(dim, index).any()]
+            ranks, is_held = ranks[(slice(None),) * dim + (kept,)], is_held[(slice(None),) * dim + (kept,)]
+    if not is_held.all():
+        return None
+    return [_MESH, ndim, *ranks.shape, *ranks.flatten().tolist(), *placements]
 
 
 def _ranks_of_layout(layout: Sequence[int]) -> Sequence[int]:

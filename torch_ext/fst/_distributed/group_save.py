@@ -33,7 +33,7 @@ class GroupCheckpoint:
         path: Path of the checkpoint, `model.safetensors` of its directory, or its URL as a str. May differ between
             ranks.
         description: The tensors of all ranks.
-        max_shard_bytes: Upper bound for the bytes of tensors in a file.
+        max_shard_bytes: Upper bound for the bytes of tensors in a file. `None` for one file.
         metadata: Text for the header of each file.
         window_bytes: Upper bound for this rank's send and receive buffers, in bytes.
         has_index: Whether there is an index, also for a single file.
@@ -41,13 +41,14 @@ class GroupCheckpoint:
 
     path: Path | str
     description: Description
-    max_shard_bytes: int
+    max_shard_bytes: int | None
     metadata: Mapping[str, str]
     window_bytes: int
     has_index: bool = False
 
     def __post_init__(self) -> None:
-        self._shards = split(self.description.tensors, self.max_shard_bytes)
+        tensors, limit = self.description.tensors, self.max_shard_bytes
+        self._shards = [tensors] if limit is None else split(tensors, limit)
         self._files: CheckpointFiles | ObjectFiles | None = None
         # Parts of objects that all ranks have sent: file, index and id.
         self._sent_parts: list[tuple[int, int, str]] = []

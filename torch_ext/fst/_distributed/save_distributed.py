@@ -50,7 +50,7 @@ _background_groups: "WeakKeyDictionary[ProcessGroup, ProcessGroup]" = WeakKeyDic
 def save_distributed(
     state_dict: Mapping[str, Tensor],
     directory: Path,
-    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    max_shard_bytes: int | None = DEFAULT_SHARD_BYTES,
     metadata: Mapping[str, str] | None = None,
     group: "ProcessGroup | None" = None,
     *,
@@ -65,7 +65,7 @@ def save_distributed(
 def save_distributed(
     state_dict: Mapping[str, Tensor],
     directory: Path,
-    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    max_shard_bytes: int | None = DEFAULT_SHARD_BYTES,
     metadata: Mapping[str, str] | None = None,
     group: "ProcessGroup | None" = None,
     *,
@@ -79,7 +79,7 @@ def save_distributed(
 def save_distributed(
     state_dict: Mapping[str, Tensor],
     directory: Path,
-    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    max_shard_bytes: int | None = DEFAULT_SHARD_BYTES,
     metadata: Mapping[str, str] | None = None,
     group: "ProcessGroup | None" = None,
     *,
@@ -105,7 +105,8 @@ def save_distributed(
             part. Ranks may have different names.
         directory: Local directory, which is created. Paths may differ between ranks if they lead to one directory. Or
             a URL as for `save_file`: each rank sends parts of each object, and rank 0 makes the objects appear.
-        max_shard_bytes, metadata: As in `save_file`.
+        max_shard_bytes: As in `save_file`, by default 5 GB. `None` saves one file.
+        metadata: As in `save_file`.
         group: A process group. `None` is the default group, or this process alone if `torch.distributed` is not
             initialized.
         dtype: Dtype to cast floats of 16 bits or more to, or such dtypes by names and patterns, as in `load_file`.
@@ -162,7 +163,7 @@ def save_distributed(
         check_aliases(local_tensors)
         encoded = description.encode()
         message = json.dumps([options, digest(encoded), len(encoded)]).encode()
-        return _Prepared(path, limit or 0, texts or {}, window, description, encoded, local_tensors), message
+        return _Prepared(path, limit, texts or {}, window, description, encoded, local_tensors), message
 
     def agree() -> dict[str, Tensor]:
         """Compares the arguments of all ranks. Returns the local tensors of this rank."""
@@ -214,7 +215,7 @@ class _Prepared(NamedTuple):
     """Arguments of a save, with the tensors of this rank and their description."""
 
     path: LocalPath | str
-    max_shard_bytes: int
+    max_shard_bytes: int | None
     metadata: dict[str, str]
     window_bytes: int
     description: Description
