@@ -29,9 +29,10 @@ rust::Box<SavePlan> plan_of(Strings names, const at::Tensor& numbers, const Open
   const rust::Slice<const int64_t> decoded(reinterpret_cast<const int64_t*>(bytes.data()),
                                            bytes.size() / sizeof(int64_t));
   std::vector<NewMetadata> files;
-  for (const c10::Dict<std::string, std::string>& file : metadata) {
+  files.reserve(metadata.size());
+  for (size_t index = 0; index < metadata.size(); ++index) {
     NewMetadata described;
-    for (const auto& entry : file) {
+    for (const auto& entry : metadata.get(index)) {
       described.entries.push_back(MetadataEntry{to_rust(entry.key()), to_rust(entry.value())});
     }
     files.push_back(std::move(described));
@@ -228,7 +229,7 @@ void check_buffer(const at::Tensor& buffer, const std::vector<int64_t>& splits) 
   }
 }
 
-at::Tensor check_tensor(const SavePlan& plan, size_t index, size_t rank, const std::optional<at::Tensor>& tensor) {
+at::Tensor check_tensor(const SavePlan& plan, size_t index, size_t rank, const std::optional<at::Tensor>& passed) {
   const auto refuse = [&](const std::string& message) {
     throw_invalid_argument("tensor \"" + std::string(plan.tensor_name(index)) + "\": " + message +
                            "; nothing was written");
@@ -238,20 +239,21 @@ at::Tensor check_tensor(const SavePlan& plan, size_t index, size_t rank, const s
   }
   const auto shape = plan.local_shape(index, rank);
   const c10::IntArrayRef sizes(shape.data(), shape.size());
-  if (!tensor || !tensor->defined()) {
+  const auto tensor = passed.value_or(at::Tensor());
+  if (!tensor.defined()) {
     refuse(c10::str("rank ", rank, " holds a shard of shape ", sizes, ", but passes None"));
   }
-  describe(std::string(plan.tensor_name(index)), *tensor);
-  if (tensor->sizes() != sizes) {
-    refuse(c10::str("the shard of rank ", rank, " has shape ", sizes, ", but the tensor ", tensor->sizes()));
+  describe(std::string(plan.tensor_name(index)), tensor);
+  if (tensor.sizes() != sizes) {
+    refuse(c10::str("the shard of rank ", rank, " has shape ", sizes, ", but the tensor ", tensor.sizes()));
   }
   const auto to = plan.scalar_type(index);
-  const auto from = static_cast<int8_t>(tensor->scalar_type());
+  const auto from = static_cast<int8_t>(tensor.scalar_type());
   if (from != to && !can_convert(from, to)) {
-    refuse(c10::str("cannot cast ", c10::toString(tensor->scalar_type()), " to ",
+    refuse(c10::str("cannot cast ", c10::toString(tensor.scalar_type()), " to ",
                     c10::toString(static_cast<c10::ScalarType>(to))));
   }
-  return tensor->detach();
+  return tensor.detach();
 }
 
 std::vector<at::Tensor> check_tensors(const OpenSavePlan& plan, int64_t rank, const GroupSave::Tensors& tensors) {
@@ -260,11 +262,14 @@ std::vector<at::Tensor> check_tensors(const OpenSavePlan& plan, int64_t rank, co
         c10::str(plan.plan().tensors(), " tensors, but ", tensors.size(), " local ones; give one or None for each"));
   }
   std::vector<at::Tensor> checked;
+  checked.reserve(tensors.size());
   for (size_t index = 0; index < tensors.size(); ++index) {
     checked.push_back(check_tensor(plan.plan(), index, plan.check_rank(rank), tensors.get(index)));
   }
   return checked;
 }
+
+[[noreturn]] void throw_finished() { throw_invalid_argument("the save is finished; create a new one"); }
 
 // Returns the memory of the tensors, after that of the host.
 DeviceStreams streams_of(const std::vector<at::Tensor>& tensors) {
@@ -286,7 +291,7 @@ OpenSavePlan::OpenSavePlan(Strings names, const at::Tensor& numbers, const Metad
 
 std::string OpenSavePlan::collective(int64_t window) const {
   check_window(window);
-  return plan_->ranks() == 1 ? "none" : "exchange";
+  return {plan_->ranks() == 1 ? "none" : "exchange"};
 }
 
 std::vector<std::vector<int64_t>> OpenSavePlan::splits(int64_t rank, int64_t window) const {
@@ -379,11 +384,13 @@ void GroupSave::seal(const at::Tensor& hashes) {
 }
 
 GroupSave::SentParts GroupSave::finish() {
-  save();
-  auto saved = std::move(*save_);
-  save_.reset();
-  const auto sent = call_core([&] { return finish_rank_save(std::move(saved)); });
+  auto saved = std::exchange(save_, std::nullopt);
+  if (!saved) {
+    throw_finished();
+  }
+  const auto sent = call_core([&] { return finish_rank_save(std::move(*saved)); });
   SentParts parts;
+  parts.reserve(sent.size());
   for (const SentPart& part : sent) {
     parts.emplace_back(static_cast<int64_t>(part.file), static_cast<int64_t>(part.index), std::string(part.id));
   }
@@ -392,7 +399,7 @@ GroupSave::SentParts GroupSave::finish() {
 
 RankSave& GroupSave::save() {
   if (!save_) {
-    throw_invalid_argument("the save is finished; create a new one");
+    throw_finished();
   }
   return **save_;
 }
