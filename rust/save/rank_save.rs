@@ -45,8 +45,7 @@ impl RankSave {
     ) -> Result<RankSave> {
         let invalid = |message: String| Error::new(Kind::InvalidArgument, message);
         if paths.len() != plan.files() || uploads.len() != paths.len() {
-            let message =
-                format!("{} paths and {} uploads for {} files", paths.len(), uploads.len(), plan.files());
+            let message = format!("{} paths and {} uploads for {} files", paths.len(), uploads.len(), plan.files());
             return Err(invalid(message));
         }
         if !plan.block_bytes().is_multiple_of(to_u64(ALIGNMENT)) {

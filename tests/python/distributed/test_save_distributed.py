@@ -212,6 +212,16 @@ def disagreements(rank):
 
 
 @on_ranks(4)
+def test_mesh_with_ranks_in_another_order(tmp_path):
+    mesh = DeviceMesh("cpu", [2, 0, 3, 1])
+    full = torch.arange(4 * 7).view(14, 2)
+    tensor = dtensor_of(full, mesh, [Shard(0)])
+    assert torch.equal(tensor.full_tensor(), full)
+    fst.save_distributed({"a": tensor}, tmp_path / "m")
+    assert_same(saved_in(tmp_path / "m")["a"], full)
+
+
+@on_ranks(4)
 def test_differences_are_errors_on_all_ranks(tmp_path):
     for state_dict, options, text in disagreements(dist.get_rank()):
         with pytest.raises((ValueError, TypeError, NotImplementedError, RankError), match=text):

@@ -144,7 +144,7 @@ def test_a_failed_write_names_the_tensor_and_the_byte(tmp_path):
     plan = plan_of({"a": torch.empty(4, 1 << 18)}, [ROWS])
     path = tmp_path / "new"
     ops.create_save_file(str(path), *plan.file_bytes())
-    save = GroupSave(plan, 1, [str(path)], [torch.empty(1, 1 << 18)])
+    save = GroupSave(plan, 1, [str(path)], [""], [torch.empty(1, 1 << 18)])
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     # Python ignores the signal.
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
