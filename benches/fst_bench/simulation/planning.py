@@ -130,7 +130,12 @@ def planning_cost(paths: Sequence[Path], layout: PlannedLayout, ranks: int) -> C
     last, _, others = _in_child(paths, layout, ranks - 1, ranks, broadcasts)
     if sent != others:
         raise ValueError("the first rank and the last send different messages")
-    return Cost(*map(max, first, last))
+    return Cost(
+        max(first.cpu_seconds, last.cpu_seconds),
+        max(first.sent_bytes, last.sent_bytes),
+        max(first.received_bytes, last.received_bytes),
+        max(first.memory_bytes, last.memory_bytes),
+    )
 
 
 def _in_child(*arguments: Any) -> "tuple[Cost, list[bytes], list[bytes]]":
