@@ -104,7 +104,7 @@ key = torch.ones(32, dtype=torch.uint8)
 fst.save_file({{"x": key}}, "a")
 with TensorSerializer("h") as serializer:
     serializer.write_state_dict({{"x": key}})
-plan = classes.GroupPlan(classes.Checkpoint(["a"]), [torch.tensor([0, 0])], [0], [-1], "auto", 1 << 20)
+plan = classes.GroupPlan(classes.Checkpoint(["a"]), [torch.tensor([0, 0, 0])], [0], [-1], "auto", 1 << 20)
 
 
 def report(name, kind, run):
