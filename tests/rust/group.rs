@@ -584,7 +584,7 @@ fn invalid_encoded_requests_are_rejected() {
     let expected = expected.map(|shard| ShardRequest { shard, ..whole.clone() });
     for _ in 0..2 {
         assert_eq!(ShardRequest::decode(&numbers, &checkpoint, &mut layouts).unwrap(), expected);
-        assert_eq!(layouts[1..], [layout.clone()]);
+        assert_eq!(layouts[1..], *std::slice::from_ref(&layout));
     }
     let invalid: [&[i64]; 15] = [
         &[],

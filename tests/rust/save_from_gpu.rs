@@ -160,8 +160,8 @@ impl<'a> Checkpoint<'a> {
         })?);
         let work = Arc::new(plan.rank_plan(0));
         atomic_file::create_sized(&self.path(), plan.file(0).unwrap().file_bytes(), None, &|| Ok(()))?;
-        let paths = [self.path()];
-        let save = RankSave::open(Arc::clone(&plan), Arc::clone(&work), &paths, self.streams()?, &TIGHT)?;
+        let (paths, uploads) = ([self.path()], [String::new()]);
+        let save = RankSave::open(Arc::clone(&plan), Arc::clone(&work), &paths, &uploads, self.streams()?, &TIGHT)?;
         for (window, own) in work.windows.iter().enumerate() {
             let extent = |source: &save::Source| {
                 let SourceTensor { device, address, .. } = self.tensors[source.tensor];
@@ -171,7 +171,8 @@ impl<'a> Checkpoint<'a> {
             // SAFETY: as above.
             unsafe { save.write(window, 0..own.writes.len(), &extents) }?;
         }
-        save.finish()
+        assert_eq!(save.finish()?, []);
+        Ok(())
     }
 
     fn assert_saved(&self) {
