@@ -1,6 +1,7 @@
 """References of imported modules to objects, and their replacement by other objects."""
 
 import ctypes
+import operator
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
@@ -15,19 +16,12 @@ Place = tuple[Namespace, str]
 # Packages whose modules are not searched: most modules of a program. They do not bind names of safetensors: functions
 # of PyTorch and of fst that use it import it when they are called.
 _PASSED_OVER = sys.stdlib_module_names | {"fst", "torch", "sympy", "mpmath", "numpy", "triton"}
-_PASSED_OVER_BYTES = "\0".join(_PASSED_OVER).encode()
 
-# Python's own functions, with which the core searches modules.
-_FUNCTIONS = ("PyDict_Next", "PyDict_Size", "PyUnicode_AsUTF8AndSize", "PyModule_GetDict", "PyErr_Clear")
-_PYTHON = array("Q", (ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0 for name in _FUNCTIONS))
+# The core searches dictionaries with Python's own function.
 _mark_holders = ctypes.PyDLL(str(PACKAGE / "libfst_core.so")).fst_mark_holders
-_mark_holders.restype = ctypes.c_bool
-_mark_holders.argtypes = [
-    *[ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t],
-    *[ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t],
-]
-# Size of what the core knows of a module, in numbers of 64 bits.
-_KNOWN_SIZE = 2
+_mark_holders.restype = None
+_mark_holders.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t]
+_next_item = ctypes.cast(ctypes.pythonapi.PyDict_Next, ctypes.c_void_p)
 
 
 class _Snapshot(NamedTuple):
@@ -39,13 +33,15 @@ class _Snapshot(NamedTuple):
     Attributes:
         pair_count: How many pairs of originals and replacements there were.
         modules: All modules.
-        known: What the core knows of each module.
+        namespaces: The names of each module that is searched.
+        sizes: How many names each namespace had.
         places: The names that refer to an original or to a replacement.
     """
 
     pair_count: int
-    modules: Mapping[str, Any]
-    known: "array[int]"
+    modules: list[Any]
+    namespaces: list[Namespace]
+    sizes: list[int]
     places: list[Place]
 
 
@@ -71,7 +67,7 @@ class Bindings:
         """
         snapshot, self._snapshot = self._snapshot, None
         if snapshot is None or snapshot.pair_count != len(pairs):
-            snapshot = _Snapshot(len(pairs), {}, array("Q"), [])
+            snapshot = _Snapshot(len(pairs), [], [], [], [])
         # A copy, because other threads may import modules.
         snapshot = _look(snapshot, sys.modules.copy(), pairs)
         replacements = {id(old): new for old, new in pairs.items()}
@@ -82,36 +78,36 @@ class Bindings:
         self._snapshot = snapshot
 
 
-def _look(before: _Snapshot, modules: Mapping[str, Any], pairs: Mapping[Any, Any]) -> _Snapshot:
-    """Returns a snapshot of the modules. Searches those that are not in `before` or have gained or lost names."""
-    known, places = before.known[:], before.places
-    ids = array("Q", (id(item) for pair in pairs.items() for item in pair))
+def _look(known: _Snapshot, imported: Mapping[str, Any], pairs: Mapping[Any, Any]) -> _Snapshot:
+    """Returns a snapshot of the modules. Searches those that are not in `known` or have gained or lost names."""
+    modules, count = list(imported.values()), len(known.modules)
+    # Identity, because programs put objects into sys.modules whose comparison may raise.
+    if len(modules) < count or not all(map(operator.is_, modules, known.modules)):
+        known, count = known._replace(namespaces=[], sizes=[], places=[]), 0
     # Programs add modules after those before, which keep their namespaces.
-    known.frombytes(bytes(8 * max(0, _KNOWN_SIZE * len(modules) - len(known))))
-    marks = _mark(modules, known, ids)
-    if marks is None:
-        known, places = array("Q", bytes(8 * _KNOWN_SIZE * len(modules))), []
-        marks = _mark(modules, known, ids) or array("B")
-    holders = [_namespace_of(module) for module in compress(modules.values(), marks)]
-    searched = set(map(id, holders))
-    places = [place for place in places if id(place[0]) not in searched]
+    names = [name for name in list(imported)[count:] if name.partition(".")[0] not in _PASSED_OVER]
+    added = [_namespace_of(imported[name]) for name in names]
+    namespaces = known.namespaces + added
+    sizes = list(map(len, namespaces))
+    changed = [*compress(known.namespaces, map(operator.ne, sizes, known.sizes)), *added]
+    searched = set(map(id, changed))
+    places = [place for place in known.places if id(place[0]) not in searched]
+    places += _find(changed, [item for pair in pairs.items() for item in pair])
+    return _Snapshot(known.pair_count, modules, namespaces, sizes, places)
+
+
+def _find(namespaces: list[Namespace], objects: list[Any]) -> list[Place]:
+    """Returns all names that refer to one of the objects."""
+    ids = array("Q", map(id, objects))
+    holders = namespaces
+    # Without the GIL, other threads may change a dictionary during the search.
+    if getattr(sys, "_is_gil_enabled", lambda: True)():
+        addresses, marks = array("Q", map(id, namespaces)), array("B", bytes(len(namespaces)))
+        arrays = (addresses.buffer_info()[0], marks.buffer_info()[0], len(marks), *ids.buffer_info())
+        _mark_holders(_next_item, *arrays)
+        holders = list(compress(namespaces, marks))
     # Copies, because other threads may add names.
-    places += [(names, name) for names in holders for name, value in names.copy().items() if id(value) in ids]
-    return _Snapshot(before.pair_count, modules, known, places)
-
-
-def _mark(modules: Mapping[str, Any], known: "array[int]", ids: "array[int]") -> "array[int] | None":
-    """Returns a mark for each module: 1 if it has to be searched. None if other modules than these are known."""
-    # Without the GIL, other threads may change a dictionary during a search by the core.
-    if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        return array("B", (str(name).partition(".")[0] not in _PASSED_OVER for name in modules))
-    if len(known) != _KNOWN_SIZE * len(modules):
-        return None
-    marks = array("B", bytes(len(modules)))
-    addresses = known.buffer_info()[0], *marks.buffer_info()
-    packages = _PASSED_OVER_BYTES, len(_PASSED_OVER_BYTES)
-    is_known = _mark_holders(_PYTHON.buffer_info()[0], modules, *addresses, *packages, *ids.buffer_info())
-    return marks if is_known else None
+    return [(names, name) for names in holders for name, value in names.copy().items() if id(value) in ids]
 
 
 def _namespace_of(module: object) -> Namespace:
