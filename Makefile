@@ -165,6 +165,10 @@ bench-updates: build ## updates of a live model beside loads, about ten minutes 
 bench-saves: build ## saves by several ranks beside PyTorch's writers, about twenty minutes (BENCH_ARGS="--help")
 	$(IN_VENV) python -m fst_bench.saves $(BENCH_ARGS)
 
+.PHONY: bench-dcp
+bench-dcp: build ## torch.distributed.checkpoint with fst and with PyTorch's reader, half an hour (BENCH_ARGS="--help")
+	$(IN_VENV) python -m fst_bench.dcp $(BENCH_ARGS)
+
 .PHONY: bench-gpu-model
 bench-gpu-model: ## where the time of a load to an H100 goes, on a driver that takes its time (MODEL_ARGS="timeline dense"), four minutes
 	@mkdir -p bench-results

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from .dcp.section import DCP, dcp_section
 from .directories import REPORT, RESULTS
 from .goal import goals
 from .machine import machine_lines
@@ -55,6 +56,7 @@ PARTS = {
     "cuda": "On a GPU",
     "ranks": "Several ranks",
     "saves": "Saves by several ranks",
+    "dcp": "Checkpoints of torch.distributed.checkpoint",
     "remote": "Remote checkpoints",
     "updates": "Updates of a live model",
     "simulation": "Simulation",
@@ -63,6 +65,7 @@ PARTS = {
 OTHERS = {
     SMALL_CALLS: small_calls_section,
     SAVES: saves_section,
+    DCP: dcp_section,
     UPDATES: updates_section,
     SIMULATION: simulation_section,
 }

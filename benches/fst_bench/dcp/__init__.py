@@ -1,0 +1,1 @@
+"""Benchmark of checkpoints that ranks load through `torch.distributed.checkpoint`."""

@@ -1,0 +1,5 @@
+"""Runs the measurement: `python -m fst_bench.dcp`."""
+
+from .run import main
+
+main()
