@@ -17,6 +17,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterator, Mapping
+from operator import add
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -165,14 +166,12 @@ class StorageReader(storage.StorageReader):
             shards = [(request, tensor) for owner, request, tensor in reads if owner is source]
             fill_shards(source.checkpoint, shards, group, gathered)
 
-        def commit() -> None:
-            for item, (_, _, tensor) in zip(items, reads, strict=True):
-                planner.commit_tensor(item, tensor)
-            for item in plan.items:
-                if (value := self._state.get(item.storage_index.fqn)) is not None:
-                    planner.load_bytes(item, io.BytesIO(bytes(value.numpy())))
-
-        group.run_on_all(commit)
+        # `load` reports an error of a rank to all ranks.
+        for item, (_, _, tensor) in zip(items, reads, strict=True):
+            planner.commit_tensor(item, tensor)
+        for item in plan.items:
+            if (value := self._state.get(item.storage_index.fqn)) is not None:
+                planner.load_bytes(item, io.BytesIO(bytes(value.numpy())))
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -273,8 +272,11 @@ def _read_source(checkpoint: OpenCheckpoint) -> _Source:
 def _add_chunk(tensors: dict[str, STORAGE_TYPES], name: str, tensor: Tensor, offset: tuple[int, ...]) -> None:
     """Adds a chunk at `offset` to the metadata of a tensor."""
     chunk = ChunkStorageMetadata(torch.Size(offset), tensor.shape)
-    known = tensors.setdefault(name, TensorStorageMetadata(TensorProperties(tensor.dtype), tensor.shape, []))
+    ends = torch.Size(map(add, offset, tensor.shape))
+    known = tensors.get(name)
+    if known is None:
+        tensors[name] = TensorStorageMetadata(TensorProperties(tensor.dtype), ends, [chunk])
+        return
     assert isinstance(known, TensorStorageMetadata)
-    ends = [start + length for start, length in zip(offset, tensor.shape, strict=True)]
     known.size = torch.Size(map(max, known.size, ends))
     known.chunks.append(chunk)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
 from torch import Tensor
 
@@ -25,22 +26,22 @@ class Region(tuple[IndexRange, ...]):
     @classmethod
     def unit_step(cls, starts: Sequence[int], lengths: Sequence[int]) -> "Region":
         """Returns the region of consecutive indices in every dimension."""
-        return cls((start, length, 1) for start, length in zip(starts, lengths, strict=True))
+        return cls(zip(starts, lengths, (1,) * len(lengths), strict=True))
 
     @property
     def starts(self) -> tuple[int, ...]:
         """First index of each dimension."""
-        return tuple(start for start, _, _ in self)
+        return tuple(map(itemgetter(0), self))
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Number of indices of each dimension, which is the shape of the region."""
-        return tuple(length for _, length, _ in self)
+        return tuple(map(itemgetter(1), self))
 
     @property
     def steps(self) -> tuple[int, ...]:
         """Distance between consecutive indices of each dimension."""
-        return tuple(step for _, _, step in self)
+        return tuple(map(itemgetter(2), self))
 
     def replace(self, dim: int, index_range: IndexRange) -> "Region":
         """Returns a copy with other indices in one dimension."""

@@ -255,18 +255,20 @@ def _indirect_names(
     checkpoint: OpenCheckpoint, shards: Sequence[tuple[ShardRequest, Tensor]], group: Group
 ) -> set[str]:
     """Checks outputs, and returns the names of those that a load cannot write to: new tensors are loaded and copied."""
-    indirect = set()
+    indirect: set[str] = set()
+    # Constant for all tensors, of which there may be thousands.
+    tensors, device = checkpoint.tensors, shards[0][1].device if shards else None
     for (name, shard), tensor in shards:
-        stored, first = checkpoint.tensors[name], shards[0][1]
+        stored = tensors[name]
         shape = region_of(shard, stored.shape, group.rank, group.size).lengths
         problem = None
         if tensor.layout != torch.strided or tensor.device.type == "meta":
             problem = (
                 f"the tensor to overwrite is {tensor.layout} on {tensor.device}; expected a dense tensor with storage"
             )
-        elif tensor.device != first.device:
+        elif tensor.device != device:
             problem = (
-                f"the tensor to overwrite is on {tensor.device}, and another tensor of this rank on {first.device}; "
+                f"the tensor to overwrite is on {tensor.device}, and another tensor of this rank on {device}; "
                 "fill them in separate calls"
             )
         elif tensor.shape != shape:
