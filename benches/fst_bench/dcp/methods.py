@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load
 
 import fst.dcp
 
@@ -25,11 +25,11 @@ class Method(NamedTuple):
 
 
 def _load_with_fst(state: dict[str, Any], folder: str) -> None:
-    dcp.load(state, storage_reader=fst.dcp.StorageReader(folder))
+    load(state, storage_reader=fst.dcp.StorageReader(folder))
 
 
 def _load_with_pytorch(state: dict[str, Any], folder: str) -> None:
-    dcp.load(state, storage_reader=HuggingFaceStorageReader(folder))
+    load(state, storage_reader=HuggingFaceStorageReader(folder))
 
 
 # The first way of each action is that of fst, and the goals compare it with the others.
