@@ -246,8 +246,8 @@ impl Blocks {
 pub fn take(request: &Request) -> Result<Option<Slot>> {
     let pool = POOL.get();
     let mut blocks = pool.lock();
+    profile::memory(Memory::Staging, blocks.total_bytes);
     if let Some(block) = blocks.find(request, false) {
-        profile::memory(Memory::Staging, blocks.total_bytes);
         return Ok(Some(Slot::new(block, pool)));
     }
     if let Some((mut block, must_wait)) = blocks.find_copying(request) {
@@ -278,7 +278,9 @@ pub fn take(request: &Request) -> Result<Option<Slot>> {
 /// Returns a free slot that is pinned, if there is one.
 pub fn take_pinned(request: &Request) -> Option<Slot> {
     let pool = POOL.get();
-    let block = pool.lock().find(request, true)?;
+    let mut blocks = pool.lock();
+    let block = blocks.find(request, true)?;
+    profile::memory(Memory::Staging, blocks.total_bytes);
     Some(Slot::new(block, pool))
 }
 

@@ -103,6 +103,15 @@ def test_trace_format(path, monkeypatch, tmp_path):
             assert span["ts"] + span["dur"] <= load["ts"] + load["dur"] + 0.01
 
 
+def test_staging_memory_of_an_earlier_load_counts(tmp_path):
+    save_file({"weight": torch.ones(200_000)}, tmp_path / "model.safetensors")
+    fst.release_memory()
+    fst.load_file(tmp_path / "model.safetensors", dtype=torch.float16)
+    with fst.profile() as profile:
+        fst.load_file(tmp_path / "model.safetensors", dtype=torch.float16)
+    assert profile.summary().peak_staging_bytes >= 800_000
+
+
 def test_plot(path, tmp_path):
     pytest.importorskip("matplotlib")
     for paths in ([path], []):
