@@ -58,6 +58,7 @@ __all__ = ["StorageReader", "StorageWriter"]
 # Metadata key under which PyTorch's writer records the shards in a file.
 _SHARDING_INFO = "DCP_SHARDING_INFO"
 _CPU = torch.device("cpu")
+_NOTHING = torch.empty(0, dtype=torch.uint8, device=_CPU)
 
 
 class StorageReader(storage.StorageReader):
@@ -126,7 +127,7 @@ class StorageReader(storage.StorageReader):
         try:
             group = Group.alone(_CPU) if self._group is None else Group.of(self._group, _CPU)
             self._sources = _open(self.path, group, self._encryption_key)
-            self._state = group.run_on_all(lambda: _load_state(self.path))
+            self._state = _load_state(self.path, group)
         except Exception as error:
             # `load` ignores an exception here and later reports only that there are no metadata.
             return Metadata(_UnreadableMetadata(error))  # type: ignore[arg-type]
@@ -238,13 +239,26 @@ def _open(path: str, group: Group, key: EncryptionKey | None) -> list[_Source]:
     return [_read_source(open_for_group(each, group, encryption_key=key)) for each in paths]
 
 
-def _load_state(path: str) -> dict[str, Tensor]:
-    """Returns the values that are no tensors, as bytes, of a checkpoint that `StorageWriter` has written."""
-    name = None if is_remote(path) else ops.index_metadata(path).get(STATE_KEY)
-    if name is None:
-        return {}
-    directory = path if os.path.isdir(path) else os.path.dirname(path)
-    return load_file(os.path.join(directory, os.path.basename(name)))
+def _load_state(path: str, group: Group) -> dict[str, Tensor]:
+    """Returns the values that are no tensors, as bytes, of a checkpoint that `StorageWriter` has written.
+
+    Rank 0 reads them for all.
+    """
+
+    def load() -> dict[str, Tensor]:
+        name = ops.index_metadata(path).get(STATE_KEY) if group.rank == 0 else None
+        if name is None:
+            return {}
+        is_file = path.endswith(".json") if is_remote(path) else os.path.isfile(path)
+        directory = os.path.dirname(path) if is_file else path
+        return load_file(os.path.join(directory, os.path.basename(name)))
+
+    state = group.run_on_all(load)
+    is_first = group.rank == 0
+    lengths = json.dumps({name: len(value) for name, value in state.items()}) if is_first else None
+    shared = json.loads(group.broadcast_text(lengths, 0))
+    values = group.broadcast(torch.cat([*state.values(), _NOTHING]) if is_first else None, 0)
+    return dict(zip(shared, values.split(list(shared.values())), strict=True))
 
 
 def _shard_files(path: str, key: EncryptionKey | None) -> list[str]:

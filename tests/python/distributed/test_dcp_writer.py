@@ -93,7 +93,8 @@ def test_one_rank(tmp_path):
     assert_all_same({"a": state_dict["a"]}, {"a": torch.arange(9)})
     assert fst.dcp.StorageWriter.validate_checkpoint_id(tmp_path / "m")
     assert not fst.dcp.StorageWriter.validate_checkpoint_id(tmp_path / "m" / "model.safetensors.index.json")
-    assert not fst.dcp.StorageWriter.validate_checkpoint_id("s3://bucket/m")
+    assert fst.dcp.StorageWriter.validate_checkpoint_id("s3://bucket/m")
+    assert not fst.dcp.StorageWriter.validate_checkpoint_id("https://host/m")
 
 
 @on_ranks(4)

@@ -15,10 +15,14 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import fst
+import fst.dcp
+from fst._core import ops
 from fst._core.classes import GroupSave
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer
 from objects import assert_equal, set_environ, write_all
@@ -374,6 +378,24 @@ def test_tensorizer_files(place):
         with TensorDeserializer(url, device="cpu", verify_hash=True) as loaded:
             assert_equal(loaded, tensors)
     assert place.uploads() == []
+
+
+def test_values_that_are_no_tensors(place):
+    writer = fst.dcp.StorageWriter(place.url)
+    for step in (1, 2):
+        dcp.save({"a": torch.full((9,), step), "step": step}, storage_writer=writer, no_dist=True)
+    names = set(place.names())
+    assert [".state-" in name for name in names].count(True) == 1
+    with (
+        mock.patch.object(ops, "save_shard", side_effect=OSError("no space")),
+        pytest.raises(CheckpointException, match="no space"),
+    ):
+        dcp.save({"a": torch.full((9,), 3), "step": 3}, storage_writer=writer, no_dist=True)
+    assert set(place.names()) == names
+    assert place.uploads() == []
+    state_dict = {"a": torch.zeros(9, dtype=torch.int64), "step": 0}
+    dcp.load(state_dict, storage_reader=fst.dcp.StorageReader(f"{place.url}/"), no_dist=True)
+    assert (state_dict["step"], state_dict["a"].tolist()) == (2, [2] * 9)
 
 
 def tensors_of_ranks():

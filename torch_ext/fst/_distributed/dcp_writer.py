@@ -6,7 +6,6 @@ import json
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from pathlib import Path as LocalPath
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +27,6 @@ from fst._distributed.descriptions import Description, StoredTensor, box_layout
 from fst._distributed.group_save import GroupCheckpoint
 from fst._distributed.save_distributed import path_in_directory
 from fst._save.check import DEFAULT_SHARD_BYTES, check_max_shard_bytes
-from fst._save.leftovers import STATE_KEY, state_path
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -47,7 +45,7 @@ class StorageWriter(storage.StorageWriter):
     `fst.dcp.StorageReader` returns them.
 
     Attributes:
-        path: Directory of the checkpoint.
+        path: Directory of the checkpoint, or its URL.
 
     Example:
         >>> import torch.distributed.checkpoint as dcp
@@ -71,7 +69,7 @@ class StorageWriter(storage.StorageWriter):
         """Creates a writer. No file is written yet.
 
         Args:
-            path: A local directory, which is created.
+            path: A local directory, which is created, or a URL as for `fst.save_distributed`.
             group: The `process_group` that is passed to `save`, if it is not the default group.
             max_shard_bytes, metadata, digests, window_bytes: As in `fst.save_distributed`.
         """
@@ -88,17 +86,25 @@ class StorageWriter(storage.StorageWriter):
 
     @property
     def checkpoint_id(self) -> str:
-        """Directory of the checkpoint."""
+        """Directory of the checkpoint, or its URL."""
         return self.path
+
+    @property
+    def _shown(self) -> str:
+        """The path, as errors show it."""
+        return without_secrets(self.path)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Returns whether a path is a directory, or free for one."""
+        """Returns whether a path is a directory, or free for one, or the URL of a store."""
         try:
-            path = _local_path(checkpoint_id).parent
+            path = path_in_directory(checkpoint_id)
+            if isinstance(path, str):
+                ops.check_target(path)
+                return True
         except (NotImplementedError, TypeError, ValueError):
             return False
-        return path.is_dir() or not path.exists()
+        return path.parent.is_dir() or not path.parent.exists()
 
     def storage_meta(self) -> StorageMeta:
         """Returns the path and the id of the save for the planner."""
@@ -132,13 +138,13 @@ class StorageWriter(storage.StorageWriter):
         group = group_of_plan(plan.storage_data, self._group, self.path)
         if plan.storage_data is None or plan.storage_data != group.size:
             raise ValueError(
-                f"{self.path}: the save is for {plan.storage_data} ranks, and the writer has a group of {group.size}; "
+                f"{self._shown}: the save is for {plan.storage_data} ranks, and the writer has a group of {group.size}; "
                 "pass the process_group of the save as group="
             )
 
         def resolve() -> tuple[dict[str, Tensor], bytes]:
             if self._is_coordinator != (group.rank == 0):
-                raise ValueError(f"{self.path}: rank 0 of the group must coordinate the save")
+                raise ValueError(f"{self._shown}: rank 0 of the group must coordinate the save")
             return self._resolve(plan.items, planner)
 
         tensors, messages = group.gather_results(resolve)
@@ -146,7 +152,7 @@ class StorageWriter(storage.StorageWriter):
         description = _description([items for items, _ in parts])
         self._state = {name: data for _, state in parts for name, data in state.items()}
         self._checkpoint = GroupCheckpoint(
-            _local_path(self.path),
+            path_in_directory(self.path),
             description,
             self._max_shard_bytes,
             self._metadata,
@@ -161,16 +167,10 @@ class StorageWriter(storage.StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Makes the written files the checkpoint. Called on the coordinator."""
         if self._checkpoint is None:
-            raise RuntimeError(f"{self.path}: nothing was written; call write_data first")
+            raise RuntimeError(f"{self._shown}: nothing was written; call write_data first")
         checkpoint, self._checkpoint = self._checkpoint, None
         try:
-            index_metadata = None
-            if self._state:
-                path = state_path(_local_path(self.path), checkpoint.files.token)
-                values = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in self._state.values()]
-                ops.save_shard(values, list(self._state), str(path), None, checkpoint.files.model(1))
-                index_metadata = {STATE_KEY: path.name}
-            checkpoint.commit(index_metadata)
+            checkpoint.commit(self._state)
         except BaseException:
             checkpoint.abandon()
             raise
@@ -200,17 +200,6 @@ class StorageWriter(storage.StorageWriter):
             described.append([name, SCALAR_TYPES[dtype], list(size), list(chunk.offsets), list(chunk.sizes)])
         head = json.dumps([described, {name: len(data) for name, data in state.items()}]).encode()
         return tensors, b"".join([len(head).to_bytes(8, "little"), head, *state.values()])
-
-
-def _local_path(directory: Path) -> LocalPath:
-    """Returns the path of the checkpoint in a local directory."""
-    path = path_in_directory(directory)
-    if isinstance(path, str):
-        raise NotImplementedError(
-            f"{without_secrets(path)}: StorageWriter writes to local directories; save there and copy the files, or "
-            "call fst.save_distributed"
-        )
-    return path
 
 
 def group_of_plan(ranks: int | None, group: "ProcessGroup | None", path: str) -> Group:

@@ -80,23 +80,22 @@ class GroupCheckpoint:
                 self.abandon()
                 raise
 
-    def commit(self, index_metadata: Mapping[str, str] | None = None) -> None:
-        """Makes the written files the checkpoint, on rank 0. Does nothing on other ranks."""
+    def commit(self, state: Mapping[str, bytes] | None = None) -> None:
+        """Makes the written files the checkpoint, on rank 0. Does nothing on other ranks.
+
+        Args:
+            state: Values that are no tensors, which belong to the checkpoint.
+        """
         if self._files is not None:
             if isinstance(self._files, ObjectFiles):
                 self._files.complete(self._sent_parts)
+            index_metadata = self._files.write_state(state) if state else None
             self._files.commit(self._shards, index_metadata)
 
     def abandon(self) -> None:
         """Removes the written files, on rank 0, unless they are the checkpoint already."""
         if self._files is not None:
             self._files.abandon()
-
-    @property
-    def files(self) -> CheckpointFiles:
-        """The files of a local checkpoint, on rank 0."""
-        assert isinstance(self._files, CheckpointFiles)
-        return self._files
 
     def _finish(self, save: GroupSave, has_digests: bool, group: Group) -> None:
         """Seals headers with digests, flushes what all ranks have written, and gathers the parts that they sent."""

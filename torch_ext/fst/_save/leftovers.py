@@ -91,7 +91,12 @@ def staged_paths(path: Path, count: int, token: str) -> list[Path]:
 
 def state_path(path: Path, token: str) -> Path:
     """Returns the path of the file with the values of the checkpoint `path` that are no tensors."""
-    return path.with_name(f"{path.name.removesuffix(SUFFIX)}.state-{token}")
+    return path.with_name(state_name(path.name, token))
+
+
+def state_name(name: str, token: str) -> str:
+    """Returns the name of the file with the values of the checkpoint `name` that are no tensors."""
+    return f"{name.removesuffix(SUFFIX)}.state-{token}"
 
 
 # Key of the metadata in an index under which it names the file of `state_path`.

@@ -16,7 +16,8 @@ from torch import Tensor
 from fst._core import ops
 from fst._core.batches import HasBytes
 from fst._core.interrupts import defer_interrupts
-from fst._save.shards import index_content, split
+from fst._save.leftovers import STATE_KEY, state_name
+from fst._save.shards import index_content, split, write_state
 
 _SUFFIX = ".safetensors"
 
@@ -49,6 +50,7 @@ class ObjectFiles:
         self._has_index = has_index or count > 1
         self._present: set[str] = set()
         self._names: list[str] = []
+        self._state_names: list[str] = []
         # Ids of uploads that have not ended, by the positions of the objects.
         self._uploads: dict[int, str] = {}
         self._may_be_committed = False
@@ -77,6 +79,13 @@ class ObjectFiles:
             ops.complete_upload(url, self._uploads[position], sorted(parts_of[position]))
             del self._uploads[position]
 
+    def write_state(self, values: Mapping[str, bytes]) -> dict[str, str]:
+        """Stores values that are no tensors in an object. Returns the metadata with which the index names it."""
+        name = state_name(self._name, os.urandom(4).hex())
+        self._state_names.append(name)
+        write_state(values, self._url(name), "")
+        return {STATE_KEY: name}
+
     def commit(self, shards: Sequence[Mapping[str, HasBytes]], index_metadata: Mapping[str, str] | None) -> None:
         """Replaces the checkpoint by the complete objects, and removes the objects of the old checkpoint.
 
@@ -89,9 +98,11 @@ class ObjectFiles:
         if self._has_index or self._index in self._present:
             content = bytearray(index_content(shards, self._names, index_metadata))
             ops.write_bytes(torch.frombuffer(content, dtype=torch.uint8), self._url(self._index), "")
-        shard = re.compile(rf"{re.escape(self._stem)}(-[0-9a-f]{{8}})?-\d{{5,}}-of-\d{{5,}}\.safetensors")
+        old = re.compile(
+            rf"{re.escape(self._stem)}((-[0-9a-f]{{8}})?-\d{{5,}}-of-\d{{5,}}\.safetensors|\.state-[0-9a-f]{{8}})"
+        )
         for name in self._present.difference(self._names):
-            if name == self._name or shard.fullmatch(name):
+            if name == self._name or old.fullmatch(name):
                 ops.remove_object(self._url(name))
         if not self._has_index and self._index in self._present:
             ops.remove_object(self._url(self._index))
@@ -104,7 +115,7 @@ class ObjectFiles:
         with suppress(OSError, ValueError):
             for position, upload in self._uploads.items():
                 ops.abort_upload(self.staged[position], upload)
-            for name in set(self._names) - self._present:
+            for name in {*self._names, *self._state_names} - self._present:
                 ops.remove_object(self._url(name))
 
     @property

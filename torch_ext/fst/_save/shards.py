@@ -99,6 +99,12 @@ class CheckpointFiles:
         """Returns the path of a file from which file `number`, from 1, gets its permissions. It may be empty."""
         return self._model(self._files[number - 1])
 
+    def write_state(self, values: Mapping[str, bytes]) -> dict[str, str]:
+        """Writes values that are no tensors in a file beside. Returns the metadata with which the index names it."""
+        path = state_path(self._path, self.token)
+        write_state(values, str(path), self.model(1))
+        return {STATE_KEY: path.name}
+
     def commit(self, shards: Sequence[Mapping[str, HasBytes]], index_metadata: Mapping[str, str] | None) -> None:
         """Replaces the checkpoint by the complete files in `staged`, and removes the files of the old checkpoint.
 
@@ -194,6 +200,12 @@ def index_content(
         "weight_map": {name: file for shard, file in zip(shards, files, strict=True) for name in shard},
     }
     return json.dumps(content, indent=2).encode()
+
+
+def write_state(values: Mapping[str, bytes], path: str, model: str) -> None:
+    """Writes values that are no tensors in a file, which gets the permissions of the file `model`, unless empty."""
+    tensors = [torch.frombuffer(bytearray(value), dtype=torch.uint8) for value in values.values()]
+    ops.save_shard(tensors, list(values), path, None, model)
 
 
 def _has_content(file: Path, content: bytes) -> bool:
