@@ -1,7 +1,8 @@
-"""Cost of opening and planning a load, for one rank of a large group that is simulated in one process.
+"""Cost of opening and planning a load or a save, for one rank of a large group that is simulated in one process.
 
-The rank runs `fst.load_distributed` until all ranks have agreed on the plan. Collectives count bytes instead of moving
-them: every rank of the group sends the same messages, and this is checked for the first rank and the last.
+The rank runs `fst.load_distributed` or `fst.save_distributed` until all ranks have agreed on the plan and this rank has
+its part of it. Collectives count bytes instead of moving them: every rank of the group sends the same messages, but for
+those of the first rank, which the last one gets.
 """
 
 import contextlib
@@ -9,9 +10,10 @@ import gc
 import os
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,13 +22,18 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fst
+from fst._distributed import group_save, load
+from fst._distributed.exchange import Exchange
+from fst._save.shards import CheckpointFiles
 
+from ..workload import TensorSpec
 from .layout import BY_COLUMNS, BY_ROWS, NODE_RANKS
 
 # Forks of a process without threads.
@@ -34,7 +41,7 @@ _CONTEXT = get_context("forkserver")
 
 
 class Cost(NamedTuple):
-    """Cost of one rank until the ranks have agreed on the plan of a load.
+    """Cost of one rank until it has its part of the plan that all ranks have agreed on.
 
     Attributes:
         cpu_seconds: CPU time.
@@ -49,11 +56,17 @@ class Cost(NamedTuple):
 
 
 class PlannedLayout(NamedTuple):
-    """Layout of all tensors over a mesh of one dimension, or of nodes and their ranks."""
+    """Layout of all tensors over a mesh of one dimension, or of nodes and their ranks.
+
+    Attributes:
+        title: Text for the tables.
+        mesh_ndim: Number of dimensions of the mesh.
+        placements: Returns the placements of a tensor of this name and shape.
+    """
 
     title: str
     mesh_ndim: int
-    placements: Any
+    placements: Callable[[str, torch.Size], Sequence[Any]]
 
     def mesh_shape(self, ranks: int) -> tuple[int, ...]:
         """Returns the shape of the mesh for a number of ranks."""
@@ -66,39 +79,39 @@ _COLUMNS = [Shard(0), Shard(1)]
 _REST = [Shard(0), Replicate()]
 
 
+def _by_rows(name: str, shape: torch.Size) -> Sequence[Any]:
+    return [Shard(0)]
+
+
 def _with_tensor_parallel(name: str, shape: torch.Size) -> Sequence[Any]:
     module = name.split(".")[-2]
     return _ROWS if module in BY_ROWS else _COLUMNS if module in BY_COLUMNS else _REST
 
 
 PLANNED: Sequence[PlannedLayout] = (
-    PlannedLayout("FSDP", 1, Shard(0)),
+    PlannedLayout("FSDP", 1, _by_rows),
     PlannedLayout("FSDP + tensor-parallel in each node", 2, _with_tensor_parallel),
 )
 
 
-# Messages of all ranks until they have agreed on the plan: their requests, and the digests of their plans.
-_MESSAGES = 2
-
-
 class _Planned(BaseException):
-    """Ends a load whose plan all ranks have agreed on."""
+    """Ends a load or a save once this rank has its part of the plan."""
 
 
 @dataclass
 class _Collectives:
-    """Collectives of one rank, of which all others send what it does.
+    """Collectives of one rank, of which all others but the first send what it does.
 
     Attributes:
         rank, ranks: This rank, and the number of ranks.
         broadcasts: Data of broadcasts: those that rank 0 has sent, or will receive from it.
-        sent: Messages of this rank to all.
+        messages: Messages of rank 0 to all: those that it has sent, or those that this rank will receive.
     """
 
     rank: int
     ranks: int
     broadcasts: list[bytes]
-    sent: list[bytes] = field(default_factory=list)
+    messages: list[bytes]
     sent_bytes: int = 0
     received_bytes: int = 0
 
@@ -115,27 +128,69 @@ class _Collectives:
 
     def all_to_all_single(self, received: Tensor, data: Tensor, group: Any, async_op: bool) -> Any:
         received.copy_(data)
-        own = data.view(self.ranks, -1)[0]
-        self.sent.append(own.numpy().tobytes())
-        self.sent_bytes += data.nbytes - own.nbytes
-        self.received_bytes += data.nbytes - own.nbytes
-        if len(self.sent) == _MESSAGES:
-            raise _Planned
+        first = received.view(self.ranks, -1)[0]
+        if self.rank == 0:
+            self.messages.append(first.numpy().tobytes())
+        else:
+            first.copy_(torch.frombuffer(bytearray(self.messages.pop(0)), dtype=data.dtype))
+        self.sent_bytes += data.nbytes - first.nbytes
+        self.received_bytes += data.nbytes - first.nbytes
         return mock.Mock()
 
 
-def planning_cost(paths: Sequence[Path], layout: PlannedLayout, ranks: int) -> Cost:
-    """Returns the larger figures of the first rank and of the last."""
-    first, broadcasts, sent = _in_child(paths, layout, 0, ranks, [])
-    last, _, others = _in_child(paths, layout, ranks - 1, ranks, broadcasts)
-    if sent != others:
-        raise ValueError("the first rank and the last send different messages")
-    return Cost(
-        max(first.cpu_seconds, last.cpu_seconds),
-        max(first.sent_bytes, last.sent_bytes),
-        max(first.received_bytes, last.received_bytes),
-        max(first.memory_bytes, last.memory_bytes),
-    )
+class _NoExchange(Exchange):
+    """Exchange of a planned load or save, which ends there."""
+
+    def run(self) -> None:
+        raise _Planned
+
+
+def _prepare_load(paths: Sequence[Path], layout: PlannedLayout, mesh: DeviceMesh) -> Callable[[], object]:
+    """Returns a load of the files."""
+    # Loads to a GPU do not map files either.
+    os.environ["FST_READER"] = "pread"
+    return partial(fst.load_distributed, list(map(str, paths)), mesh, layout.placements)
+
+
+def _prepare_save(
+    tensors: Sequence[TensorSpec], directory: Path, layout: PlannedLayout, mesh: DeviceMesh
+) -> Callable[[], object]:
+    """Returns a save of tensors in new files of holes."""
+    state_dict = {}
+    for spec in tensors:
+        shape = torch.Size(spec.shape)
+        placements = layout.placements(spec.name, shape)
+        local, _ = compute_local_shape_and_global_offset(shape, mesh, placements)
+        # No memory is touched.
+        tensor = torch.empty(local, dtype=torch.bfloat16)
+        stride = torch.empty(shape, device="meta").stride()
+        state_dict[spec.name] = DTensor.from_local(tensor, mesh, placements, run_check=False, shape=shape, stride=stride)
+    return partial(fst.save_distributed, state_dict, directory)
+
+
+def _create_sparse(files: CheckpointFiles, lengths: Sequence[int]) -> list[str]:
+    for path, length in zip(files.staged, lengths, strict=True):
+        path.touch()
+        os.truncate(path, length)
+    return [""] * len(lengths)
+
+
+def load_cost(paths: Sequence[Path], layout: PlannedLayout, ranks: int) -> Cost:
+    """Returns the larger figures of the first rank and of the last, for a load of files."""
+    return _planning_cost(partial(_prepare_load, paths), layout, ranks)
+
+
+def save_cost(tensors: Sequence[TensorSpec], directory: Path, layout: PlannedLayout, ranks: int) -> Cost:
+    """Returns the larger figures of the first rank and of the last, for a save of tensors as BF16."""
+    return _planning_cost(partial(_prepare_save, tensors, directory), layout, ranks)
+
+
+def _planning_cost(
+    prepare: Callable[[PlannedLayout, DeviceMesh], Callable[[], object]], layout: PlannedLayout, ranks: int
+) -> Cost:
+    first, broadcasts, messages = _in_child(prepare, layout, 0, ranks, [], [])
+    last, _, _ = _in_child(prepare, layout, ranks - 1, ranks, broadcasts, messages)
+    return Cost(*map(max, first, last))
 
 
 def _in_child(*arguments: Any) -> "tuple[Cost, list[bytes], list[bytes]]":
@@ -145,29 +200,38 @@ def _in_child(*arguments: Any) -> "tuple[Cost, list[bytes], list[bytes]]":
 
 
 def _run_rank(
-    paths: Sequence[Path], layout: PlannedLayout, rank: int, ranks: int, broadcasts: list[bytes]
+    prepare: Callable[[PlannedLayout, DeviceMesh], Callable[[], object]],
+    layout: PlannedLayout,
+    rank: int,
+    ranks: int,
+    broadcasts: list[bytes],
+    messages: list[bytes],
 ) -> tuple[Cost, list[bytes], list[bytes]]:
-    """Plans a load as one rank. Returns its cost, the broadcasts of rank 0, and the messages of this rank to all."""
-    # Loads to a GPU do not map files either.
-    os.environ["FST_READER"] = "pread"
+    """Plans a load or a save as one rank. Returns its cost, and the broadcasts and messages of rank 0."""
     torch.set_num_threads(1)
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
     names = ("data", "model")
     shape = layout.mesh_shape(ranks)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names[: len(shape)])
-    collectives = _Collectives(rank, ranks, list(broadcasts))
+    call = prepare(layout, mesh)
+    collectives = _Collectives(rank, ranks, list(broadcasts), list(messages))
     # Of what was imported. A collection takes a tenth of a second.
     gc.collect()
     memory, seconds = _peak_memory(), time.process_time()
     with (
         mock.patch.object(dist, "broadcast", collectives.broadcast),
         mock.patch.object(dist, "all_to_all_single", collectives.all_to_all_single),
+        mock.patch.object(load, "Exchange", _NoExchange),
+        mock.patch.object(group_save, "Exchange", _NoExchange),
+        mock.patch.object(CheckpointFiles, "create", _create_sparse),
+        # The last rank opens the files.
+        mock.patch.object(CheckpointFiles, "abandon"),
         contextlib.suppress(_Planned),
     ):
-        fst.load_distributed(list(map(str, paths)), mesh, layout.placements)
+        call()
     seconds, memory = time.process_time() - seconds, _peak_memory() - memory
     cost = Cost(seconds, collectives.sent_bytes, collectives.received_bytes, memory)
-    return cost, collectives.broadcasts, collectives.sent
+    return cost, collectives.broadcasts, collectives.messages
 
 
 def _peak_memory() -> int:

@@ -1,4 +1,4 @@
-"""Plans loads of large models by up to 4,096 ranks, with fst's own planner on headers of the real shapes.
+"""Plans loads and saves of large models by up to 4,096 ranks, with fst's own planner and the real shapes.
 
     python -m fst_bench.simulation
     python -m fst_bench.simulation --ranks 8,64 --layouts dense-replicated
@@ -7,6 +7,7 @@ The result goes to bench-results/simulation.json and, with the other results, to
 """
 
 import argparse
+import itertools
 import json
 import shlex
 import sys
@@ -23,7 +24,7 @@ from ..report import write_report
 from ..run import chosen
 from .layout import LAYOUTS, NODE_RANKS, Layout, positions
 from .model import MODELS, Model, write_sparse
-from .planning import PLANNED, planning_cost
+from .planning import PLANNED, load_cost, save_cost
 from .section import SIMULATION
 from .window import total, windows
 
@@ -73,7 +74,8 @@ def simulated(
             for name, model in models.items()
         },
         "planned_model": PLANNED_MODEL,
-        "planning": list(_planning(models[PLANNED_MODEL], planned_sizes)),
+        "planned_loads": list(_planned_loads(models[PLANNED_MODEL], planned_sizes)),
+        "planned_saves": list(_planned_saves(models[PLANNED_MODEL], planned_sizes)),
         "layouts": {layout.name: {"title": layout.title, "model": layout.model} for layout in layouts},
         "loads": [
             load
@@ -83,15 +85,24 @@ def simulated(
     }
 
 
-def _planning(model: Model, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+def _planned_loads(model: Model, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Yields a row of the table for each layout and each number of ranks."""
     with tempfile.TemporaryDirectory() as folder:
         paths = write_sparse(model, Path(folder))
-        for layout in PLANNED:
-            for ranks in sizes:
-                print(f"{layout.title}, {ranks} ranks: planning", file=sys.stderr, flush=True)
-                cost = planning_cost(paths, layout, ranks)
-                yield {"layout": layout.title, "ranks": ranks, **cost._asdict()}
+        for layout, ranks in itertools.product(PLANNED, sizes):
+            print(f"{layout.title}, {ranks} ranks: planning a load", file=sys.stderr, flush=True)
+            cost = load_cost(paths, layout, ranks)
+            yield {"layout": layout.title, "ranks": ranks, **cost._asdict()}
+
+
+def _planned_saves(model: Model, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Yields a row of the table for each layout and each number of ranks."""
+    tensors = list(model.tensors)
+    for layout, ranks in itertools.product(PLANNED, sizes):
+        print(f"{layout.title}, {ranks} ranks: planning a save", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            cost = save_cost(tensors, Path(folder), layout, ranks)
+        yield {"layout": layout.title, "ranks": ranks, **cost._asdict()}
 
 
 def _loads(

@@ -11,9 +11,10 @@ INTRODUCTION = """\
 fst's own code runs on the headers of models larger than this machine, on files without data. `docs/ranks.md`
 describes the method.
 
-- *CPU*, *sent* and *received* are those of one rank from the call of `fst.load_distributed` until all ranks have
-  agreed on the plan: opening, headers, agreement and planning. *Memory* is the growth of its peak. Each is the larger
-  figure of rank 0, which reads the headers, and of the last rank.
+- *CPU*, *sent* and *received* are those of one rank from the call of `fst.load_distributed` or `fst.save_distributed`
+  until all ranks have agreed on the plan, and this rank has its part of it: opening or creating files, headers,
+  agreement and planning. *Memory* is the growth of its peak. Each is the larger figure of rank 0, which reads the
+  headers or creates the files, and of the last rank.
 - *Read of it* and *sent of it* are the bytes that all ranks read and send over the bytes of the checkpoint. *GPU
   memory* is the largest of any rank: its tensors and buffers.
 """
@@ -25,8 +26,9 @@ def simulation_section(result: Mapping[str, Any]) -> Iterator[str]:
     run = f"`{result['command']}` on {result['date']}, commit {result['commit']}"
     yield f"{run}; buffers of a rank of at most {size(result['window_bytes'])}.\n"
     yield INTRODUCTION
-    yield from _titled("Planning of loads", result["models"][result["planned_model"]])
-    yield from table(PLANNING_HEAD, [_planning_row(cost) for cost in result["planning"]])
+    for what in ("loads", "saves"):
+        yield from _titled(f"Planning of {what}", result["models"][result["planned_model"]])
+        yield from table(PLANNING_HEAD, [_planning_row(cost) for cost in result[f"planned_{what}"]])
     for name, model in result["models"].items():
         titles = {key: layout["title"] for key, layout in result["layouts"].items() if layout["model"] == name}
         loads = [load for load in result["loads"] if load["layout"] in titles]

@@ -143,10 +143,11 @@ def test_report(tmp_path, monkeypatch):
     write_report(tmp_path, tmp_path)
     page = (tmp_path / "BENCHMARKS.md").read_text()
     assert all(f"| {layout.title} | 4 |" in page for layout in LAYOUTS)
-    for cost in result["planning"]:
+    assert [len(result[f"planned_{what}"]) for what in ("loads", "saves")] == [2, 2]
+    for cost in (*result["planned_loads"], *result["planned_saves"]):
         assert 0 < cost["cpu_seconds"] < 60
         # Messages of all ranks, and headers.
-        assert 16 << 10 < cost["received_bytes"] < 1 << 20
+        assert 8 << 10 < cost["received_bytes"] < 1 << 20
     bytes_of = {layout: result["models"][facts["model"]]["bytes"] for layout, facts in result["layouts"].items()}
     assert all(load["read_bytes"] == bytes_of[load["layout"]] for load in result["loads"])
     assert any(load["sent_bytes"] for load in result["loads"])
