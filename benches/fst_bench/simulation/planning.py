@@ -1,7 +1,7 @@
 """Cost of opening and planning a load or a save, for one rank of a large group that is simulated in one process.
 
-The rank runs `fst.load_distributed` or `fst.save_distributed` until all ranks have agreed on the plan and this rank has
-its part of it. Collectives count bytes instead of moving them: every rank of the group sends the same messages, but for
+The rank runs `fst.load_distributed` until all ranks have agreed on the plan, or `fst.save_distributed` until this rank
+also has its part of the plan and has opened the files. Collectives count bytes instead of moving them: every rank of the group sends the same messages, but for
 those of the first rank, which the last one gets.
 """
 
@@ -30,6 +30,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fst
 from fst._distributed import group_save, load
+from fst._distributed.agreement import agree_on_plan
 from fst._distributed.exchange import Exchange
 from fst._save.shards import CheckpointFiles
 
@@ -41,7 +42,7 @@ _CONTEXT = get_context("forkserver")
 
 
 class Cost(NamedTuple):
-    """Cost of one rank until it has its part of the plan that all ranks have agreed on.
+    """Cost of one rank until all ranks have agreed on the plan.
 
     Attributes:
         cpu_seconds: CPU time.
@@ -61,12 +62,12 @@ class PlannedLayout(NamedTuple):
     Attributes:
         title: Text for the tables.
         mesh_ndim: Number of dimensions of the mesh.
-        placements: Returns the placements of a tensor of this name and shape.
+        placements: Placement of all tensors, or a function that returns those of a tensor of a name and a shape.
     """
 
     title: str
     mesh_ndim: int
-    placements: Callable[[str, torch.Size], Sequence[Any]]
+    placements: Any
 
     def mesh_shape(self, ranks: int) -> tuple[int, ...]:
         """Returns the shape of the mesh for a number of ranks."""
@@ -79,23 +80,19 @@ _COLUMNS = [Shard(0), Shard(1)]
 _REST = [Shard(0), Replicate()]
 
 
-def _by_rows(name: str, shape: torch.Size) -> Sequence[Any]:
-    return [Shard(0)]
-
-
 def _with_tensor_parallel(name: str, shape: torch.Size) -> Sequence[Any]:
     module = name.split(".")[-2]
     return _ROWS if module in BY_ROWS else _COLUMNS if module in BY_COLUMNS else _REST
 
 
 PLANNED: Sequence[PlannedLayout] = (
-    PlannedLayout("FSDP", 1, _by_rows),
+    PlannedLayout("FSDP", 1, Shard(0)),
     PlannedLayout("FSDP + tensor-parallel in each node", 2, _with_tensor_parallel),
 )
 
 
 class _Planned(BaseException):
-    """Ends a load or a save once this rank has its part of the plan."""
+    """Ends a load or a save that is planned."""
 
 
 @dataclass
@@ -139,10 +136,16 @@ class _Collectives:
 
 
 class _NoExchange(Exchange):
-    """Exchange of a planned load or save, which ends there."""
+    """Exchange of a planned save, which ends there."""
 
     def run(self) -> None:
         raise _Planned
+
+
+def _agree_on_plan(*arguments: Any) -> None:
+    """Agrees on the plan of a load, which ends there."""
+    agree_on_plan(*arguments)
+    raise _Planned
 
 
 def _prepare_load(paths: Sequence[Path], layout: PlannedLayout, mesh: DeviceMesh) -> Callable[[], object]:
@@ -159,7 +162,7 @@ def _prepare_save(
     state_dict = {}
     for spec in tensors:
         shape = torch.Size(spec.shape)
-        placements = layout.placements(spec.name, shape)
+        placements = layout.placements(spec.name, shape) if callable(layout.placements) else [layout.placements]
         local, _ = compute_local_shape_and_global_offset(shape, mesh, placements)
         # No memory is touched.
         tensor = torch.empty(local, dtype=torch.bfloat16)
@@ -221,7 +224,7 @@ def _run_rank(
     with (
         mock.patch.object(dist, "broadcast", collectives.broadcast),
         mock.patch.object(dist, "all_to_all_single", collectives.all_to_all_single),
-        mock.patch.object(load, "Exchange", _NoExchange),
+        mock.patch.object(load, "agree_on_plan", _agree_on_plan),
         mock.patch.object(group_save, "Exchange", _NoExchange),
         mock.patch.object(CheckpointFiles, "create", _create_sparse),
         # The last rank opens the files.

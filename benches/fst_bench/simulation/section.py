@@ -11,10 +11,10 @@ INTRODUCTION = """\
 fst's own code runs on the headers of models larger than this machine, on files without data. `docs/ranks.md`
 describes the method.
 
-- *CPU*, *sent* and *received* are those of one rank from the call of `fst.load_distributed` or `fst.save_distributed`
-  until all ranks have agreed on the plan, and this rank has its part of it: opening or creating files, headers,
-  agreement and planning. *Memory* is the growth of its peak. Each is the larger figure of rank 0, which reads the
-  headers or creates the files, and of the last rank.
+- *CPU*, *sent* and *received* are those of one rank from the call of `fst.load_distributed` until all ranks have
+  agreed on the plan: opening, headers, agreement and planning. For `fst.save_distributed`, they are those of describing
+  and checking the tensors, agreement, planning, the rank's own part and opening the files. *Memory* is the growth of
+  its peak. Each is the larger figure of rank 0, which reads the headers or creates the files, and of the last rank.
 - *Read of it* and *sent of it* are the bytes that all ranks read and send over the bytes of the checkpoint. *GPU
   memory* is the largest of any rank: its tensors and buffers.
 """
