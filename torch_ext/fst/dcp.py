@@ -258,7 +258,7 @@ def _load_state(path: str, group: Group) -> dict[str, Tensor]:
     lengths = json.dumps({name: len(value) for name, value in state.items()}) if is_first else None
     shared = json.loads(group.broadcast_text(lengths, 0))
     values = group.broadcast(torch.cat([*state.values(), _NOTHING]) if is_first else None, 0)
-    return dict(zip(shared, values.split(list(shared.values())), strict=True))
+    return dict(zip(shared, torch.split_with_sizes(values, list(shared.values())), strict=True))
 
 
 def _shard_files(path: str, key: EncryptionKey | None) -> list[str]:

@@ -1,8 +1,8 @@
 """Cost of opening and planning a load or a save, for one rank of a large group that is simulated in one process.
 
-The rank runs `fst.load_distributed` until all ranks have agreed on the plan, or `fst.save_distributed` until this rank
-also has its part of the plan and has opened the files. Collectives count bytes instead of moving them: every rank of the group sends the same messages, but for
-those of the first rank, which the last one gets.
+The rank runs `fst.load_distributed` or `fst.save_distributed` until all ranks have agreed on the plan. Collectives
+count bytes instead of moving them: every rank of the group sends the same messages, and this is checked for the first
+rank and the last of a load. The first rank of a save would create the files, so only the last one is simulated.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -29,10 +29,6 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fst
-from fst._distributed import group_save, load
-from fst._distributed.agreement import agree_on_plan
-from fst._distributed.exchange import Exchange
-from fst._save.shards import CheckpointFiles
 
 from ..workload import TensorSpec
 from .layout import BY_COLUMNS, BY_ROWS, NODE_RANKS
@@ -91,24 +87,28 @@ PLANNED: Sequence[PlannedLayout] = (
 )
 
 
+# Messages of all ranks until they have agreed on the plan: their requests or tensors, and the digests of their plans.
+_MESSAGES = 2
+
+
 class _Planned(BaseException):
-    """Ends a load or a save that is planned."""
+    """Ends a load or a save whose plan all ranks have agreed on."""
 
 
 @dataclass
 class _Collectives:
-    """Collectives of one rank, of which all others but the first send what it does.
+    """Collectives of one rank, of which all others send what it does.
 
     Attributes:
         rank, ranks: This rank, and the number of ranks.
         broadcasts: Data of broadcasts: those that rank 0 has sent, or will receive from it.
-        messages: Messages of rank 0 to all: those that it has sent, or those that this rank will receive.
+        sent: Messages of this rank to all.
     """
 
     rank: int
     ranks: int
     broadcasts: list[bytes]
-    messages: list[bytes]
+    sent: list[bytes] = field(default_factory=list)
     sent_bytes: int = 0
     received_bytes: int = 0
 
@@ -125,27 +125,34 @@ class _Collectives:
 
     def all_to_all_single(self, received: Tensor, data: Tensor, group: Any, async_op: bool) -> Any:
         received.copy_(data)
-        first = received.view(self.ranks, -1)[0]
-        if self.rank == 0:
-            self.messages.append(first.numpy().tobytes())
-        else:
-            first.copy_(torch.frombuffer(bytearray(self.messages.pop(0)), dtype=data.dtype))
-        self.sent_bytes += data.nbytes - first.nbytes
-        self.received_bytes += data.nbytes - first.nbytes
+        own = data.view(self.ranks, -1)[0]
+        self.sent.append(own.numpy().tobytes())
+        self.sent_bytes += data.nbytes - own.nbytes
+        self.received_bytes += data.nbytes - own.nbytes
+        if len(self.sent) == _MESSAGES:
+            raise _Planned
         return mock.Mock()
 
 
-class _NoExchange(Exchange):
-    """Exchange of a planned save, which ends there."""
+def load_cost(paths: Sequence[Path], layout: PlannedLayout, ranks: int) -> Cost:
+    """Returns the larger figures of the first rank and of the last, for a load of files."""
+    prepare = partial(_prepare_load, paths)
+    first, broadcasts, sent = _in_child(prepare, layout, 0, ranks, [])
+    last, _, others = _in_child(prepare, layout, ranks - 1, ranks, broadcasts)
+    if sent != others:
+        raise ValueError("the first rank and the last send different messages")
+    return Cost(
+        max(first.cpu_seconds, last.cpu_seconds),
+        max(first.sent_bytes, last.sent_bytes),
+        max(first.received_bytes, last.received_bytes),
+        max(first.memory_bytes, last.memory_bytes),
+    )
 
-    def run(self) -> None:
-        raise _Planned
 
-
-def _agree_on_plan(*arguments: Any) -> None:
-    """Agrees on the plan of a load, which ends there."""
-    agree_on_plan(*arguments)
-    raise _Planned
+def save_cost(tensors: Sequence[TensorSpec], layout: PlannedLayout, ranks: int) -> Cost:
+    """Returns the figures of the last rank, for a save of tensors as BF16."""
+    cost, _, _ = _in_child(partial(_prepare_save, tensors), layout, ranks - 1, ranks, [])
+    return cost
 
 
 def _prepare_load(paths: Sequence[Path], layout: PlannedLayout, mesh: DeviceMesh) -> Callable[[], object]:
@@ -155,10 +162,8 @@ def _prepare_load(paths: Sequence[Path], layout: PlannedLayout, mesh: DeviceMesh
     return partial(fst.load_distributed, list(map(str, paths)), mesh, layout.placements)
 
 
-def _prepare_save(
-    tensors: Sequence[TensorSpec], directory: Path, layout: PlannedLayout, mesh: DeviceMesh
-) -> Callable[[], object]:
-    """Returns a save of tensors in new files of holes."""
+def _prepare_save(tensors: Sequence[TensorSpec], layout: PlannedLayout, mesh: DeviceMesh) -> Callable[[], object]:
+    """Returns a save of the tensors, to a directory that it does not reach."""
     state_dict = {}
     for spec in tensors:
         shape = torch.Size(spec.shape)
@@ -167,33 +172,10 @@ def _prepare_save(
         # No memory is touched.
         tensor = torch.empty(local, dtype=torch.bfloat16)
         stride = torch.empty(shape, device="meta").stride()
-        state_dict[spec.name] = DTensor.from_local(tensor, mesh, placements, run_check=False, shape=shape, stride=stride)
-    return partial(fst.save_distributed, state_dict, directory)
-
-
-def _create_sparse(files: CheckpointFiles, lengths: Sequence[int]) -> list[str]:
-    for path, length in zip(files.staged, lengths, strict=True):
-        path.touch()
-        os.truncate(path, length)
-    return [""] * len(lengths)
-
-
-def load_cost(paths: Sequence[Path], layout: PlannedLayout, ranks: int) -> Cost:
-    """Returns the larger figures of the first rank and of the last, for a load of files."""
-    return _planning_cost(partial(_prepare_load, paths), layout, ranks)
-
-
-def save_cost(tensors: Sequence[TensorSpec], directory: Path, layout: PlannedLayout, ranks: int) -> Cost:
-    """Returns the larger figures of the first rank and of the last, for a save of tensors as BF16."""
-    return _planning_cost(partial(_prepare_save, tensors, directory), layout, ranks)
-
-
-def _planning_cost(
-    prepare: Callable[[PlannedLayout, DeviceMesh], Callable[[], object]], layout: PlannedLayout, ranks: int
-) -> Cost:
-    first, broadcasts, messages = _in_child(prepare, layout, 0, ranks, [], [])
-    last, _, _ = _in_child(prepare, layout, ranks - 1, ranks, broadcasts, messages)
-    return Cost(*map(max, first, last))
+        state_dict[spec.name] = DTensor.from_local(
+            tensor, mesh, placements, run_check=False, shape=shape, stride=stride
+        )
+    return partial(fst.save_distributed, state_dict, "planned")
 
 
 def _in_child(*arguments: Any) -> "tuple[Cost, list[bytes], list[bytes]]":
@@ -208,33 +190,27 @@ def _run_rank(
     rank: int,
     ranks: int,
     broadcasts: list[bytes],
-    messages: list[bytes],
 ) -> tuple[Cost, list[bytes], list[bytes]]:
-    """Plans a load or a save as one rank. Returns its cost, and the broadcasts and messages of rank 0."""
+    """Plans as one rank. Returns its cost, the broadcasts of rank 0, and the messages of this rank to all."""
     torch.set_num_threads(1)
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
     names = ("data", "model")
     shape = layout.mesh_shape(ranks)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names[: len(shape)])
     call = prepare(layout, mesh)
-    collectives = _Collectives(rank, ranks, list(broadcasts), list(messages))
+    collectives = _Collectives(rank, ranks, list(broadcasts))
     # Of what was imported. A collection takes a tenth of a second.
     gc.collect()
     memory, seconds = _peak_memory(), time.process_time()
     with (
         mock.patch.object(dist, "broadcast", collectives.broadcast),
         mock.patch.object(dist, "all_to_all_single", collectives.all_to_all_single),
-        mock.patch.object(load, "agree_on_plan", _agree_on_plan),
-        mock.patch.object(group_save, "Exchange", _NoExchange),
-        mock.patch.object(CheckpointFiles, "create", _create_sparse),
-        # The last rank opens the files.
-        mock.patch.object(CheckpointFiles, "abandon"),
         contextlib.suppress(_Planned),
     ):
         call()
     seconds, memory = time.process_time() - seconds, _peak_memory() - memory
     cost = Cost(seconds, collectives.sent_bytes, collectives.received_bytes, memory)
-    return cost, collectives.broadcasts, collectives.messages
+    return cost, collectives.broadcasts, collectives.sent
 
 
 def _peak_memory() -> int:

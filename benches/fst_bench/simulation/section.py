@@ -12,9 +12,9 @@ fst's own code runs on the headers of models larger than this machine, on files 
 describes the method.
 
 - *CPU*, *sent* and *received* are those of one rank from the call of `fst.load_distributed` until all ranks have
-  agreed on the plan: opening, headers, agreement and planning. For `fst.save_distributed`, they are those of describing
-  and checking the tensors, agreement, planning, the rank's own part and opening the files. *Memory* is the growth of
-  its peak. Each is the larger figure of rank 0, which reads the headers or creates the files, and of the last rank.
+  agreed on the plan: opening, headers, agreement and planning. *Memory* is the growth of its peak. Each is the larger
+  figure of rank 0, which reads the headers, and of the last rank. For `fst.save_distributed`, they are those of the
+  last rank for describing and checking the tensors, agreement and planning.
 - *Read of it* and *sent of it* are the bytes that all ranks read and send over the bytes of the checkpoint. *GPU
   memory* is the largest of any rank: its tensors and buffers.
 """

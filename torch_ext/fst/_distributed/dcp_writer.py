@@ -138,8 +138,8 @@ class StorageWriter(storage.StorageWriter):
         group = group_of_plan(plan.storage_data, self._group, self.path)
         if plan.storage_data is None or plan.storage_data != group.size:
             raise ValueError(
-                f"{self._shown}: the save is for {plan.storage_data} ranks, and the writer has a group of {group.size}; "
-                "pass the process_group of the save as group="
+                f"{self._shown}: the save is for {plan.storage_data} ranks, and the writer has a group of "
+                f"{group.size}; pass the process_group of the save as group="
             )
 
         def resolve() -> tuple[dict[str, Tensor], bytes]:
