@@ -79,7 +79,8 @@ def test_keys_that_expire_are_renewed(s3, credentials):
     valid = ["second"]
 
     def rule(request):
-        if len(s3.requests) == 8:
+        # Requests arrive at once, so the length may skip a number.
+        if len(s3.requests) >= 8 and valid == ["second"]:
             credentials("third")
             valid[:] = ["third"]
         return None if request.key_id in valid else refusal(400, "ExpiredToken", "The token has expired")
