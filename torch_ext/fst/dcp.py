@@ -58,6 +58,7 @@ __all__ = ["StorageReader", "StorageWriter"]
 # Metadata key under which PyTorch's writer records the shards in a file.
 _SHARDING_INFO = "DCP_SHARDING_INFO"
 _CPU = torch.device("cpu")
+_INDEX_SUFFIX = ".safetensors.index.json"
 _NOTHING = torch.empty(0, dtype=torch.uint8, device=_CPU)
 
 
@@ -111,7 +112,7 @@ class StorageReader(storage.StorageReader):
             return True
         path = FilePath(checkpoint_id)
         names = [entry.name for entry in path.iterdir()] if path.is_dir() else [path.name] if path.is_file() else []
-        return any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names)
+        return any(name.endswith((".safetensors", _INDEX_SUFFIX)) for name in names)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Closes the files and prepares for another load, of another path if one is passed."""
@@ -249,8 +250,7 @@ def _load_state(path: str, group: Group) -> dict[str, Tensor]:
         name = ops.index_metadata(path).get(STATE_KEY) if group.rank == 0 else None
         if name is None:
             return {}
-        is_file = path.endswith(".json") if is_remote(path) else os.path.isfile(path)
-        directory = os.path.dirname(path) if is_file else path
+        directory = os.path.dirname(path) if path.endswith(_INDEX_SUFFIX) else path
         return load_file(os.path.join(directory, os.path.basename(name)))
 
     state = group.run_on_all(load)

@@ -12,8 +12,9 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from ..report import write_report
 from ..run import chosen
 from .layout import LAYOUTS, NODE_RANKS, Layout, positions
 from .model import MODELS, Model, write_sparse
-from .planning import PLANNED, load_cost, save_cost
+from .planning import PLANNED, Cost, PlannedLayout, load_cost, save_cost
 from .section import SIMULATION
 from .window import total, windows
 
@@ -74,8 +75,8 @@ def simulated(
             for name, model in models.items()
         },
         "planned_model": PLANNED_MODEL,
-        "planned_loads": list(_planned_loads(models[PLANNED_MODEL], planned_sizes)),
-        "planned_saves": list(_planned_saves(models[PLANNED_MODEL], planned_sizes)),
+        "planned_loads": _planned_loads(models[PLANNED_MODEL], planned_sizes),
+        "planned_saves": _costs("save", partial(save_cost, list(models[PLANNED_MODEL].tensors)), planned_sizes),
         "layouts": {layout.name: {"title": layout.title, "model": layout.model} for layout in layouts},
         "loads": [
             load
@@ -85,23 +86,18 @@ def simulated(
     }
 
 
-def _planned_loads(model: Model, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Yields a row of the table for each layout and each number of ranks."""
+def _planned_loads(model: Model, sizes: Sequence[int]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
-        paths = write_sparse(model, Path(folder))
-        for layout, ranks in itertools.product(PLANNED, sizes):
-            print(f"{layout.title}, {ranks} ranks: planning a load", file=sys.stderr, flush=True)
-            cost = load_cost(paths, layout, ranks)
-            yield {"layout": layout.title, "ranks": ranks, **cost._asdict()}
+        return _costs("load", partial(load_cost, write_sparse(model, Path(folder))), sizes)
 
 
-def _planned_saves(model: Model, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Yields a row of the table for each layout and each number of ranks."""
-    tensors = list(model.tensors)
+def _costs(what: str, cost_of: Callable[[PlannedLayout, int], Cost], sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Returns a row of the table for each layout and each number of ranks."""
+    rows = []
     for layout, ranks in itertools.product(PLANNED, sizes):
-        print(f"{layout.title}, {ranks} ranks: planning a save", file=sys.stderr, flush=True)
-        cost = save_cost(tensors, layout, ranks)
-        yield {"layout": layout.title, "ranks": ranks, **cost._asdict()}
+        print(f"{layout.title}, {ranks} ranks: planning a {what}", file=sys.stderr, flush=True)
+        rows.append({"layout": layout.title, "ranks": ranks, **cost_of(layout, ranks)._asdict()})
+    return rows
 
 
 def _loads(

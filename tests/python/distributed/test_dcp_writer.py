@@ -87,10 +87,12 @@ def test_one_rank(tmp_path):
     writer = fst.dcp.StorageWriter(tmp_path / "m", digests="blake3")
     dcp.save({"a": torch.arange(9), "step": 3}, storage_writer=writer, no_dist=True)
     fst.verify(tmp_path / "m")
-    state_dict = {"a": torch.zeros(9, dtype=torch.int64), "step": 0}
-    dcp.load(state_dict, storage_reader=fst.dcp.StorageReader(tmp_path / "m"), no_dist=True)
-    assert state_dict["step"] == 3
-    assert_all_same({"a": state_dict["a"]}, {"a": torch.arange(9)})
+    index = tmp_path / "m" / "model.safetensors.index.json"
+    for path in (tmp_path / "m", index, (tmp_path / "m").as_uri(), index.as_uri()):
+        state_dict = {"a": torch.zeros(9, dtype=torch.int64), "step": 0}
+        dcp.load(state_dict, storage_reader=fst.dcp.StorageReader(path), no_dist=True)
+        assert state_dict["step"] == 3
+        assert_all_same({"a": state_dict["a"]}, {"a": torch.arange(9)})
     assert fst.dcp.StorageWriter.validate_checkpoint_id(tmp_path / "m")
     assert not fst.dcp.StorageWriter.validate_checkpoint_id(tmp_path / "m" / "model.safetensors.index.json")
     assert fst.dcp.StorageWriter.validate_checkpoint_id("s3://bucket/m")
