@@ -1,6 +1,7 @@
 """Refusals of AWS's own S3 that a load or a save answers, or explains."""
 
 import base64
+import threading
 
 import pytest
 
@@ -69,7 +70,10 @@ def credentials(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
 
     def store(key_id):
-        file.write_text(f"[default]\naws_access_key_id = {key_id}\naws_secret_access_key = secret\n")
+        # In one step: other threads of the load may read the file at the same time.
+        temporary = tmp_path / f"credentials-{threading.get_ident()}"
+        temporary.write_text(f"[default]\naws_access_key_id = {key_id}\naws_secret_access_key = secret\n")
+        temporary.replace(file)
 
     return store
 
