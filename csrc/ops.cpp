@@ -392,6 +392,7 @@ TORCH_LIBRARY(fst, m) {
       .def("windows", &OpenSavePlan::windows)
       .def("collective", &OpenSavePlan::collective, "", {torch::arg("window")})
       .def("splits", &OpenSavePlan::splits, "", {torch::arg("rank"), torch::arg("window")})
+      .def("used_elements", &OpenSavePlan::used_elements, "", {torch::arg("rank")})
       .def("file_bytes", &OpenSavePlan::file_bytes)
       .def("has_digests", &OpenSavePlan::has_digests)
       .def("digest", &OpenSavePlan::digest);

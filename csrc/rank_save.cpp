@@ -80,21 +80,22 @@ void copy_elements_from(const at::Tensor& target, const at::Tensor& tensor, int6
 // in one batch.
 class Pieces {
  public:
-  Pieces(const SavePlan& plan, const std::vector<at::Tensor>& tensors, const DeviceStreams& streams)
+  Pieces(const SavePlan& plan, const std::vector<LocalElements>& tensors, const DeviceStreams& streams)
       : plan_(plan), tensors_(tensors), streams_(streams) {}
 
-  // Adds bytes `begin` to `end` of a tensor. With `on_host`, copies bytes of a device to the memory of the host. With
-  // `is_copied_here`, `copy_to` takes the bytes, and not the core, so they cannot be in a mapped file.
+  // Adds bytes `begin` to `end` of a local tensor. With `on_host`, copies bytes of a device to the memory of the host.
+  // With `is_copied_here`, `copy_to` takes the bytes, and not the core, so they cannot be in a mapped file.
   void add(size_t index, uint64_t begin, uint64_t end, bool on_host, bool is_copied_here = false) {
-    const at::Tensor& tensor = tensors_[index];
+    const at::Tensor& tensor = tensors_[index].tensor;
     const auto to = static_cast<c10::ScalarType>(plan_.scalar_type(index));
     const auto item_bytes = c10::elementSize(to);
-    const auto first = static_cast<int64_t>(begin / item_bytes);
+    const auto first = static_cast<int64_t>(begin / item_bytes) - tensors_[index].first;
     const auto count = static_cast<int64_t>((end - begin) / item_bytes);
     const bool is_host = on_host && !tensor.is_cpu();
     const bool is_direct = is_plain(tensor) && tensor.scalar_type() == to && !is_host;
     if (is_direct && !(is_copied_here && is_read_mapped(tensor))) {
-      extents_.push_back(Extent{streams_.index_of(tensor), address_of(tensor) + begin, end - begin});
+      const auto address = address_of(tensor) + static_cast<uint64_t>(first) * item_bytes;
+      extents_.push_back(Extent{streams_.index_of(tensor), address, end - begin});
       return;
     }
     auto piece = elements(index, first, count);
@@ -191,7 +192,7 @@ class Pieces {
 
   // Returns elements of a tensor in its own dtype, as a contiguous tensor.
   at::Tensor elements(size_t index, int64_t first, int64_t count) const {
-    const at::Tensor& tensor = tensors_[index];
+    const at::Tensor& tensor = tensors_[index].tensor;
     const bool is_read = is_read_mapped(tensor);
     if (is_plain(tensor) && !is_read) {
       return tensor.view({-1}).narrow(0, first, count);
@@ -208,7 +209,7 @@ class Pieces {
   }
 
   const SavePlan& plan_;
-  const std::vector<at::Tensor>& tensors_;
+  const std::vector<LocalElements>& tensors_;
   const DeviceStreams& streams_;
   std::vector<Extent> extents_;
   CastBatch batch_;
@@ -229,7 +230,9 @@ void check_buffer(const at::Tensor& buffer, const std::vector<int64_t>& splits) 
   }
 }
 
-at::Tensor check_tensor(const SavePlan& plan, size_t index, size_t rank, const std::optional<at::Tensor>& passed) {
+// `used` has the first used element of the local tensor, and the count of used ones.
+LocalElements check_tensor(const SavePlan& plan, size_t index, size_t rank, const std::vector<int64_t>& used,
+                           const std::optional<at::Tensor>& passed) {
   const auto refuse = [&](const std::string& message) {
     throw_invalid_argument("tensor \"" + std::string(plan.tensor_name(index)) + "\": " + message +
                            "; nothing was written");
@@ -244,7 +247,8 @@ at::Tensor check_tensor(const SavePlan& plan, size_t index, size_t rank, const s
     refuse(c10::str("rank ", rank, " holds a shard of shape ", sizes, ", but passes None"));
   }
   describe(std::string(plan.tensor_name(index)), tensor);
-  if (tensor.sizes() != sizes) {
+  const bool is_whole = tensor.sizes() == sizes;
+  if (!is_whole && (tensor.dim() != 1 || tensor.numel() != used[1])) {
     refuse(c10::str("the shard of rank ", rank, " has shape ", sizes, ", but the tensor ", tensor.sizes()));
   }
   const auto to = plan.scalar_type(index);
@@ -253,18 +257,20 @@ at::Tensor check_tensor(const SavePlan& plan, size_t index, size_t rank, const s
     refuse(c10::str("cannot cast ", c10::toString(tensor.scalar_type()), " to ",
                     c10::toString(static_cast<c10::ScalarType>(to))));
   }
-  return tensor.detach();
+  return {tensor.detach(), is_whole ? 0 : used[0]};
 }
 
-std::vector<at::Tensor> check_tensors(const OpenSavePlan& plan, int64_t rank, const GroupSave::Tensors& tensors) {
+std::vector<LocalElements> check_tensors(const OpenSavePlan& plan, int64_t rank, const GroupSave::Tensors& tensors) {
   if (tensors.size() != plan.plan().tensors()) {
     throw_invalid_argument(
         c10::str(plan.plan().tensors(), " tensors, but ", tensors.size(), " local ones; give one or None for each"));
   }
-  std::vector<at::Tensor> checked;
+  const size_t checked_rank = plan.check_rank(rank);
+  const auto used = plan.used_elements(rank);
+  std::vector<LocalElements> checked;
   checked.reserve(tensors.size());
   for (size_t index = 0; index < tensors.size(); ++index) {
-    checked.push_back(check_tensor(plan.plan(), index, plan.check_rank(rank), tensors.get(index)));
+    checked.push_back(check_tensor(plan.plan(), index, checked_rank, used[index], tensors.get(index)));
   }
   return checked;
 }
@@ -272,12 +278,12 @@ std::vector<at::Tensor> check_tensors(const OpenSavePlan& plan, int64_t rank, co
 [[noreturn]] void throw_finished() { throw_invalid_argument("the save is finished; create a new one"); }
 
 // Returns the memory of the tensors, after that of the host.
-DeviceStreams streams_of(const std::vector<at::Tensor>& tensors) {
+DeviceStreams streams_of(const std::vector<LocalElements>& tensors) {
   const auto host = at::empty({0}, at::kByte);
   DeviceStreams streams(host);
-  for (const at::Tensor& tensor : tensors) {
-    if (tensor.defined()) {
-      streams.add(tensor);
+  for (const LocalElements& elements : tensors) {
+    if (elements.tensor.defined()) {
+      streams.add(elements.tensor);
     }
   }
   return streams;
@@ -298,6 +304,18 @@ std::vector<std::vector<int64_t>> OpenSavePlan::splits(int64_t rank, int64_t win
   const size_t index = check_window(window);
   return {to_vector(plan_->send_splits(check_rank(rank), index)),
           to_vector(plan_->receive_splits(check_rank(rank), index))};
+}
+
+std::vector<std::vector<int64_t>> OpenSavePlan::used_elements(int64_t rank) const {
+  const auto ranges = plan_->used_ranges(check_rank(rank));
+  std::vector<std::vector<int64_t>> used;
+  used.reserve(plan_->tensors());
+  for (size_t index = 0; index < plan_->tensors(); ++index) {
+    const auto item_bytes =
+        static_cast<int64_t>(c10::elementSize(static_cast<c10::ScalarType>(plan_->scalar_type(index))));
+    used.push_back({ranges[2 * index] / item_bytes, ranges[2 * index + 1] / item_bytes});
+  }
+  return used;
 }
 
 std::vector<int64_t> OpenSavePlan::file_bytes() const { return to_vector(plan_->file_bytes()); }

@@ -38,6 +38,10 @@ class OpenSavePlan : public torch::CustomClassHolder {
   // Returns the bytes sent to each rank and the bytes received from each rank.
   std::vector<std::vector<int64_t>> splits(int64_t rank, int64_t window) const;
 
+  // Returns the elements of each local tensor that a rank writes or sends, in row-major order: the first one, and their
+  // count.
+  std::vector<std::vector<int64_t>> used_elements(int64_t rank) const;
+
   // Returns the length of each file.
   std::vector<int64_t> file_bytes() const;
 
@@ -57,6 +61,13 @@ class OpenSavePlan : public torch::CustomClassHolder {
   const rust::Box<SavePlan> plan_;
 };
 
+// Elements of the local tensor of a rank, in row-major order from the element `first` on. All of them, or those that
+// are used. The tensor is undefined where the rank has no elements.
+struct LocalElements {
+  at::Tensor tensor;
+  int64_t first = 0;
+};
+
 // `torch.classes.fst.GroupSave`: executes a plan on one rank, window by window. The calls are ordered on the stream
 // that was the current one when it was created.
 class GroupSave : public torch::CustomClassHolder {
@@ -66,7 +77,8 @@ class GroupSave : public torch::CustomClassHolder {
   using SentParts = std::vector<std::tuple<int64_t, int64_t, std::string>>;
 
   // Opens the files at `paths`, which `create_save_file` has made, with the id of the upload that it returned for each.
-  // `tensors` has the local tensor of the rank for each tensor of the plan, or None where it holds no elements.
+  // `tensors` has the local tensor of the rank for each tensor of the plan, or None where it holds no elements. A 1-d
+  // tensor of the used elements may stand for the local tensor.
   GroupSave(const c10::intrusive_ptr<OpenSavePlan>& plan, int64_t rank, Strings paths, Strings uploads,
             const Tensors& tensors);
 
@@ -90,8 +102,7 @@ class GroupSave : public torch::CustomClassHolder {
 
   const c10::intrusive_ptr<OpenSavePlan> plan_;
   const int64_t rank_;
-  // Undefined where the rank has no elements.
-  std::vector<at::Tensor> tensors_;
+  std::vector<LocalElements> tensors_;
   DeviceStreams streams_;
   // Empty after `finish`.
   std::optional<rust::Box<RankSave>> save_;

@@ -510,6 +510,7 @@ mod ffi {
         fn scalar_type(self: &SavePlan, tensor: usize) -> i8;
         fn holds(self: &SavePlan, tensor: usize, rank: usize) -> bool;
         fn local_shape(self: &SavePlan, tensor: usize, rank: usize) -> Vec<i64>;
+        fn used_ranges(self: &SavePlan, rank: usize) -> Vec<i64>;
         fn file_bytes(self: &SavePlan) -> Vec<i64>;
         fn send_splits(self: &SavePlan, rank: usize, window: usize) -> Vec<i64>;
         fn receive_splits(self: &SavePlan, rank: usize, window: usize) -> Vec<i64>;

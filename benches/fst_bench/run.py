@@ -13,7 +13,6 @@ measurement, so an interrupted run loses nothing. `python -m fst_bench.report` w
 
 import argparse
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from .bench import Bench, Choice, log
 from .ceiling import CEILINGS
 from .cell import ACTIONS, RANKED, STATES
 from .checkpoint import make_checkpoint
+from .command import command_line
 from .directories import CHECKPOINTS, REPORT, RESULTS, TMPFS
 from .files import TORCH_DEVICES, FilesBench
 from .peer import PEERS_OF_FILES, PEERS_OF_RANKS, PEERS_OF_URLS, install_missing
@@ -138,7 +138,7 @@ def default_bytes(directory: Path) -> int:
 
 
 def main() -> None:
-    command = shlex.join(["fst-bench", *sys.argv[1:]])
+    command = command_line("fst-bench")
     name = sys.argv.pop(1) if sys.argv[1:] and sys.argv[1] in KINDS else "files"
     args, kind = _arguments(name), KINDS[name]
     selected = {option: getattr(args, option) for option in kind.names}

@@ -115,6 +115,12 @@ impl SavePlan {
         self.plan.local_shape(tensor, rank).unwrap_or_default().into_iter().map(signed).collect()
     }
 
+    /// Returns the range of each local tensor that a rank writes or sends, as its first byte and its length.
+    pub(super) fn used_ranges(&self, rank: usize) -> Vec<i64> {
+        let ranges = self.work(rank).used_ranges(self.plan.tensors());
+        ranges.into_iter().flat_map(|range| [signed(range.start), signed(range.end - range.start)]).collect()
+    }
+
     pub(super) fn file_bytes(&self) -> Vec<i64> {
         (0..self.plan.files()).filter_map(|file| self.plan.file(file)).map(|file| signed(file.file_bytes())).collect()
     }

@@ -10,7 +10,6 @@ bench-results/dcp.json and, with the other results, to BENCHMARKS.md.
 import argparse
 import json
 import random
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -21,6 +20,7 @@ from typing import Any
 
 from ..bench import log, workload_facts
 from ..checkpoint import Checkpoint, make_checkpoint
+from ..command import command_line
 from ..directories import CHECKPOINTS, PACKAGE, REPORT, RESULTS
 from ..machine import commit, load_average, machine_facts
 from ..ranks.layout import GROUP_SIZES, dense
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--report", type=Path, default=REPORT, help="directory of BENCHMARKS.md")
     parser.add_argument("--cache-dir", type=Path, default=CHECKPOINTS, help="directory of the checkpoints")
     args = parser.parse_args()
-    command = shlex.join(["python", "-m", f"{PACKAGE.name}.dcp", *sys.argv[1:]])
+    command = command_line("python", "-m", f"{PACKAGE.name}.dcp")
     folder = args.cache_dir.absolute()
     checkpoints = [make_checkpoint(dense(int(gib * (1 << 30))), folder) for gib in args.gib]
     jobs = [

@@ -10,8 +10,6 @@ bench-results/saves.json and, with the other results, to BENCHMARKS.md.
 import argparse
 import json
 import random
-import shlex
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
@@ -22,6 +20,7 @@ from typing import Any
 import torch
 
 from ..bench import log
+from ..command import command_line
 from ..directories import CHECKPOINTS, PACKAGE, REPORT, RESULTS
 from ..machine import commit, load_average, machine_facts
 from ..ranks.layout import dense
@@ -78,7 +77,7 @@ def main() -> None:
     parser.add_argument("--report", type=Path, default=REPORT, help="directory of BENCHMARKS.md")
     parser.add_argument("--cache-dir", type=Path, default=CHECKPOINTS, help="directory on the disk to measure")
     args = parser.parse_args()
-    command = shlex.join(["python", "-m", f"{PACKAGE.name}.saves", *sys.argv[1:]])
+    command = command_line("python", "-m", f"{PACKAGE.name}.saves")
     # The processes are forked, and must not inherit the locks of threads.
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)

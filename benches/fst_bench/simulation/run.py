@@ -9,7 +9,6 @@ The result goes to bench-results/simulation.json and, with the other results, to
 import argparse
 import itertools
 import json
-import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..command import command_line
 from ..directories import PACKAGE, REPORT, RESULTS
 from ..machine import commit
 from ..planner import Planner
@@ -119,7 +119,7 @@ def _loads(
 def main() -> None:
     args = _arguments()
     layouts = [layout for layout in LAYOUTS if layout.name in args.layouts]
-    command = shlex.join(["python", "-m", f"{PACKAGE.name}.simulation", *sys.argv[1:]])
+    command = command_line("python", "-m", f"{PACKAGE.name}.simulation")
     result = simulated(layouts, args.ranks, args.planned_ranks, args.window_bytes, command)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / SIMULATION).write_text(json.dumps(result, indent=1) + "\n")

@@ -9,8 +9,6 @@ bench-results/small_calls.json and, with the other results, to BENCHMARKS.md.
 
 import argparse
 import json
-import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +22,7 @@ import torch
 import fst
 import fst.torch
 
+from ..command import command_line
 from ..directories import PACKAGE, REPORT, RESULTS, TMPFS
 from ..machine import commit, load_average, machine_facts
 from ..report import write_report
@@ -145,7 +144,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the JSON files")
     parser.add_argument("--report", type=Path, default=REPORT, help="directory of BENCHMARKS.md")
     args = parser.parse_args()
-    command = shlex.join(["python", "-m", f"{PACKAGE.name}.small_calls", *sys.argv[1:]])
+    command = command_line("python", "-m", f"{PACKAGE.name}.small_calls")
     result = result_of(args.directory, args.rounds, command)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / SMALL_CALLS).write_text(json.dumps(result, indent=1) + "\n")

@@ -10,7 +10,6 @@ bench-results/updates.json and, with the other results, to BENCHMARKS.md.
 import argparse
 import json
 import random
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 
 from ..bench import log, plain_environment, workload_facts
 from ..checkpoint import Checkpoint, make_checkpoint
+from ..command import command_line
 from ..directories import CHECKPOINTS, PACKAGE, REPORT, RESULTS
 from ..machine import commit, load_average, machine_facts
 from ..report import write_report
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--report", type=Path, default=REPORT, help="directory of BENCHMARKS.md")
     parser.add_argument("--cache-dir", type=Path, default=CHECKPOINTS, help="directory of the checkpoints")
     args = parser.parse_args()
-    command = shlex.join(["python", "-m", f"{PACKAGE.name}.updates", *sys.argv[1:]])
+    command = command_line("python", "-m", f"{PACKAGE.name}.updates")
     checkpoint = make_checkpoint(dense(int(args.gib * (1 << 30))), args.cache_dir.absolute())
     args.out.mkdir(parents=True, exist_ok=True)
     for result in results(checkpoint, args.states, args.rounds, command):

@@ -257,6 +257,29 @@ impl SavePlan {
     }
 }
 
+impl RankPlan {
+    /// Returns the range of each local tensor in which the bytes are that the rank writes or sends, in the order of the
+    /// request. It is empty for a tensor of which the rank writes and sends nothing.
+    pub fn used_ranges(&self, tensors: usize) -> Vec<Range<u64>> {
+        let mut used = vec![0..0; tensors];
+        let mut add = |tensor: usize, range: &Range<u64>| {
+            if let Some(used) = used.get_mut(tensor) {
+                *used = if used.start == used.end {
+                    range.clone()
+                } else {
+                    used.start.min(range.start)..used.end.max(range.end)
+                };
+            }
+        };
+        for window in &self.windows {
+            window.sends.iter().for_each(|send| add(send.tensor, &send.range));
+            let own = window.sources.iter().filter(|source| source.received.is_none());
+            own.for_each(|source| add(source.tensor, &source.local));
+        }
+        used
+    }
+}
+
 impl RankWindow {
     /// Returns the offsets of ranges in the send and receive buffers. `senders` has the rank and the index of each received
     /// source.

@@ -25,6 +25,7 @@ from fst import RankError
 from fst._core import ops
 from fst._core.classes import GroupSave
 from fst._distributed.meshes import MeshLayouts
+from fst._save.host_copy import HostCopy
 from ranks import Ranks, on_ranks
 from rawfile import assert_all_same, assert_same
 
@@ -149,7 +150,12 @@ def save_and_load(directory, cases, limit, seed):
         for (name, tensor), case in zip(full.items(), cases, strict=True)
     }
     digests = "blake3" if seed % 2 else None
-    fst.save_distributed(state_dict, directory, limit, window_bytes=1 << 20, digests=digests)
+    saved = fst.save_distributed(
+        state_dict, directory, limit, window_bytes=1 << 20, digests=digests, background=bool(seed & 2)
+    )
+    if saved is not None:
+        saved.result()
+        dist.barrier()
     assert_all_same(saved_in(directory), full)
     if digests:
         fst.verify(directory)
@@ -426,6 +432,20 @@ def test_background_saves(tmp_path):
     assert [future.result() for future in saved] == [None] * 3
     dist.barrier()
     assert [value_in(tmp_path / str(step)) for step in range(3)] == [0, 1, 2]
+
+
+@on_ranks(4)
+def test_background_save_copies_what_a_rank_writes(tmp_path):
+    rows = dtensor_of(torch.randn(1024, 512), meshes()["line"], [Shard(0)])
+    state_dict = {"plain": torch.arange(4_000_000), "rows": rows}
+    with mock.patch("fst._distributed.save_distributed.HostCopy", wraps=HostCopy) as host_copy:
+        fst.save_distributed(state_dict, tmp_path / "m", background=True).result()
+    dist.barrier()
+    [copied] = host_copy.call_args.args
+    # Each rank writes a fourth, but for the blocks of which another rank writes the first byte.
+    assert copied["plain"].numel() == pytest.approx(1_000_000, abs=1024)
+    assert copied["rows"].shape == (256, 512)
+    assert_all_same(saved_in(tmp_path / "m"), {"plain": state_dict["plain"], "rows": rows.full_tensor()})
 
 
 @on_ranks(4)

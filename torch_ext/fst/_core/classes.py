@@ -589,6 +589,10 @@ class SavePlan:
         """Returns the bytes that a rank sends to each rank in a window, and those that it receives from each rank."""
         return self._object.splits(rank, window)
 
+    def used_elements(self, rank: int) -> list[list[int]]:
+        """Returns the elements of each local tensor that a rank writes or sends: the first one, and their count."""
+        return self._object.used_elements(rank)
+
     def file_bytes(self) -> list[int]:
         """Returns the length of each file in bytes."""
         return self._object.file_bytes()
@@ -612,7 +616,7 @@ class GroupSave:
         paths: The files, which `create_save_file` has made.
         uploads: What `create_save_file` has returned for each.
         tensors: The local tensor of the rank for each tensor of the plan, or None where the rank has no elements.
-            Tensors of other dtypes are cast.
+            A 1-d tensor of the used elements may stand for the local tensor. Tensors of other dtypes are cast.
     """
 
     def __init__(

@@ -49,9 +49,21 @@ class GroupCheckpoint:
     def __post_init__(self) -> None:
         tensors, limit = self.description.tensors, self.max_shard_bytes
         self._shards = [tensors] if limit is None else split(tensors, limit)
+        self._plan: SavePlan | None = None
         self._files: CheckpointFiles | ObjectFiles | None = None
         # Parts of objects that all ranks have sent: file, index and id.
         self._sent_parts: list[tuple[int, int, str]] = []
+
+    def used_parts(self, tensors: Mapping[str, Tensor], group: Group) -> dict[str, Tensor]:
+        """Returns the elements that this rank writes or sends, which `write` takes in place of its local tensors."""
+        used = self._plan_of(group.size).used_elements(group.rank)
+        parts = {}
+        for name, (first, count) in zip(self.description.tensors, used, strict=True):
+            if name in tensors:
+                tensor = tensors[name]
+                is_part = count < tensor.numel() and tensor.is_contiguous()
+                parts[name] = tensor.detach().view(-1)[first : first + count] if is_part else tensor
+        return parts
 
     def write(self, tensors: Mapping[str, Tensor], group: Group) -> None:
         """Writes all files under temporary names, or sends the parts of all objects. Every rank calls this method.
@@ -61,7 +73,7 @@ class GroupCheckpoint:
             OSError: A file cannot be created or written.
 
         Args:
-            tensors: The local tensors of this rank.
+            tensors: The local tensors of this rank, or their `used_parts`.
             group: The ranks that save together.
         """
         with defer_interrupts():
@@ -118,20 +130,9 @@ class GroupCheckpoint:
         Returns:
             The plan, the paths of the files, and the id of the upload of each object.
         """
-        part_bytes = None
-        if isinstance(self.path, str):
-            largest = max(sum(tensor.nbytes for tensor in shard.values()) for shard in self._shards)
-            part_bytes = ops.part_bytes(largest + _HEADER_BYTES_MAX)
 
         def plan() -> tuple[SavePlan, bytes]:
-            plan = SavePlan(
-                list(self.description.tensors),
-                self.description.numbers(self._shards),
-                [dict(self.metadata) for _ in self._shards],
-                group.size,
-                self.window_bytes,
-                part_bytes,
-            )
+            plan = self._plan_of(group.size)
             names, uploads = [], []
             if group.rank == 0:
                 self._files = self._new_files()
@@ -145,6 +146,22 @@ class GroupCheckpoint:
         check_equal("plan (do all ranks run the same version of fst, with the same FST_ variables?)", digests)
         directory = os.path.dirname(self.path)
         return planned, [os.path.join(directory, name) for name in names[0]], uploads[0]
+
+    def _plan_of(self, ranks: int) -> SavePlan:
+        if self._plan is None:
+            part_bytes = None
+            if isinstance(self.path, str):
+                largest = max(sum(tensor.nbytes for tensor in shard.values()) for shard in self._shards)
+                part_bytes = ops.part_bytes(largest + _HEADER_BYTES_MAX)
+            self._plan = SavePlan(
+                list(self.description.tensors),
+                self.description.numbers(self._shards),
+                [dict(self.metadata) for _ in self._shards],
+                ranks,
+                self.window_bytes,
+                part_bytes,
+            )
+        return self._plan
 
     def _new_files(self) -> CheckpointFiles | ObjectFiles:
         if isinstance(self.path, str):

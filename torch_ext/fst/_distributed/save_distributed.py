@@ -114,8 +114,8 @@ def save_distributed(
             hash what they write.
         encryption_key: Not supported yet. Save the loaded files again with `save_file`.
         window_bytes: Upper bound for this rank's send and receive buffers, in bytes. `None` is 128 MiB.
-        background: Whether to copy the local tensors to host memory and return, and to save the copies in the
-            background. The call creates a gloo group for that the first time.
+        background: Whether to copy what this rank writes or sends to host memory and return, and to save the copies in
+            the background. The call creates a gloo group for that the first time.
         max_snapshots: Number of copies that may exist at a time. With `background`, a call waits until there are fewer.
 
     Returns:
@@ -139,7 +139,6 @@ def save_distributed(
         torch.Size([4, 3])
     """
     control_group = Group.of(group, _CPU)
-    prepared: list[_Prepared] = []
 
     def prepare() -> tuple[_Prepared, bytes]:
         background_saves.raise_lost()
@@ -165,8 +164,8 @@ def save_distributed(
         message = json.dumps([options, digest(encoded), len(encoded)]).encode()
         return _Prepared(path, limit, texts or {}, window, description, encoded, local_tensors), message
 
-    def agree() -> dict[str, Tensor]:
-        """Compares the arguments of all ranks. Returns the local tensors of this rank."""
+    def agree() -> tuple[GroupCheckpoint, dict[str, Tensor]]:
+        """Compares the arguments of all ranks. Returns the checkpoint, and the local tensors of this rank."""
         own, messages = control_group.gather_results(prepare)
         options, digests, lengths = zip(*map(json.loads, messages), strict=True)
         for argument, values in zip(_OPTIONS, zip(*options, strict=True), strict=True):
@@ -175,13 +174,9 @@ def save_distributed(
         distinct = distinct_on_all(data, digests, lengths, control_group)
         descriptions = [own.description] if len(distinct) == 1 else [Description.decode(tensor) for tensor in distinct]
         merged = merge(descriptions, number_distinct(digests))
-        # A save in the background keeps only the copies of the tensors.
-        prepared.append(own._replace(description=merged, encoded=b"", tensors={}))
-        return own.tensors
+        return GroupCheckpoint(own.path, merged, own.max_shard_bytes, own.metadata, own.window_bytes), own.tensors
 
-    def write(tensors: Mapping[str, Tensor], save_group: Group) -> None:
-        own = prepared.pop()
-        checkpoint = GroupCheckpoint(own.path, own.description, own.max_shard_bytes, own.metadata, own.window_bytes)
+    def write(checkpoint: GroupCheckpoint, tensors: Mapping[str, Tensor], save_group: Group) -> None:
         with defer_interrupts():
             checkpoint.write(tensors, save_group)
             try:
@@ -195,16 +190,20 @@ def save_distributed(
     background_saves.wait(snapshots - 1 if background else 0)
     with defer_interrupts():
         if not background:
-            write(agree(), control_group)
+            write(*agree(), control_group)
             return None
-        save_groups: list[Group] = []
+        saves: list[tuple[GroupCheckpoint, Group]] = []
 
         def copy() -> HostCopy:
-            tensors = agree()
-            save_groups.append(_background_group(control_group))
-            return control_group.run_on_all(lambda: HostCopy(tensors))
+            checkpoint, tensors = agree()
+            saves.append((checkpoint, _background_group(control_group)))
+            return control_group.run_on_all(lambda: HostCopy(checkpoint.used_parts(tensors, control_group)))
 
-        return background_saves.start(copy, lambda tensors: write(tensors, save_groups.pop()), snapshots)
+        def write_copy(tensors: Mapping[str, Tensor]) -> None:
+            checkpoint, save_group = saves.pop()
+            write(checkpoint, tensors, save_group)
+
+        return background_saves.start(copy, write_copy, snapshots)
 
 
 # Arguments that must be equal on all ranks.
