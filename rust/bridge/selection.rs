@@ -15,6 +15,7 @@ use crate::error::{Error, Kind, Result};
 use crate::group::Group;
 use crate::load::background::BackgroundTransfer;
 use crate::load::check;
+use crate::load::shared_cache;
 use crate::load::small;
 use crate::load::stream::{Order, Stream};
 use crate::load::transfer::Transfer;
@@ -168,6 +169,7 @@ impl Selection {
         let mut options = Options { leaves_gaps, ..Options::from_env()? };
         if shards == Shards::Cached {
             options.reader = ReaderChoice::Pread;
+            shared_cache::read_ahead(checkpoint, &regions);
         }
         let open = if shards == Shards::Exchanged { Transfer::open_divided } else { Transfer::open };
         Ok(BackgroundTransfer::new(open(checkpoint, regions, Arc::new(device), options)?, checkpoint))

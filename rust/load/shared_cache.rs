@@ -1,15 +1,20 @@
 //! Identity of the bytes that a process reads of a checkpoint: of files in one page cache, or of objects.
 
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::region::TensorRegion;
 use crate::digest::Algorithm;
 use crate::error::{Error, Result};
 use crate::options::Options;
-use crate::reader::{self, Access, ReaderKind};
+use crate::plan::GAP_BYTES;
+use crate::reader::{self, Access, ReaderKind, read_ahead};
 use crate::source::Source;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs::{self, File};
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Changes with each boot of the kernel. It is equal in all containers on a machine.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -54,6 +59,25 @@ pub fn name(checkpoint: &Checkpoint, options: &Options) -> Result<Option<String>
         }
     }
     copy_name(checkpoint)
+}
+
+/// Starts to read what a load copies from the page cache, so that several processes that copy parts of the same rows read
+/// them from the disk once, and in large requests. Rows that are far apart are left to the load.
+pub fn read_ahead(checkpoint: &Checkpoint, regions: &Arc<[TensorRegion]>) {
+    let mut ranges: BTreeMap<usize, Vec<Range<u64>>> = BTreeMap::new();
+    for TensorRegion { source, range: rows, .. } in regions.iter() {
+        let hull = rows.begin..rows.end();
+        let gaps_bytes = (hull.end - hull.start).saturating_sub(rows.bytes());
+        if rows.bytes() > 0 && gaps_bytes / rows.rows() <= GAP_BYTES {
+            ranges.entry(*source).or_default().push(hull);
+        }
+    }
+    for (index, source) in checkpoint.sources().enumerate() {
+        if let (Source::File(file), Some(mut ranges)) = (source, ranges.remove(&index)) {
+            ranges.sort_by_key(|range| range.start);
+            read_ahead::start(file, regions, ranges.into_iter(), false);
+        }
+    }
 }
 
 fn inode(file: &File, path: &Path) -> Result<String> {

@@ -1,10 +1,10 @@
-//! Reads the pages of a mapped file before its tensors are used.
+//! Reads the pages of a file before its tensors are used or copied.
 //!
-//! Page faults alone keep one small request at the disk. Threads of this module request the mapped ranges in large
-//! steps, in the order of the file. They outlive the load, and end when the ranges are read or the last tensor is
-//! gone. A few small ranges are requested without threads: at a page fault, the kernel would read megabytes around each.
+//! Page faults, and reads of rows with gaps, keep one small request at the disk. Threads of this module request the ranges
+//! in large steps, in the order of the file. They outlive a load of mapped tensors, and end when the ranges are read or the
+//! last user is gone. A few small ranges are requested without threads: at a page fault, the kernel would read megabytes
+//! around each.
 
-use super::mmap::Mapping;
 use super::page_cache::{self, Advice};
 use crate::num::to_usize;
 use crate::os::local_file::LocalFile;
@@ -19,13 +19,13 @@ const STEP_BYTES: u64 = 4 << 20;
 /// Number of threads. The kernel returns once it has queued a request, so several keep the disk busy.
 const THREADS: usize = 4;
 
-/// Starts to read ranges of a file into the page cache. The ranges are sorted.
+/// Starts to read ranges of a file into the page cache. The ranges are sorted. Ends early if nothing holds `user` any more.
 ///
 /// Does nothing if they are so large that the first bytes would be evicted before the last arrive. If `is_sequential`,
 /// the kernel reads small ranges ahead by itself.
-pub fn start(
+pub fn start<U: ?Sized + Send + Sync + 'static>(
     source: &Arc<LocalFile>,
-    mapping: &Arc<Mapping>,
+    user: &Arc<U>,
     ranges: impl Iterator<Item = Range<u64>>,
     is_sequential: bool,
 ) {
@@ -45,19 +45,19 @@ pub fn start(
     let is_cached = |at: u64| page_cache::is_all_cached(source, &(at..at + 1));
     let is_cold = |step: &Range<u64>| !is_cached(step.start) || !is_cached(step.end - 1);
     let steps: Vec<Range<u64>> = ranges.iter().flat_map(steps_of).filter(is_cold).collect();
-    let (mapping, threads) = (Arc::downgrade(mapping), THREADS.min(steps.len()));
-    Arc::new(ReadAhead { source: Arc::clone(source), mapping, steps, next: AtomicUsize::new(0) }).spawn(threads);
+    let (user, threads) = (Arc::downgrade(user), THREADS.min(steps.len()));
+    Arc::new(ReadAhead { source: Arc::clone(source), user, steps, next: AtomicUsize::new(0) }).spawn(threads);
 }
 
-struct ReadAhead {
+struct ReadAhead<U: ?Sized> {
     source: Arc<LocalFile>,
-    /// Alive as long as a tensor is a view of it.
-    mapping: Weak<Mapping>,
+    /// Mapping whose views are tensors, or what a load holds.
+    user: Weak<U>,
     steps: Vec<Range<u64>>,
     next: AtomicUsize,
 }
 
-impl ReadAhead {
+impl<U: ?Sized + Send + Sync + 'static> ReadAhead<U> {
     /// Starts a thread that starts the next one, so that the load waits for the start of one thread only.
     fn spawn(self: Arc<Self>, threads: usize) {
         let Some(others) = threads.checked_sub(1) else { return };
@@ -72,7 +72,7 @@ impl ReadAhead {
 
     fn run(&self) {
         while let Some(step) = self.steps.get(self.next.fetch_add(1, Ordering::Relaxed)) {
-            if self.mapping.strong_count() == 0 {
+            if self.user.strong_count() == 0 {
                 return;
             }
             let _span = profile::span(Stage::ReadAhead).bytes(step.end - step.start);

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.region import Region
 from fst._core.classes import GroupPlan
 from fst._core.group import Group
 from fst._distributed.shards import ShardRequest, encode
@@ -37,6 +38,7 @@ class Summary(NamedTuple):
         digest, length: Of the encoded requests.
         page_cache: Name of the page cache that this rank reads the files through; empty if there is none.
         copy: `Checkpoint.copy_name` of this rank; empty if loads verify nothing.
+        has_regions_only: Whether all requests are index regions, which need not fit those of other ranks.
     """
 
     options: LoadOptions
@@ -44,6 +46,7 @@ class Summary(NamedTuple):
     length: int
     page_cache: str
     copy: str
+    has_regions_only: bool
 
 
 def summarize(
@@ -54,7 +57,8 @@ def summarize(
     digest = hashlib.sha256(ctypes.string_at(encoded.data_ptr(), encoded.nbytes)).hexdigest()
     page_cache = checkpoint.page_cache() if device.type == "cpu" else ""
     copy = checkpoint.copy_name() if options.verify else ""
-    return encoded, Summary(options, digest, len(encoded), page_cache, copy)
+    has_regions_only = all(isinstance(shard, Region) for _, shard in requests)
+    return encoded, Summary(options, digest, len(encoded), page_cache, copy, has_regions_only)
 
 
 def check_options(summaries: Sequence[Summary]) -> LoadOptions:
@@ -84,13 +88,18 @@ def agree_on_plan(
             digests before it.
 
     Returns:
-        The plan, equal on all ranks, and the result of `load_own` if the plan has no exchange.
+        The plan, equal on all ranks unless it has no exchange, and the result of `load_own` if it has none.
 
     """
     options = check_options(summaries)
-    digests = [summary.digest for summary in summaries]
-    requests = distinct_on_all(encoded, digests, [summary.length for summary in summaries], group)
-    lists = number_distinct(digests)
+    copy_alone = _copy_from_one_cache(summaries)
+    if copy_alone:
+        # The plan has no exchange, whatever the other ranks request.
+        requests, lists = [encoded], [0] * group.size
+    else:
+        digests = [summary.digest for summary in summaries]
+        requests = distinct_on_all(encoded, digests, [summary.length for summary in summaries], group)
+        lists = number_distinct(digests)
     caches = [summary.page_cache for summary in summaries]
     cache_ids = [cache_id if cache else -1 for cache, cache_id in zip(caches, number_distinct(caches), strict=True)]
 
@@ -98,15 +107,28 @@ def agree_on_plan(
         if checkpoint.is_verified:
             checkpoint.verify(*part_to_verify([summary.copy for summary in summaries], group.rank), skips_groups=True)
         plan = GroupPlan(checkpoint, requests, lists, cache_ids, options.strategy, options.window_bytes)
+        digest = b"" if copy_alone else plan.digest().encode()
         if plan.has_exchange():
-            return (plan, None), plan.digest().encode()
+            return (plan, None), digest
         if checkpoint.is_verified and (part := plan.part_to_verify(group.rank)):
             checkpoint.verify(*part)
-        return (plan, load_own(plan)), plan.digest().encode()
+        return (plan, load_own(plan)), digest
 
     planned, plans = group.gather_results(plan_all)
     check_equal("plan (does every rank run the same version of fst?)", [plan.decode() for plan in plans])
     return planned
+
+
+def _copy_from_one_cache(summaries: Sequence[Summary]) -> bool:
+    """Returns whether each rank copies index regions from a page cache that all share."""
+    options = LoadOptions(*summaries[0].options)
+    cache = summaries[0].page_cache
+    return (
+        options.strategy == "auto"
+        and not options.verify
+        and cache != ""
+        and all(summary.has_regions_only and summary.page_cache == cache for summary in summaries)
+    )
 
 
 def comparable(text: str) -> str:
