@@ -169,6 +169,7 @@ impl Selection {
         let mut options = Options { leaves_gaps, ..Options::from_env()? };
         if shards == Shards::Cached {
             options.reader = ReaderChoice::Pread;
+            options.chunk_bytes = options.chunk_bytes.min(shared_cache::CHUNK_BYTES);
             shared_cache::read_ahead(checkpoint, &regions);
         }
         let open = if shards == Shards::Exchanged { Transfer::open_divided } else { Transfer::open };

@@ -1,9 +1,13 @@
 //! Read-ahead of mapped files.
 
 use crate::files::{self, PAGE_BYTES};
+use fst::checkpoint::Checkpoint;
+use fst::checkpoint::region::{IndexRange, TensorRegion};
+use fst::load::shared_cache;
 use fst::os::local_file::LocalFile;
 use fst::reader::mmap::Mapping;
 use fst::reader::read_ahead;
+use safetensors::Dtype;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -92,4 +96,25 @@ fn small_ranges_in_a_row_are_left_to_the_kernel() {
     let (source, mapping) = cold_file(&directory);
     read_ahead::start(&source, &mapping, std::iter::once(8 << 20..(8 << 20) + 10_000), true);
     assert_eq!(files::cached_count(&source.path), 0);
+}
+
+#[test]
+fn columns_are_read_ahead_if_their_rows_are_near() {
+    let directory = TempDir::new().unwrap();
+    let shapes = [("far", vec![32, 1 << 16]), ("near", vec![512, 1 << 12])];
+    let tensors = shapes.map(|(name, shape)| (name, Dtype::U8, shape, files::pattern(1, 2 << 20)));
+    let path = files::written(&directory, "x.safetensors", &tensors);
+    let checkpoint = Checkpoint::open(&[&path]).unwrap();
+    let columns = |name: &str| {
+        let (source, entry) = checkpoint.find(name).unwrap();
+        let rows = IndexRange::whole(entry.shape[0]);
+        TensorRegion::indexed(source, entry, &[rows, IndexRange { start: 0, length: 1 << 10, step: 1 }]).unwrap()
+    };
+    let regions: Arc<[TensorRegion]> = Arc::new([columns("far"), columns("near")]);
+    files::make_cold(&path);
+    shared_cache::read_ahead(&checkpoint, &regions);
+    // All pages of the rows, but for those after the last columns.
+    let expected = ((2 << 20) - 3 * (1 << 10)) / PAGE_BYTES;
+    wait_until("the pages are read", || files::cached_count(&path) >= expected);
+    assert!(files::cached_count(&path) <= expected + 2);
 }

@@ -11,6 +11,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 import fst
 import fst._distributed.load
+from fst._checkpoint.region import Region
 from fst._core.group import Group
 from fst._distributed.load import ShardSelection, fill_on_device, load_shards, open_for_group
 from fst._distributed.shards import Replicated, Sharded, ShardRequest
@@ -86,6 +87,19 @@ def test_collectives(path):
             patch.setattr(dist, name, getattr(collectives, name))
         fst.load_sharded(path, mixed)
     assert [name for name, *_ in collectives.mock_calls] == ["broadcast", "all_to_all_single", "all_to_all_single"]
+
+
+@on_ranks(SIZE)
+def test_index_regions_are_not_sent_to_other_ranks(path):
+    group = Group.of(None, CPU)
+    stored = open_for_group(path, group)
+    regions = {
+        name: Region.unit_step([0, 0], [tensor.shape[0], 3 + group.rank]) for name, tensor in stored.tensors.items()
+    }
+    out = {name: torch.zeros(region.lengths) for name, region in regions.items()}
+    with mock.patch.object(Group, "broadcast_all", refuse), mock.patch("fst._distributed.load.Exchange", refuse):
+        fill_on_device(stored, [(ShardRequest(name, regions[name]), out[name]) for name in regions], group)
+    assert_all_same(out, {name: regions[name].view(tensor).contiguous() for name, tensor in load_file(path).items()})
 
 
 @on_ranks(SIZE)
