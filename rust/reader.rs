@@ -120,10 +120,10 @@ impl ReadLimits {
         unit_bytes: 1,
     };
 
-    /// Returns the limits for bytes in the page cache, where a system call costs about as much as copying 2 KiB, or for
+    /// Returns the limits for bytes in the page cache, where a system call costs about as much as copying 4 KiB, or for
     /// reads with gaps that other ranks read.
     fn with_short_gaps(self) -> ReadLimits {
-        ReadLimits { gap_bytes: self.gap_bytes.min(2 << 10).max(self.alignment), ..self }
+        ReadLimits { gap_bytes: self.gap_bytes.min(4 << 10).max(self.alignment), ..self }
     }
 
     /// Returns the limits of reads past the page cache, in blocks of `alignment` bytes.

@@ -20,7 +20,7 @@ use crate::load::small;
 use crate::load::stream::{Order, Stream};
 use crate::load::transfer::Transfer;
 use crate::load::views::{self, Mappings};
-use crate::options::{Options, ReaderChoice};
+use crate::options::Options;
 use crate::profile::{self, Span, Stage};
 use serde_json::json;
 use std::sync::Arc;
@@ -168,8 +168,7 @@ impl Selection {
         };
         let mut options = Options { leaves_gaps, ..Options::from_env()? };
         if shards == Shards::Cached {
-            options.reader = ReaderChoice::Pread;
-            options.chunk_bytes = options.chunk_bytes.min(shared_cache::CHUNK_BYTES);
+            options = shared_cache::options(checkpoint, options);
             shared_cache::read_ahead(checkpoint, &regions);
         }
         let open = if shards == Shards::Exchanged { Transfer::open_divided } else { Transfer::open };

@@ -4,9 +4,9 @@ use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::TensorRegion;
 use crate::digest::Algorithm;
 use crate::error::{Error, Result};
-use crate::options::Options;
+use crate::options::{Options, ReaderChoice};
 use crate::plan::GAP_BYTES;
-use crate::reader::{self, Access, ReaderKind, read_ahead};
+use crate::reader::{self, Access, ReaderKind, page_cache, read_ahead};
 use crate::source::Source;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -16,9 +16,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Chunk of a copy from the page cache, in bytes. Slots of this size stay in the cache of a core, and are quickly present in
-/// the first load of a process.
-pub const CHUNK_BYTES: usize = 256 << 10;
+/// Largest chunk of a copy of cached bytes. Slots of this size stay in the cache of a core, and are quickly present in the
+/// first load of a process. Of a disk, larger chunks are read faster.
+const CACHED_CHUNK_BYTES: usize = 256 << 10;
 
 /// Changes with each boot of the kernel. It is equal in all containers on a machine.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -65,6 +65,13 @@ pub fn name(checkpoint: &Checkpoint, options: &Options) -> Result<Option<String>
     copy_name(checkpoint)
 }
 
+/// Returns the options of a load that copies files from the page cache, which other processes read, too.
+pub fn options(checkpoint: &Checkpoint, options: Options) -> Options {
+    let is_cached = |source: &Source| source.file().is_none_or(|file| page_cache::is_mostly_cached(file));
+    let chunk_bytes = if checkpoint.sources().all(is_cached) { CACHED_CHUNK_BYTES } else { usize::MAX };
+    Options { reader: ReaderChoice::Pread, chunk_bytes: options.chunk_bytes.min(chunk_bytes), ..options }
+}
+
 /// Starts to read what a load copies from the page cache, so that several processes that copy parts of the same rows read
 /// them from the disk once, and in large requests. Rows that are far apart are left to the load.
 pub fn read_ahead(checkpoint: &Checkpoint, regions: &Arc<[TensorRegion]>) {
@@ -72,7 +79,8 @@ pub fn read_ahead(checkpoint: &Checkpoint, regions: &Arc<[TensorRegion]>) {
     for TensorRegion { source, range: rows, .. } in regions.iter() {
         let hull = rows.begin..rows.end();
         let gaps_bytes = (hull.end - hull.start).saturating_sub(rows.bytes());
-        if rows.bytes() > 0 && gaps_bytes / rows.rows() <= GAP_BYTES {
+        // The kernel reads ahead of rows without gaps by itself.
+        if gaps_bytes > 0 && gaps_bytes / rows.rows() <= GAP_BYTES {
             ranges.entry(*source).or_default().push(hull);
         }
     }
