@@ -99,7 +99,6 @@ def describe(
     """
     layouts: list[list[int]] = [EVERYWHERE]
     index_of: dict[tuple[DeviceMesh, tuple[Any, ...]], int] = {}
-    last: tuple[DeviceMesh | None, tuple[Any, ...], int] = (None, (), 0)
     stored: dict[str, StoredTensor] = {}
     local_tensors: dict[str, Tensor] = {}
     mesh_layouts = MeshLayouts(group.process_group)
@@ -107,18 +106,14 @@ def describe(
     with torch.no_grad():
         for position, (name, tensor) in enumerate(tensors.items()):
             if is_dtensor(tensor):
-                mesh, placements = tensor.device_mesh, tensor.placements
-                # Neighbours often have the same layout, and a comparison takes a third of the time of a hash.
-                if mesh is not last[0] or placements != last[1]:
-                    last = mesh, placements, index_of.get((mesh, placements), 0)
-                layout = last[2]
+                key = tensor.device_mesh, tensor.placements
+                layout = index_of.get(key, 0)
                 if layout == 0:
-                    if mesh.get_coordinate() is None:
+                    if key[0].get_coordinate() is None:
                         # The ranks of the mesh describe the tensor.
                         continue
-                    layout = index_of[mesh, placements] = len(layouts)
-                    last = mesh, placements, layout
-                    layouts.append(_mesh_layout(name, mesh, placements, tensor.ndim, mesh_layouts))
+                    layout = index_of[key] = len(layouts)
+                    layouts.append(_mesh_layout(name, *key, tensor.ndim, mesh_layouts))
                 local_tensors[name] = tensor.to_local()
             else:
                 layout = 0
