@@ -230,8 +230,7 @@ format: $(VENV)/dev ## format all sources
 
 .PHONY: fuzz
 fuzz: $(FUZZER) ## feed the parsers and the planner random bytes, FUZZ_SECONDS (60) for each program in fuzz/
-	for target in header_and_plan tensors_and_plan addresses answers deltas digests encryption signatures; do \
-		PATH="$(abspath $(dir $(FUZZER))):$$PATH" \
+	export PATH="$(abspath $(dir $(FUZZER))):$$PATH"; targets=$$(cargo fuzz list) && for target in $$targets; do \
 		cargo fuzz run --sanitizer none $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
 	done
 

@@ -1,4 +1,5 @@
-//! Identity of the bytes that a process reads of a checkpoint: of files in one page cache, or of objects.
+//! Bytes of a checkpoint that several processes read, of files in one page cache or of objects: their identity, and copies
+//! from the cache.
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::TensorRegion;

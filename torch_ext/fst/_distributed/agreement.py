@@ -92,7 +92,7 @@ def agree_on_plan(
 
     """
     options = check_options(summaries)
-    copy_alone = _copy_from_one_cache(summaries)
+    copy_alone = _copy_from_one_cache(options, summaries)
     if copy_alone:
         # The plan has no exchange, whatever the other ranks request.
         requests, lists = [encoded], [0] * group.size
@@ -119,9 +119,8 @@ def agree_on_plan(
     return planned
 
 
-def _copy_from_one_cache(summaries: Sequence[Summary]) -> bool:
+def _copy_from_one_cache(options: LoadOptions, summaries: Sequence[Summary]) -> bool:
     """Returns whether each rank copies index regions from a page cache that all share."""
-    options = LoadOptions(*summaries[0].options)
     cache = summaries[0].page_cache
     return (
         options.strategy == "auto"

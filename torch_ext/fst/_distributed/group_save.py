@@ -54,7 +54,7 @@ class GroupCheckpoint:
         # Parts of objects that all ranks have sent: file, index and id.
         self._sent_parts: list[tuple[int, int, str]] = []
 
-    def used_parts(self, tensors: Mapping[str, Tensor], group: Group) -> dict[str, Tensor]:
+    def used_elements(self, tensors: Mapping[str, Tensor], group: Group) -> dict[str, Tensor]:
         """Returns the elements that this rank writes or sends, which `write` takes in place of its local tensors."""
         used = self._plan_of(group.size).used_elements(group.rank)
         parts = {}
@@ -73,7 +73,7 @@ class GroupCheckpoint:
             OSError: A file cannot be created or written.
 
         Args:
-            tensors: The local tensors of this rank, or their `used_parts`.
+            tensors: The local tensors of this rank, or their `used_elements`.
             group: The ranks that save together.
         """
         with defer_interrupts():

@@ -197,7 +197,7 @@ def save_distributed(
         def copy() -> HostCopy:
             checkpoint, tensors = agree()
             saves.append((checkpoint, _background_group(control_group)))
-            return control_group.run_on_all(lambda: HostCopy(checkpoint.used_parts(tensors, control_group)))
+            return control_group.run_on_all(lambda: HostCopy(checkpoint.used_elements(tensors, control_group)))
 
         def write_copy(tensors: Mapping[str, Tensor]) -> None:
             checkpoint, save_group = saves.pop()
