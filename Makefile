@@ -212,10 +212,10 @@ lint-cxx: $(VENV)/dev ## clang-format, clang's warnings, and clang-tidy
 		| xargs -n 1 -P "$$(nproc)" clang-tidy -p $(TARGET_DIR) --quiet
 
 .PHONY: lint-python
-lint-python: $(VENV)/dev ## ruff and mypy
+lint-python: $(VENV)/dev ## ruff and pyrefly
 	$(IN_VENV) ruff check
 	$(IN_VENV) ruff format --check
-	$(IN_VENV) mypy
+	$(ACTIVATE) && pyrefly check
 
 .PHONY: docs
 docs: ## write docs/api/ from the docstrings, the schemas of the operators and the header

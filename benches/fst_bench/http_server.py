@@ -55,7 +55,7 @@ class _Connection(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    server: "Server"  # type: ignore[assignment]  # no server of `socketserver`
+    server: "Server"  # pyrefly: ignore[bad-override-mutable-attribute]  # no server of `socketserver`
 
     def do_GET(self) -> None:
         """Answers a GET or a HEAD."""
@@ -118,7 +118,7 @@ class _Connection(BaseHTTPRequestHandler):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             os.close(self.connection.detach())
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         pass
 
 
@@ -282,7 +282,7 @@ class Server(AbstractContextManager["Server"]):
                 secure = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
                 connection = self._connections[thread] = secure
                 secure.do_handshake()
-            _Connection(connection, ("127.0.0.1", self.port), self)  # type: ignore[arg-type]
+            _Connection(connection, ("127.0.0.1", self.port), self)  # pyrefly: ignore[bad-argument-type]
         _end(connection)
         connection.close()
         with self._lock:

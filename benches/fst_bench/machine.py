@@ -15,7 +15,7 @@ from .text import size
 
 def machine_facts(directory: Path) -> dict[str, Any]:
     """Describes this machine, and the disk and file system that hold `directory`."""
-    facts = {
+    facts: dict[str, Any] = {
         "processor": field("/proc/cpuinfo", "model name"),
         "cores": len(os.sched_getaffinity(0)),
         "virtual machine": " hypervisor " in f" {field('/proc/cpuinfo', 'flags')} ",

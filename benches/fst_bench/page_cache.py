@@ -18,7 +18,7 @@ def warm(path: Path) -> None:
     Some kernels reclaim idle pages even when memory is free, so a few pages may be gone
     again when the last ones are read.
     """
-    size = path.stat().st_size
+    size = missing = path.stat().st_size
     for _ in range(WARM_PASSES):
         _read_through(path)
         missing = size - resident_bytes(path)

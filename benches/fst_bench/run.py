@@ -44,7 +44,7 @@ DEFAULT_BYTES_MIN = GIB // 16
 # Empty by default: each workload has its own.
 OF_WORKLOAD = ("states", "actions")
 
-Name = TypeVar("Name", str, int)
+Name = TypeVar("Name", bound=str | int)
 
 
 class Kind(NamedTuple):

@@ -131,7 +131,7 @@ class StorageReader(storage.StorageReader):
             self._state = _load_state(self.path, group)
         except Exception as error:
             # `load` ignores an exception here and later reports only that there are no metadata.
-            return Metadata(_UnreadableMetadata(error))  # type: ignore[arg-type]
+            return Metadata(_UnreadableMetadata(error))  # pyrefly: ignore[bad-argument-type]
         tensors: dict[str, STORAGE_TYPES] = {}
         for source in self._sources:
             for name, tensor in source.checkpoint.tensors.items():

@@ -66,7 +66,8 @@ class Driver:
         """Returns the address of the device, as in /sys/bus/pci/devices."""
         text = ctypes.create_string_buffer(32)
         self.call("cuDeviceGetPCIBusId", text, len(text), 0)
-        return text.value.decode().lower()
+        address: bytes = text.value
+        return address.decode().lower()
 
     def copy(self, copy: Copy, stream: int) -> None:
         """Queues a copy on a stream."""

@@ -68,7 +68,7 @@ def _register_all(driver: Driver, threads: int, slots: int) -> float:
                 pinned = driver.pinned(host, size)
                 pinned.__enter__()
                 with lock:
-                    stack.push(pinned)
+                    stack.push(pinned.__exit__)
 
         return seconds(lambda: on_threads(threads, work))
 

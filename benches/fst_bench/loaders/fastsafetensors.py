@@ -43,7 +43,7 @@ class Fastsafetensors(Loader):
         loader.add_filenames({rank: list(paths[rank::ranks]) for rank in range(ranks)})
         block = loader.copy_files_to_device()
         tensors = {
-            name: block.get_tensor(name) if dims[name] is None else block.get_sharded(name, dims[name])
+            name: block.get_tensor(name) if (dim := dims[name]) is None else block.get_sharded(name, dim)
             for name in loader.get_keys()
         }
         block.close()

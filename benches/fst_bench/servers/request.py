@@ -36,4 +36,5 @@ def request(
         response = error
     with response:
         lower = {name.lower(): value for name, value in response.headers.items()}
+        assert response.status is not None
         return Answer(response.status, lower, response.read())

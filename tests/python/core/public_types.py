@@ -1,4 +1,4 @@
-"""Uses of `fst` as a type checker sees them. mypy checks this file; nothing runs it."""
+"""Uses of `fst` as a type checker sees them. pyrefly checks this file; nothing runs it."""
 
 from typing import Any
 
@@ -13,6 +13,7 @@ version: str = fst.__version__
 row: Tensor = fst.safe_open("model.safetensors").get_slice("weight")[0]
 array: np.ndarray[Any, Any] = fst.safe_open("model.safetensors", "np").get_slice("weight")[0]
 
-# mypy reports an `ignore` that no error needs, so a module that accepts every name fails the check.
-misspelt = fst.lod_file  # type: ignore[attr-defined]
-framework: np.ndarray[Any, Any] = fst.safe_open("model.safetensors").get_tensor("weight")  # type: ignore[assignment]
+# pyrefly reports an `ignore` that no error needs, so a module that accepts every name fails the check.
+misspelt = fst.lod_file  # pyrefly: ignore[missing-attribute]
+# pyrefly: ignore[bad-assignment]
+framework: np.ndarray[Any, Any] = fst.safe_open("model.safetensors").get_tensor("weight")

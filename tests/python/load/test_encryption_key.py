@@ -172,7 +172,7 @@ def test_names_and_metadata_need_the_key(path: Path, tmp_path: Path) -> None:
         with pytest.raises(fst.IntegrityError, match="not encrypted"):
             read(plain, encryption_key=KEY)
     with pytest.raises(TypeError, match="EncryptionKey"):
-        fst.load_file(path, encryption_key=b"bytes")  # type: ignore[arg-type]
+        fst.load_file(path, encryption_key=b"bytes")
 
 
 def test_loads_of_parts_and_modules_decrypt(path: Path, tmp_path: Path) -> None:

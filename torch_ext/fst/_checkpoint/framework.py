@@ -45,7 +45,7 @@ class Output:
             RuntimeError, AssertionError: PyTorch's errors if there is no driver for CUDA, or no support for it.
         """
         if self.device.type == "cuda" and not torch.cuda.is_available():
-            torch.cuda.init()  # type: ignore[no-untyped-call]
+            torch.cuda.init()
         return self.device if self.device.type in _LOAD_DEVICES else torch.device("cpu")
 
     def convert(self, tensor: Tensor) -> Any:

@@ -215,7 +215,7 @@ def _positions(item: Any, size: int) -> list[int] | None:
     """Returns ints counted from the start of their dimension, or None for other types or an int out of range."""
     if getattr(item, "ndim", 0) == 1 and hasattr(item, "tolist"):
         item = item.tolist()
-    if not isinstance(item, list | range) or not all(type(value) is int for value in item):
+    if not isinstance(item, (list, range)) or not all(type(value) is int for value in item):
         return None
     positions = [_position(value, size) for value in item]
     return None if None in positions else [position for position in positions if position is not None]

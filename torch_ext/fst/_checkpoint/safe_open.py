@@ -1,11 +1,11 @@
 """`safe_open`: an open checkpoint with the methods of safetensors' class of the same name."""
 
 # Conversions to a framework return Any.
-# mypy: disable-error-code="no-any-return"
+# pyrefly: ignore-errors[no-any-return-explicit]
 
 import errno
 import os
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -38,12 +38,6 @@ class TensorMeta(NamedTuple):
 
 if TYPE_CHECKING:
     import numpy
-    from typing_extensions import Unpack
-
-    class _Options(TypedDict, total=False):
-        backend: str
-        verify: VerifyRequest
-        encryption_key: EncryptionKey | None
 
 
 class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class)
@@ -85,7 +79,10 @@ class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class
             filename: Paths,
             framework: Literal["pt", "torch", "pytorch"] = "pt",
             device: Device = "cpu",
-            **options: Unpack[_Options],
+            *,
+            backend: str = "mmap",
+            verify: VerifyRequest = False,
+            encryption_key: EncryptionKey | None = None,
         ) -> None: ...
         @overload
         def __init__(
@@ -93,7 +90,10 @@ class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class
             filename: Paths,
             framework: Literal["np", "numpy"],
             device: Device = "cpu",
-            **options: Unpack[_Options],
+            *,
+            backend: str = "mmap",
+            verify: VerifyRequest = False,
+            encryption_key: EncryptionKey | None = None,
         ) -> None: ...
         @overload
         def __init__(
@@ -101,7 +101,10 @@ class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class
             filename: Paths,
             framework: str,
             device: Device = "cpu",
-            **options: Unpack[_Options],
+            *,
+            backend: str = "mmap",
+            verify: VerifyRequest = False,
+            encryption_key: EncryptionKey | None = None,
         ) -> None: ...
 
     def __init__(
@@ -262,7 +265,7 @@ def _open(filename: Paths, verify: str, encryption_key: EncryptionKey | None) ->
         return OpenCheckpoint(filename, verify=verify, encryption_key=encryption_key)
     except FileNotFoundError as error:
         # Only fst shows URLs without what may be secret.
-        if not isinstance(filename, str | os.PathLike) or is_url(path_of(filename)):
+        if not isinstance(filename, (str, os.PathLike)) or is_url(path_of(filename)):
             raise
         # With one argument, the text equals safetensors', without the number of the error.
         missing = FileNotFoundError(f"No such file or directory: {os.fspath(filename)}")

@@ -1,7 +1,7 @@
 """Tensors of an open checkpoint that are read by indexing."""
 
 # Conversions to a framework return Any.
-# mypy: disable-error-code="no-any-return,return-value"
+# pyrefly: ignore-errors[no-any-return-explicit]
 
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -70,7 +70,7 @@ class Slice(Generic[Loaded]):
         # PyTorch raises its error for an invalid index here, before anything is read.
         placeholder(shape)[index]
         # The index copies elements, which must not come from a mapped file.
-        return checkpoint.read(self._name)[index].to(output.device)
+        return checkpoint.read(self._name)[index].to(output.device)  # pyrefly: ignore[bad-return]
 
     def _load(self, read: IndexedRead) -> Tensor:
         (checkpoint, output), final = self._source, read.final_index

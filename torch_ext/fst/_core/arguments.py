@@ -84,7 +84,7 @@ def paths_of(paths: Paths) -> list[str]:
     """Returns one path or several as a list of texts."""
     if isinstance(paths, str) or isinstance(paths, os.PathLike):  # noqa: SIM101  (see `path_of`)
         return [path_of(paths)]
-    if not isinstance(paths, list | tuple):
+    if not isinstance(paths, (list, tuple)):
         raise TypeError(f"paths must be a path, or a list or tuple of paths, not {type(paths).__name__}")
     return [path_of(path) for path in paths]
 
@@ -97,7 +97,7 @@ def names_of(names: Sequence[str], argument: str = "names") -> list[str]:
 def list_of(values: Sequence[_Item], item: type[_Item], argument: str) -> list[_Item]:
     """Returns a list whose items all have the type `item`. Errors call it `argument`."""
     # A str would be taken for its characters, and a generator would be empty the second time.
-    if not isinstance(values, list | tuple):
+    if not isinstance(values, (list, tuple)):
         raise TypeError(f"{argument} must be a list or tuple of {item.__name__}, not {type(values).__name__}")
     for value in values:
         if not isinstance(value, item):
@@ -121,7 +121,7 @@ def device_of(device: Device) -> torch.device | str:
         _check_cuda(device)
         if torch.cuda.is_available():
             # Operators initialize CUDA without torch.cuda, whose memory statistics would then stay at zero.
-            torch.cuda.init()  # type: ignore[no-untyped-call]
+            torch.cuda.init()
     return device
 
 
@@ -159,7 +159,7 @@ def verify_of(verify: VerifyRequest) -> str:
         return json.dumps(dict(verify))
     if isinstance(verify, Signature):
         return json.dumps({"signature": signature_of(verify)})
-    if not isinstance(verify, str | os.PathLike):
+    if not isinstance(verify, (str, os.PathLike)):
         raise TypeError(
             "verify must be a bool, a path, a mapping of files to digests, a fst.Signature or a fst.Verify, "
             f"not {type(verify).__name__}"

@@ -3,7 +3,7 @@
 The rest of the package uses these, and never `torch.classes.fst`.
 """
 # Methods of the wrapped objects have no static types.
-# mypy: disable-error-code="no-any-return"
+# pyrefly: ignore-errors[no-any-return-explicit]
 
 import contextlib
 from collections import deque

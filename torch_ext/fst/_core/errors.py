@@ -21,7 +21,7 @@ with contextlib.suppress(ImportError):
     _Bases = (safetensors.SafetensorError, ValueError)
 
 
-class SafetensorError(*_Bases):  # type: ignore[misc]
+class SafetensorError(*_Bases):  # pyrefly: ignore[invalid-inheritance]
     """A file is not valid safetensors, or several files do not form one checkpoint.
 
     If the package `safetensors` is installed, this class is a subclass of its exception of the same name. Programs that
@@ -124,6 +124,6 @@ def methods_translate_errors(wrapper: type[_Class]) -> type[_Class]:
     for name, method in list(vars(wrapper).items()):
         if isinstance(method, FunctionType):
             setattr(wrapper, name, translates_errors(method))
-        elif isinstance(method, staticmethod | classmethod):
+        elif isinstance(method, (staticmethod, classmethod)):
             setattr(wrapper, name, type(method)(translates_errors(method.__func__)))
     return wrapper

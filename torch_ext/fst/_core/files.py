@@ -22,7 +22,7 @@ def open_regular(path: str | os.PathLike[str], mode: str = "rb", buffering: int 
         ValueError: The path is a FIFO, a socket or a device.
         OSError: The operating system reported an error.
     """
-    return open(path, mode, buffering, opener=_open_descriptor)  # type: ignore[return-value]
+    return open(path, mode, buffering, opener=_open_descriptor)  # pyrefly: ignore[bad-return]
 
 
 def _open_descriptor(path: str, flags: int) -> int:

@@ -22,7 +22,7 @@ def load_library(package: Path) -> str:
     library = layer_for(torch.__version__, package)
     if library.is_file():
         try:
-            torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+            torch.ops.load_library(library)
         except OSError as error:
             message = f"PyTorch {torch.__version__} cannot load {library}: {error.__cause__ or error}; {_HOW_TO_BUILD}"
             raise ImportError(message, name="fst", path=str(library)) from error

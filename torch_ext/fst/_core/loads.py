@@ -1,6 +1,6 @@
 """Loads of a checkpoint, by operators or by open files."""
 # Operators have no static types.
-# mypy: disable-error-code="no-any-return"
+# pyrefly: ignore-errors[no-any-return-explicit]
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -4,7 +4,7 @@ Each function has the parameters of its operator. The rest of the package calls 
 `torch.ops.fst`.
 """
 # Operators have no static types.
-# mypy: disable-error-code="no-any-return"
+# pyrefly: ignore-errors[no-any-return-explicit]
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -1,6 +1,6 @@
 """Open files as bytes, local or remote."""
 # Methods of the wrapped object have no static types.
-# mypy: disable-error-code="no-any-return"
+# pyrefly: ignore-errors[no-any-return-explicit]
 
 import torch
 from torch import Tensor

@@ -1,6 +1,6 @@
 """Typed wrapper of `torch.classes.fst.Update`, and of the operators that keep versions of tensors."""
 # Operators and methods of the wrapped objects have no static types.
-# mypy: disable-error-code="no-any-return"
+# pyrefly: ignore-errors[no-any-return-explicit]
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

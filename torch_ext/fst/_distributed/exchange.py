@@ -178,7 +178,7 @@ class FailureFlags:
         # Flags are copied to the host on their own stream, so that the load's stream does not wait for other ranks.
         self._stream: torch.cuda.Stream | None = None
         if group.control_device.type == "cuda":
-            self._stream = torch.cuda.Stream(group.control_device)  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(group.control_device)
 
     def send(self, failed: bool) -> None:
         """Begins an all-reduce of whether any rank failed."""
@@ -218,7 +218,7 @@ def side_stream(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    current, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    current, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
     side.wait_stream(current)
     try:
         with torch.cuda.stream(side):

@@ -178,7 +178,7 @@ def _mesh_placements(
     known: dict[tuple[int, ...], tuple[list[Any], tuple[Placement, ...]]] = {}
     for name, tensor_placements in placements_by_name(placements, checkpoint, names).items():
         if tensor_placements is not None:
-            items = tensor_placements if isinstance(tensor_placements, list | tuple) else [tensor_placements]
+            items = tensor_placements if isinstance(tensor_placements, (list, tuple)) else [tensor_placements]
             ndim = len(checkpoint.shapes[name])
             key = ndim, *map(id, items)
             if key not in known:

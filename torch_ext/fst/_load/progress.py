@@ -43,7 +43,7 @@ class LoaderWithBar:
     def next(self) -> tuple[int, str, Tensor] | None:
         item = self._loader.next()
         # Threads may share a loader.
-        with self._bar.get_lock():  # type: ignore[no-untyped-call]
+        with self._bar.get_lock():
             if item is None:
                 self._bar.close()
             else:

@@ -82,7 +82,7 @@ def replace(tensor: Tensor, value: Tensor) -> None:
         value.requires_grad_(tensor.requires_grad)
         value.__class__ = type(tensor)
         value.__dict__ = tensor.__dict__
-        torch.utils.swap_tensors(tensor, value)  # type: ignore[no-untyped-call]
+        torch.utils.swap_tensors(tensor, value)
         tensor.grad = grad
         return
     tensor.data = value

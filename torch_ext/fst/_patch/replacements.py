@@ -58,7 +58,7 @@ class Replacements:
             ImportError: safetensors is not installed.
         """
         import safetensors.torch
-        from safetensors import _safetensors_rust  # type: ignore[attr-defined]
+        from safetensors import _safetensors_rust
 
         self.namespaces = [vars(safetensors), vars(safetensors.torch)]
         opener = _safetensors_rust.safe_open
@@ -102,7 +102,8 @@ def _replacement_class(original: type, active: Callable[[], Active | None]) -> t
             return isinstance(instance, original) or super().__instancecheck__(instance)
 
     # Files that were opened during the patch are instances of the original class after it, too.
-    class replacement(_posing(_SafeOpen, original), metaclass=metaclass):  # type: ignore[misc]  # noqa: N801
+    # pyrefly: ignore[invalid-inheritance]
+    class replacement(_posing(_SafeOpen, original), metaclass=metaclass):  # noqa: N801
         def __new__(cls, filename: Any, framework: Any, *args: Any, **kwargs: Any) -> Any:
             if active() is not None and has_framework(framework):
                 return super().__new__(cls)

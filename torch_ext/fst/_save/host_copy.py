@@ -49,6 +49,6 @@ def _copy(name: str, tensor: Tensor) -> Tensor:
 
 def _record_event(device: torch.device) -> torch.cuda.Event:
     # A thread that waits for a blocking event sleeps.
-    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event(blocking=True)
     event.record(torch.cuda.current_stream(device))
     return event

@@ -59,7 +59,7 @@ def _open(
         )
     known = common.aliases if base is None else base
     unexpected = [name for name in chain.names() if name not in known]
-    if unexpected and common.strict and (base is not None or not isinstance(common.target, list | tuple)):
+    if unexpected and common.strict and (base is not None or not isinstance(common.target, (list, tuple))):
         quoted = ", ".join(f'"{name}"' for name in unexpected)
         message = f"{first}: the {'target' if base is None else 'base'} lacks {quoted}; nothing was written"
         raise ModuleMismatchError(message, [], unexpected, [])

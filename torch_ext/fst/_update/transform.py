@@ -56,7 +56,7 @@ def transformed_changes(
         return changes
 
     for batch in loaded:
-        yield group.run_on_all(lambda batch=batch: stage(batch))  # type: ignore[misc]
+        yield group.run_on_all(lambda batch=batch: stage(batch))
     missing = [name for name in aliases.values() if name not in complete]
     if strict and missing:
         names = ", ".join(f'"{name}"' for name in dict.fromkeys(missing))

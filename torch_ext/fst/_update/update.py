@@ -148,9 +148,7 @@ class Update:
         names = self._names_below(name)
         with self._changed:
             return self._is_written(names) and all(
-                event.query()  # type: ignore[no-untyped-call]
-                for each in names
-                for event in self._events.get(each, {}).values()
+                event.query() for each in names for event in self._events.get(each, {}).values()
             )
 
     def __enter__(self) -> "Update":
@@ -243,14 +241,14 @@ class Update:
 
 
 def _record(device: torch.device) -> torch.cuda.Event:
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
     return event
 
 
 def _current_streams() -> list[torch.cuda.Stream]:
     """Returns the current streams of all GPUs, that of the current one last."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():
         return []
     current = torch.cuda.current_device()
     devices = [device for device in range(torch.cuda.device_count()) if device != current]

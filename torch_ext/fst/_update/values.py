@@ -21,7 +21,7 @@ class Values:
 
     def __init__(self, source: Paths | Mapping[str, Tensor]) -> None:
         if isinstance(source, Mapping):
-            self._checkpoint = None
+            self._checkpoint: OpenCheckpoint | None = None
             self.tensors = {}
             for name, tensor in source.items():
                 if not isinstance(tensor, Tensor):

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fst._core.build import PACKAGE, layer_for, read_version, torch_releases
 from fst._core.formatting import visible, visible_lines
@@ -32,7 +32,7 @@ class _Parser(argparse.ArgumentParser):
     They show hidden characters of the arguments, which a shell may have expanded to file names.
     """
 
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             # Here, and not in `parse_args` of the program, whose usage has no options of the subcommand.
@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="store_true", help="print the versions of fst and of its PyTorch")
     parser.set_defaults(run=None)
-    commands = parser.add_subparsers(metavar="COMMAND")
+    commands: argparse._SubParsersAction[argparse.ArgumentParser] = parser.add_subparsers(metavar="COMMAND")
     for module in (inspect, verify, sign, key, load, convert, delta, doctor, tmpfs, clean, bench, completion):
         module.add(commands)
     return parser

@@ -7,6 +7,7 @@ import glob
 import os
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from fst._core.urls import is_url
 
@@ -22,7 +23,13 @@ def expanded(text: str) -> str:
 class Paths(argparse.Action):
     """Sets a list of paths. A path of no file that is a pattern, such as "a-*.safetensors", becomes what it matches."""
 
-    def __call__(self, parser, namespace, values, option_string=None):  # type: ignore[no-untyped-def]
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
         found = (
             [text] if is_url(text) or os.path.lexists(text) else sorted(glob.glob(text)) or [text]
             for text in map(expanded, values)

@@ -194,16 +194,16 @@ def _suggest_key(path: Path, content: Mapping[Any, Any]) -> None:
     The likely key holds the most bytes of tensors and nothing else.
     """
     sizes: dict[str, int] = {}
-    has_other_data = False
+    reason: ValueError | None = None
     for key, value in content.items():
         try:
             tensors = list(_flatten(path, value, str(key)))
         except ValueError as error:
-            has_other_data, reason = True, error
+            reason = error
             continue
         if isinstance(key, str) and isinstance(value, Mapping) and tensors:
             sizes[key] = sum(tensor.nbytes for _, tensor in tensors)
-    if has_other_data and sizes:
+    if reason is not None and sizes:
         likely = max(sizes, key=lambda key: sizes[key])
         others = (
             f"; others with tensors only: {', '.join(map(repr, sizes.keys() - {likely}))}" if len(sizes) > 1 else ""

@@ -162,18 +162,25 @@ def _library() -> Item:
     return Item("fst", f"{version}, built for PyTorch {', '.join(data['built_for_pytorch'])}: {data['path']}", data)
 
 
-def _gpus() -> list[Item]:
-    driver = machine.nvidia_driver()
+def _has_gpu() -> bool:
+    """Returns whether PyTorch can be imported and finds a GPU."""
     try:
         import torch
 
-        is_available = torch.version.cuda is not None and torch.cuda.is_available()
+        return torch.version.cuda is not None and torch.cuda.is_available()
     except Exception:
-        is_available = False
-    if not is_available:
+        return False
+
+
+def _gpus() -> list[Item]:
+    driver = machine.nvidia_driver()
+    if not _has_gpu():
         hint = "PyTorch finds no GPU: install a PyTorch with CUDA, and check CUDA_VISIBLE_DEVICES and the driver"
         text = f"none that PyTorch can use; driver {driver}" if driver else "none, no driver"
         return [Item("GPU", text, {"driver": driver, "devices": []}, hint if driver else None)]
+
+    import torch
+
     devices: list[dict[str, Any]] = []
     advice = []
     if driver and tuple(map(int, driver.split(".")[:2])) < _DRIVER_MIN:

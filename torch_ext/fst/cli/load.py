@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
             line = f"{format_count(len(tensors), 'tensor')}, {format_size(size_bytes)} on {device}"
             print(f"{line} in {format_seconds(seconds)}{_rate(device, size_bytes, seconds)}")
         del tensors
-    summary = recorded.summary()
+    summary = recorded.summary()  # pyrefly: ignore[unbound-name]  # there is at least one load
     if arguments.json:
         print(json.dumps({"device": str(device), "loads": loads, "summary": dataclasses.asdict(summary)}, indent=2))
     else:

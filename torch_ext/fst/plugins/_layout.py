@@ -42,7 +42,8 @@ def find_parts(model: Module, tensors: Mapping[str, Tensor]) -> list[Part]:
             raise NotInPlaceError(f'layer "{name}": {reason}')
     memory = [(tensor, tensor.data) for tensor in chain(model.parameters(), model.buffers())]
     recorder = _Recorder(tensors, [data.untyped_storage() for _, data in memory])
-    load_weights: Callable[[Iterator[tuple[str, Tensor]]], object] = model.load_weights  # type: ignore[assignment]
+    # pyrefly: ignore[bad-assignment]
+    load_weights: Callable[[Iterator[tuple[str, Tensor]]], object] = model.load_weights
     try:
         with torch.no_grad(), recorder:
             load_weights(iter(tensors.items()))
@@ -73,7 +74,7 @@ def _processing(module: Module) -> str | None:
     return None
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(TorchDispatchMode):
     """Records copies from the tensors of a checkpoint to the memory of a model, and runs no write to that memory.
 
     Attributes:
@@ -81,7 +82,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], storages: Sequence[torch.UntypedStorage]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.parts: list[Part] = []
         self._stored = {tensor.untyped_storage()._cdata: (name, tensor) for name, tensor in tensors.items()}
         self._memory = {storage._cdata for storage in storages}
@@ -126,7 +127,7 @@ def _arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> l
     pairs = []
     for index, argument in enumerate(func._schema.arguments):
         value = args[index] if index < len(args) else kwargs.get(argument.name)
-        values = value if isinstance(value, list | tuple) else [value]
+        values = value if isinstance(value, (list, tuple)) else [value]
         pairs += [(argument, each) for each in values]
     return pairs
 

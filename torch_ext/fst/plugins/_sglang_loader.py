@@ -75,5 +75,5 @@ def _is_first_rank() -> bool:
 
 def _device() -> torch.device:
     """Returns the current GPU if the process has initialized CUDA, or else the CPU."""
-    uses_gpu = torch.version.cuda is not None and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    uses_gpu = torch.version.cuda is not None and torch.cuda.is_initialized()
     return torch.device("cuda" if uses_gpu else "cpu")

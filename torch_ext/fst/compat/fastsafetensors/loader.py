@@ -228,7 +228,7 @@ class fastsafe_open:  # noqa: N801  (the name in fastsafetensors)
         use_fgds: bool = False,
     ) -> None:
         self.loader = SafeTensorsFileLoader(pg, device, framework=framework)
-        if isinstance(filenames, str | os.PathLike):
+        if isinstance(filenames, (str, os.PathLike)):
             filenames = [path_of(filenames)]
         self.loader.add_filenames(filenames if isinstance(filenames, Mapping) else {0: filenames})
         self.fb = self.loader.copy_files_to_device()

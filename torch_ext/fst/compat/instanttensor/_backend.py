@@ -31,7 +31,7 @@ def check_backend(backend: Backend | BackendPolicy | Sequence[Backend | BackendP
         ValueError: The list is empty, or the variable does not have names of backends, separated by commas.
     """
     if backend is not None:
-        backends = backend if isinstance(backend, list | tuple) else [backend]
+        backends = backend if isinstance(backend, (list, tuple)) else [backend]
         if not backends:
             raise ValueError("backend cannot be an empty list; leave it out for any backend")
         for one in backends:

@@ -17,7 +17,7 @@ __all__ = ["Backend", "BackendPolicy", "file_in_memory", "init", "read_safetenso
 def init() -> None:
     """Initializes CUDA if it is available. Otherwise the first load does so."""
     if torch.cuda.is_available():
-        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.cuda.init()
 
 
 def file_in_memory(filename: Path) -> bool:

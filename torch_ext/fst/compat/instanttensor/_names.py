@@ -20,7 +20,7 @@ def matcher(patterns: Sequence[str] | None, mode: str) -> Callable[[str], bool]:
         raise ValueError(f'tensor_name_match_mode must be "exact", "glob" or "regex", not {mode!r}')
     if patterns is None:
         return lambda _: True
-    if not isinstance(patterns, list | tuple) or not all(isinstance(pattern, str) for pattern in patterns):
+    if not isinstance(patterns, (list, tuple)) or not all(isinstance(pattern, str) for pattern in patterns):
         raise TypeError(f"tensor_filter must be a list of str, not {patterns!r}")
     if mode == "exact":
         return frozenset(patterns).__contains__

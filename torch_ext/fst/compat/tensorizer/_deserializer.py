@@ -97,8 +97,8 @@ class TensorDeserializer(Mapping[Key, Any]):
         # Options for remote files, which only this object uses.
         self._options: dict[str, Any] = {}
         if is_path(file_obj):
-            self._secret_path = os.fsdecode(file_obj)  # type: ignore[arg-type]
-            if scheme_of(file_obj) == "s3":  # type: ignore[arg-type]
+            self._secret_path = os.fsdecode(file_obj)
+            if scheme_of(file_obj) == "s3":
                 self._options = s3_options()
         elif isinstance(file_obj, RemoteFile) and file_obj.is_unread:
             self._secret_path, self._options = file_obj.url, file_obj.options

@@ -4,14 +4,15 @@ import io
 import os
 import shutil
 import tempfile
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, TypeGuard
 
 from fst._core.urls import is_remote
 
 FileLike = str | bytes | os.PathLike[str] | os.PathLike[bytes] | int | BinaryIO | io.IOBase | IO[bytes]
+_Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
-def scheme_of(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
+def scheme_of(path: _Path) -> str:
     """Returns the scheme of a remote URL in lower case, or an empty text for a local path.
 
     As in tensorizer, an `os.PathLike` is a local path.
@@ -20,9 +21,9 @@ def scheme_of(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
     return text.partition("://")[0].lower() if is_remote(text) and not isinstance(path, os.PathLike) else ""
 
 
-def is_path(file: FileLike) -> bool:
+def is_path(file: FileLike) -> TypeGuard[_Path]:
     """Returns whether a file is given by its path."""
-    return isinstance(file, str | bytes | os.PathLike)
+    return isinstance(file, (str, bytes, os.PathLike))
 
 
 def opened(file: Any, mode: str) -> IO[bytes]:

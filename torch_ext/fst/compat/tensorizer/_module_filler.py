@@ -74,9 +74,10 @@ def _set_data(current: Tensor, loaded: Tensor) -> None:
     if current.is_meta or is_lazy(current):
         # PyTorch cannot assign `data` of another device type, but it can swap whole tensors.
         loaded.requires_grad_(requires_grad)
-        loaded.__class__ = current.cls_to_become if is_lazy(current) else type(current)  # type: ignore[union-attr]
+        # pyrefly: ignore[missing-attribute]
+        loaded.__class__ = current.cls_to_become if is_lazy(current) else type(current)
         loaded.__dict__.update(current.__dict__)
-        torch.utils.swap_tensors(current, loaded)  # type: ignore[no-untyped-call]
+        torch.utils.swap_tensors(current, loaded)
         return
     current.requires_grad_(requires_grad)
     current.data = loaded

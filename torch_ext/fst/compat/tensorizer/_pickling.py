@@ -66,9 +66,7 @@ class Source:
             self._storages = [_storage_of(tensor) for tensor in self._load()]
         # PyTorch expects untyped storages as storages of uint8.
         storage = self._storages[index]
-        return torch.TypedStorage(  # type: ignore[no-untyped-call]
-            wrap_storage=storage, dtype=dtype or torch.uint8, _internal=True
-        )
+        return torch.TypedStorage(wrap_storage=storage, dtype=dtype or torch.uint8, _internal=True)
 
 
 def _storage_of(tensor: Tensor) -> torch.UntypedStorage:
@@ -86,7 +84,7 @@ class _Pickler(pickle.Pickler):
         super().__init_subclass__()
         if "persistent_id" in cls.__dict__:
             # PyTorch's function, called for all other objects.
-            cls.next_persistent_id = cls.persistent_id  # type: ignore[method-assign]
+            cls.next_persistent_id = cls.persistent_id  # pyrefly: ignore[method-assign]
             del cls.persistent_id
 
     def persistent_id(self, obj: Any) -> Any:

@@ -66,9 +66,9 @@ class TensorSerializer:
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         options: dict[str, Any] = {}
         if is_path(file_obj):
-            secret_path = os.fsdecode(file_obj)  # type: ignore[arg-type]
+            secret_path = os.fsdecode(file_obj)
             self._path = without_secrets(secret_path)
-            scheme = scheme_of(file_obj)  # type: ignore[arg-type]
+            scheme = scheme_of(file_obj)
             if scheme == "s3":
                 options = s3_options()
             elif not scheme:

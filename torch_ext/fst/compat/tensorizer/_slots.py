@@ -40,7 +40,7 @@ class Slot(NamedTuple):
         self._attributes()[self.attribute] = tensor
 
     def _attributes(self) -> dict[str, Tensor | None]:
-        return self.module._parameters if self.is_parameter else self.module._buffers  # type: ignore[return-value]
+        return self.module._parameters if self.is_parameter else self.module._buffers  # pyrefly: ignore[bad-return]
 
 
 def slot_name(name: str) -> str:

@@ -5,6 +5,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -74,8 +75,10 @@ class UploadFile(io.BufferedRandom):
         with configured(self.url, self.options):
             ops.write_bytes(data, self.url, "")
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> None:
+        if exc_type is None:
             self.close()
         else:
             self.discard()

@@ -159,8 +159,8 @@ def _read(file: Any, arguments: dict[str, Any]) -> Iterable[Tensor]:
 
 
 def _default_tensor_file(f: Any) -> str | None:
-    name = f if isinstance(f, str | os.PathLike) else getattr(f, "name", None)
-    if not isinstance(name, str | bytes | os.PathLike):
+    name = f if isinstance(f, (str, os.PathLike)) else getattr(f, "name", None)
+    if not isinstance(name, (str, bytes, os.PathLike)):
         warnings.warn(
             f"{type(f).__name__} has no name from which to derive that of the tensor file; its tensors stay in the "
             "pickle, unless file_obj gives their file",

@@ -16,7 +16,7 @@ _LOGGER = logging.getLogger("unifiedefficientloader")
 _LEVELS = {"DEBUG": DEBUG_LEVEL, "VERBOSE": VERBOSE_LEVEL, "NORMAL": NORMAL_LEVEL, "MINIMAL": MINIMAL_LEVEL}
 
 
-class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
+class _Handler(logging.StreamHandler):  # pyrefly: ignore[implicit-any-type-argument]
     """Handler of `setup_logging`, which the next call replaces. Handlers of the program are kept.
 
     Prefixes messages with their level, except those at `NORMAL_LEVEL`.

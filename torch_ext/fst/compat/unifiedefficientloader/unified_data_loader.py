@@ -72,7 +72,7 @@ class UnifiedDataLoader:
         return self._on_gpu() if self.direct_gpu else iter(self._loader)
 
     def _on_gpu(self) -> Iterator[Any]:
-        copy_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        copy_stream = torch.cuda.Stream(self.device)
         previous: tuple[Any, torch.cuda.Event] | None = None
         for batch in self._loader:
             with torch.cuda.stream(copy_stream):
