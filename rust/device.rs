@@ -120,6 +120,11 @@ pub trait Device: Send + Sync + 'static {
     /// `device`, from the driver. No copy from the slot is in flight then.
     fn copy(&self, slot: &mut [u8], bytes: usize, copies: &[SlotCopy]) -> Result<Self::CopyEvent>;
 
+    /// Copies from memory that is no slot, before it returns. Returns `None` if the device copies from slots only.
+    fn copy_borrowed(&self, _bytes: &[u8], _copies: &[SlotCopy]) -> Option<Result<()>> {
+        None
+    }
+
     /// Starts copies to a slot, which must not be used until the copy is done.
     ///
     /// # Errors

@@ -23,6 +23,8 @@ pub enum ReaderChoice {
     Uring,
     /// GPUDirect Storage: reads from the disk into GPU memory.
     Gds,
+    /// Copies out of a mapping, under a read lease. No variable sets it.
+    Lease,
 }
 
 /// Values of `FST_READER`.

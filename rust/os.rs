@@ -3,6 +3,7 @@
 pub mod compute_pool;
 pub mod file_system;
 pub mod huge_pages;
+pub mod lease;
 pub mod local_file;
 pub mod memory;
 pub mod numa;

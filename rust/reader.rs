@@ -2,6 +2,7 @@
 
 pub mod auto;
 pub mod drop_cache;
+pub mod lease;
 pub mod mmap;
 pub mod object;
 pub mod page_cache;
@@ -21,6 +22,7 @@ use crate::profile;
 use crate::source::{Protection, Source};
 use auto::AutoReader;
 use drop_cache::DropCacheReader;
+use lease::LeaseReader;
 use object::ObjectReader;
 use pread::PreadReader;
 use recorded::RecordedReader;
@@ -66,6 +68,14 @@ pub trait Reader: Send + Sync {
             self.read(read.offset, slot.get_mut(read.slot_begin..end).ok_or_else(misfit)?, check)?;
         }
         Ok(())
+    }
+
+    /// Passes the bytes of a read to `take` where they are in memory already. Returns whether it did.
+    ///
+    /// # Errors
+    /// That of `take`.
+    fn lend(&self, _: &Read, _take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<bool> {
+        Ok(false)
     }
 
     /// Returns whether several threads, each with a part of these reads, are faster than one.
@@ -177,6 +187,8 @@ pub enum ReaderKind {
     Uring,
     /// [`object`]: requests to a remote store.
     Object,
+    /// [`lease`]: copies out of a mapping under a read lease.
+    Lease,
     /// [`auto`]: `pread` for cached bytes, `uring` for the others.
     Auto,
     /// No reader of this module: the device reads the file.
@@ -191,6 +203,7 @@ impl ReaderKind {
             ReaderKind::Pread => "pread",
             ReaderKind::Uring => "uring",
             ReaderKind::Object => "object",
+            ReaderKind::Lease => "lease",
             ReaderKind::Auto => "auto",
             ReaderKind::Gds => "gds",
         }
@@ -263,6 +276,12 @@ pub fn choose(options: &Options, source: &Source, access: Access) -> Result<Chos
         ReaderChoice::Mmap => requested(ReaderKind::Mmap),
         ReaderChoice::Pread => requested(ReaderKind::Pread),
         ReaderChoice::Uring => requested(ReaderKind::Uring),
+        ReaderChoice::Lease if options.drop_cache => {
+            Ok(ChosenReader::new(ReaderKind::Pread, "mapped pages cannot be dropped from the page cache"))
+        }
+        ReaderChoice::Lease => {
+            Ok(ChosenReader::new(ReaderKind::Lease, "other processes copy from the page cache, too"))
+        }
         ReaderChoice::Auto => Ok(choose_by(FileSystem::of(&file.file, &file.path)?, options, access)),
         // The device has no engine for direct reads, or the bytes are for views.
         ReaderChoice::Gds => {
@@ -313,12 +332,12 @@ impl Opened {
 
     /// Returns the reader that is in use and the reason for it, after any fallback.
     pub fn chosen(&self) -> ChosenReader {
-        self.reader.refusal().map_or_else(|| self.chosen.clone(), refused)
+        self.reader.refusal().map_or_else(|| self.chosen.clone(), |why| refused(ReaderKind::Uring, why))
     }
 }
 
-fn refused(why: impl fmt::Display) -> ChosenReader {
-    ChosenReader::new(ReaderKind::Pread, format!("uring is not available: {why}"))
+fn refused(kind: ReaderKind, why: impl fmt::Display) -> ChosenReader {
+    ChosenReader::new(ReaderKind::Pread, format!("{kind} is not available: {why}"))
 }
 
 /// Opens the reader of a file or object whose bytes are copied.
@@ -341,16 +360,20 @@ pub fn open<K: RingKernel + 'static>(options: &Options, source: &Source, rings: 
             let opened = match chosen.kind {
                 ReaderKind::Uring => UringReader::open(file, rings, Arc::clone(&buffered)).map(shared),
                 ReaderKind::Auto => AutoReader::open(file, rings, Arc::clone(&buffered)).map(shared),
+                ReaderKind::Lease => LeaseReader::open(file).map(shared).map_err(|why| why.to_string()),
                 ReaderKind::Mmap | ReaderKind::Pread | ReaderKind::Object | ReaderKind::Gds => {
                     Ok(Arc::clone(&buffered))
                 }
             };
             let reader = opened.unwrap_or_else(|why| {
-                tracing::info!(path = %file.path.display(), why, "no direct reads; uses the page cache");
-                chosen = refused(why);
+                // Direct reads are refused for the auto reader, too.
+                let kind = if chosen.kind == ReaderKind::Lease { ReaderKind::Lease } else { ReaderKind::Uring };
+                chosen = refused(kind, why);
+                tracing::info!(path = %file.path.display(), why = %chosen.why, "uses positioned reads");
                 buffered
             });
-            (reader, options.leaves_gaps || page_cache::is_mostly_cached(file))
+            let has_short_gaps = || options.leaves_gaps || page_cache::is_mostly_cached(file);
+            (reader, chosen.kind != ReaderKind::Lease && has_short_gaps())
         }
     };
     chosen.log(source);

@@ -103,40 +103,11 @@ impl Device for Host {
     }
 
     fn copy(&self, slot: &mut [u8], bytes: usize, copies: &[SlotCopy]) -> Result<()> {
-        let chunk = slot.get(..bytes).unwrap_or_default();
-        let is_cast = copies.iter().any(|copy| copy.cast.is_some());
-        let copied_bytes: usize = copies.iter().map(SlotCopy::bytes).sum();
-        let _span = profile::span(if is_cast { Stage::Cast } else { Stage::Place }).bytes(copied_bytes);
-        for copy in copies {
-            let row_bytes = copy.target_row_bytes();
-            // SAFETY: the addresses of a plan are destinations, which the caller of the load gave to it.
-            let target = unsafe { slice_at(copy.address, row_bytes.saturating_mul(copy.rows)) };
-            memory::populate(target);
-            let misfit = || Error::new(Kind::Internal, format!("{copy:?} does not fit its slot"));
-            let rows = chunk.get(copy.slot_begin..).ok_or_else(misfit)?;
-            let stride = copy.slot_stride;
-            let is_complete = match (copy.cast, copy.row_bytes) {
-                // Single elements result from a step in the innermost dimension.
-                (None, 1) => pack_items::<1>(rows, stride, target),
-                (None, 2) => pack_items::<2>(rows, stride, target),
-                (None, 4) => pack_items::<4>(rows, stride, target),
-                (None, 8) => pack_items::<8>(rows, stride, target),
-                (cast, _) => target.chunks_exact_mut(row_bytes).enumerate().all(|(row, into)| {
-                    let begin = row * stride;
-                    rows.get(begin..begin + copy.row_bytes).is_some_and(|from| {
-                        match cast {
-                            None => into.copy_from_slice(from),
-                            Some(cast) => cast.run(from, into),
-                        }
-                        true
-                    })
-                }),
-            };
-            if !is_complete {
-                return Err(misfit());
-            }
-        }
-        Ok(())
+        copy_rows(slot.get(..bytes).unwrap_or_default(), copies)
+    }
+
+    fn copy_borrowed(&self, bytes: &[u8], copies: &[SlotCopy]) -> Option<Result<()>> {
+        Some(copy_rows(bytes, copies))
     }
 
     fn fetch(&self, slot: &mut [u8], fetches: &[Fetch]) -> Result<()> {
@@ -162,6 +133,43 @@ impl Device for Host {
     fn make_caller_wait(&self, (): &()) -> Result<()> {
         Ok(())
     }
+}
+
+/// Copies rows of a chunk to their destinations.
+fn copy_rows(chunk: &[u8], copies: &[SlotCopy]) -> Result<()> {
+    let is_cast = copies.iter().any(|copy| copy.cast.is_some());
+    let copied_bytes: usize = copies.iter().map(SlotCopy::bytes).sum();
+    let _span = profile::span(if is_cast { Stage::Cast } else { Stage::Place }).bytes(copied_bytes);
+    for copy in copies {
+        let row_bytes = copy.target_row_bytes();
+        // SAFETY: the addresses of a plan are destinations, which the caller of the load gave to it.
+        let target = unsafe { slice_at(copy.address, row_bytes.saturating_mul(copy.rows)) };
+        memory::populate(target);
+        let misfit = || Error::new(Kind::Internal, format!("{copy:?} does not fit its slot"));
+        let rows = chunk.get(copy.slot_begin..).ok_or_else(misfit)?;
+        let stride = copy.slot_stride;
+        let is_complete = match (copy.cast, copy.row_bytes) {
+            // Single elements result from a step in the innermost dimension.
+            (None, 1) => pack_items::<1>(rows, stride, target),
+            (None, 2) => pack_items::<2>(rows, stride, target),
+            (None, 4) => pack_items::<4>(rows, stride, target),
+            (None, 8) => pack_items::<8>(rows, stride, target),
+            (cast, _) => target.chunks_exact_mut(row_bytes).enumerate().all(|(row, into)| {
+                let begin = row * stride;
+                rows.get(begin..begin + copy.row_bytes).is_some_and(|from| {
+                    match cast {
+                        None => into.copy_from_slice(from),
+                        Some(cast) => cast.run(from, into),
+                    }
+                    true
+                })
+            }),
+        };
+        if !is_complete {
+            return Err(misfit());
+        }
+    }
+    Ok(())
 }
 
 /// Packs items that are `stride` bytes apart. Returns false if there are fewer than the target holds.

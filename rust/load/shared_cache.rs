@@ -70,7 +70,7 @@ pub fn name(checkpoint: &Checkpoint, options: &Options) -> Result<Option<String>
 pub fn options(checkpoint: &Checkpoint, options: Options) -> Options {
     let is_cached = |source: &Source| source.file().is_none_or(|file| page_cache::is_mostly_cached(file));
     let chunk_bytes = if checkpoint.sources().all(is_cached) { CACHED_CHUNK_BYTES } else { usize::MAX };
-    Options { reader: ReaderChoice::Pread, chunk_bytes: options.chunk_bytes.min(chunk_bytes), ..options }
+    Options { reader: ReaderChoice::Lease, chunk_bytes: options.chunk_bytes.min(chunk_bytes), ..options }
 }
 
 /// Starts to read what a load copies from the page cache, so that several processes that copy parts of the same rows read

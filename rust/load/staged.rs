@@ -162,6 +162,18 @@ impl<D: Device> StagedEngine<D> {
         pieces.into_iter().map(|piece| Some((piece.offset, slice(piece)?))).collect()
     }
 
+    /// Copies a chunk out of memory that the reader lends. Returns whether it did.
+    fn copy_lent(&self, reader: &dyn Reader, reads: &[Read], copies: &[SlotCopy]) -> Result<bool> {
+        let [read] = reads else { return Ok(false) };
+        let mut is_copied = false;
+        let is_lent = reader.lend(read, &mut |bytes| {
+            let result = self.device.copy_borrowed(bytes, copies);
+            is_copied = result.is_some();
+            result.unwrap_or(Ok(()))
+        })?;
+        Ok(is_lent && is_copied)
+    }
+
     fn memory(&self) -> MutexGuard<'_, ChunkMemory<D>> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -319,6 +331,9 @@ impl<D: Device> StagedEngine<D> {
             }
             Chunk::Staged { source, bytes, reads, copies } => {
                 let reader = self.reader(*source)?;
+                if inspected.is_none() && self.copy_lent(reader, reads, copies)? {
+                    return Ok(());
+                }
                 let pieces = match inspected {
                     // SAFETY: the caller's promise, and the plan writes each byte once.
                     None => unsafe { self.pieces(reader, reads, copies) },

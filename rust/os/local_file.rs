@@ -62,8 +62,20 @@ impl LocalFile {
     /// # Errors
     /// Those of the file system.
     pub fn reopen_direct(&self) -> io::Result<File> {
+        self.reopen_with(OFlags::DIRECT)
+    }
+
+    /// Opens the file again. Does not use its path.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn reopen(&self) -> io::Result<File> {
+        self.reopen_with(OFlags::empty())
+    }
+
+    fn reopen_with(&self, flags: OFlags) -> io::Result<File> {
         let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | flags;
         Ok(File::from(retry_on_intr(|| open(&*own, flags, Mode::empty()))?))
     }
 }

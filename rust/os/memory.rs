@@ -34,6 +34,22 @@ pub fn populate(memory: &mut [u8]) {
     }
 }
 
+/// Makes the pages of mapped memory present, so that they can be read.
+///
+/// # Errors
+/// That of the kernel where an access would raise a signal: a page that is not part of the file or cannot be read from the
+/// disk. `invalid-argument` before Linux 5.14.
+pub fn look_up(address: *const u8, length: usize) -> io::Result<()> {
+    let page_bytes = rustix::param::page_size();
+    let begin = address.map_addr(|address| address / page_bytes * page_bytes);
+    let length = length + address.addr() - begin.addr();
+    // SAFETY: the call changes no byte, and fails for memory that is not mapped.
+    match unsafe { libc::madvise(begin.cast_mut().cast(), length, libc::MADV_POPULATE_READ) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Returns whether the page at an address is present.
 fn is_present(page: *mut u8) -> bool {
     let mut state = 0;

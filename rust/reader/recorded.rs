@@ -47,6 +47,12 @@ impl Reader for RecordedReader {
         self.reader.fill(reads, slot, check)
     }
 
+    fn lend(&self, read: &Read, take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<bool> {
+        let is_lent = self.reader.lend(read, take)?;
+        profile::count(Count::Reads, usize::from(is_lent));
+        Ok(is_lent)
+    }
+
     fn divides(&self, reads: &[Read]) -> bool {
         self.reader.divides(reads)
     }

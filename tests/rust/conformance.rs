@@ -20,7 +20,8 @@ use tempfile::TempDir;
 /// Check that never ends a read.
 const GO_ON: Check<'static> = &|| Ok(());
 
-const READERS: [ReaderChoice; 4] = [ReaderChoice::Mmap, ReaderChoice::Pread, ReaderChoice::Uring, ReaderChoice::Auto];
+const READERS: [ReaderChoice; 5] =
+    [ReaderChoice::Mmap, ReaderChoice::Pread, ReaderChoice::Uring, ReaderChoice::Auto, ReaderChoice::Lease];
 
 /// Opens the reader of a file for a user's choice.
 fn open(choice: ReaderChoice, path: &Path, drop_cache: bool) -> Arc<dyn Reader> {

@@ -20,6 +20,7 @@ mod group;
 mod header;
 mod host_load;
 mod layout;
+mod leases;
 mod memory;
 mod mesh;
 mod options;
