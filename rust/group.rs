@@ -209,10 +209,10 @@ impl Group {
         plan_index.and_then(|plan_index| self.tensors.get(plan_index)).map(|tensor| tensor.route)
     }
 
-    /// Returns whether another rank reads through the page cache of this rank.
-    pub fn shares_cache(&self, rank: usize) -> bool {
-        let Some(cache) = self.cache_of(rank) else { return false };
-        self.request.caches.iter().filter(|&&other| other == Some(cache)).count() > 1
+    /// Returns the number of ranks that read through the page cache of this rank, itself included.
+    pub fn cached_ranks(&self, rank: usize) -> usize {
+        let Some(cache) = self.cache_of(rank) else { return 1 };
+        self.request.caches.iter().filter(|&&other| other == Some(cache)).count()
     }
 
     /// Returns whether bytes between those that a rank reads are those of other ranks: the ranks request all data between

@@ -127,7 +127,7 @@ impl Options {
 }
 
 /// Returns the number of cores that this process may use.
-fn cores() -> usize {
+pub fn cores() -> usize {
     // The call reads the files of control groups, which takes longer than a small load.
     static CORES: AtomicUsize = AtomicUsize::new(0);
     let mut cores = CORES.load(Ordering::Relaxed);

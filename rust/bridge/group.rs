@@ -121,7 +121,8 @@ impl GroupPlan {
             let item_index = |&item: &i64| usize::try_from(item).unwrap_or(usize::MAX);
             let regions: Vec<_> =
                 items.iter().map(|item| self.group.region_of(rank, item_index(item))).collect::<Result<_>>()?;
-            let shards = if self.group.shares_cache(rank) { Shards::Cached } else { Shards::Own };
+            let ranks = self.group.cached_ranks(rank);
+            let shards = if ranks > 1 { Shards::Cached { ranks } } else { Shards::Own };
             Ok(select(&self.group, &self.mappings, regions.into(), shards))
         })
     }

@@ -45,8 +45,8 @@ pub(super) enum Reads {
 pub(super) enum Shards {
     /// Its own.
     Own,
-    /// Its own, through the page cache, also bytes that it does not hold yet: other ranks need the same bytes.
-    Cached,
+    /// Its own, through the page cache, also bytes that it does not hold yet: the `ranks` of this machine need the same bytes.
+    Cached { ranks: usize },
     /// Parts of those of all ranks. Transfers compare groups only, since their destinations are parts of the regions.
     Exchanged,
 }
@@ -167,9 +167,8 @@ impl Selection {
             Reads::OfRank(group, shards) => (group.leaves_gaps(), *shards),
         };
         let mut options = Options { leaves_gaps, ..Options::from_env()? };
-        if shards == Shards::Cached {
-            options = shared_cache::options(checkpoint, options);
-            shared_cache::read_ahead(checkpoint, &regions);
+        if let Shards::Cached { ranks } = shards {
+            options = shared_cache::options(checkpoint, &regions, ranks, options);
         }
         let open = if shards == Shards::Exchanged { Transfer::open_divided } else { Transfer::open };
         Ok(BackgroundTransfer::new(open(checkpoint, regions, Arc::new(device), options)?, checkpoint))

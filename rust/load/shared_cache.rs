@@ -5,8 +5,9 @@ use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::TensorRegion;
 use crate::digest::Algorithm;
 use crate::error::{Error, Result};
-use crate::options::{Options, ReaderChoice};
+use crate::options::{Options, ReaderChoice, cores};
 use crate::plan::GAP_BYTES;
+use crate::reader::lease::LeaseReader;
 use crate::reader::{self, Access, ReaderKind, page_cache, read_ahead};
 use crate::source::Source;
 use std::collections::BTreeMap;
@@ -17,8 +18,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Largest chunk of a copy of cached bytes. Slots of this size stay in the cache of a core, and are quickly present in the
-/// first load of a process. Of a disk, larger chunks are read faster.
+/// Largest chunk of cached bytes that are read into slots. Slots of this size stay in the cache of a core, and are quickly
+/// present in the first load of a process. Of a disk, larger chunks are read faster, and bytes under a lease need no slot.
 const CACHED_CHUNK_BYTES: usize = 256 << 10;
 
 /// Changes with each boot of the kernel. It is equal in all containers on a machine.
@@ -66,11 +67,23 @@ pub fn name(checkpoint: &Checkpoint, options: &Options) -> Result<Option<String>
     copy_name(checkpoint)
 }
 
-/// Returns the options of a load that copies files from the page cache, which other processes read, too.
-pub fn options(checkpoint: &Checkpoint, options: Options) -> Options {
-    let is_cached = |source: &Source| source.file().is_none_or(|file| page_cache::is_mostly_cached(file));
-    let chunk_bytes = if checkpoint.sources().all(is_cached) { CACHED_CHUNK_BYTES } else { usize::MAX };
-    Options { reader: ReaderChoice::Lease, chunk_bytes: options.chunk_bytes.min(chunk_bytes), ..options }
+/// Returns the options of a load that copies files from the page cache, as all `ranks` of this machine do.
+///
+/// Starts to read the files ahead if the load cannot copy out of a mapping, whose faults the kernel reads ahead of.
+pub fn options(checkpoint: &Checkpoint, regions: &Arc<[TensorRegion]>, ranks: usize, options: Options) -> Options {
+    let files = || checkpoint.sources().filter_map(Source::file);
+    let is_cached = files().all(|file| page_cache::is_mostly_cached(file));
+    // To copy takes a core. Threads that wait for a disk do not.
+    let threads = if is_cached { options.threads.min((cores() / ranks).max(1)) } else { options.threads };
+    let reader = if files().take(1).all(|file| LeaseReader::open(file).is_ok()) {
+        ReaderChoice::Lease
+    } else {
+        read_ahead(checkpoint, regions);
+        ReaderChoice::Pread
+    };
+    let is_small = is_cached && reader == ReaderChoice::Pread;
+    let chunk_bytes = if is_small { options.chunk_bytes.min(CACHED_CHUNK_BYTES) } else { options.chunk_bytes };
+    Options { reader, chunk_bytes, threads, ..options }
 }
 
 /// Starts to read what a load copies from the page cache, so that several processes that copy parts of the same rows read

@@ -1,9 +1,9 @@
 //! Copies out of a mapping that no process can make shorter meanwhile, because this one holds a read lease of the file.
 
 use super::pread::PreadReader;
-use super::{ReadLimits, Reader};
+use super::{ReadLimits, Reader, page_cache};
 use crate::error::Result;
-use crate::num::to_usize;
+use crate::num::{to_u64, to_usize};
 use crate::os::lease::LeasedFile;
 use crate::os::local_file::LocalFile;
 use crate::os::memory;
@@ -54,7 +54,10 @@ impl LeaseReader {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let address = self.pages.as_ptr().wrapping_add(begin);
-        memory::look_up(address, read.length)?;
+        let range = read.offset..read.offset.saturating_add(to_u64(read.length));
+        if !page_cache::is_all_cached(&self.source, &range) {
+            memory::look_up(address, read.length)?;
+        }
         // SAFETY: the pages are part of the file and in memory, and the lease keeps other processes from changing them.
         Ok(take(unsafe { std::slice::from_raw_parts(address, read.length) }))
     }
