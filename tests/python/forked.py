@@ -11,8 +11,13 @@ from collections.abc import Callable, Mapping
 from multiprocessing import get_context
 from pathlib import Path
 
+# What ranks and programs import sooner or later, so that it is imported once. PyTorch imports `torch._dynamo` at the
+# first operation on a DTensor, which takes a second.
+PRELOADED = ["torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.tensor", "safetensors.torch", "fst"]
+PRELOADED += ["hypothesis", "pytest", "ranks", "forked"]
+
 context = get_context("forkserver")
-context.set_forkserver_preload(["torch", "torch.distributed.tensor", "safetensors.torch", "fst", "ranks", "forked"])
+context.set_forkserver_preload(PRELOADED)
 
 
 class ForkedProgram:
