@@ -90,7 +90,7 @@ pub fn compiler(checkout: &str, torch: &Torch, bridges: &[&str]) -> Result<cc::B
     compiler.std("c++20").debug(false);
     compiler.warnings(true).extra_warnings(true).flag("-Wpedantic");
     // Warnings are errors for developers. A release builds also with a compiler that warns of more.
-    compiler.warnings_into_errors(env::var("PROFILE").is_ok_and(|profile| profile == "debug"));
+    compiler.warnings_into_errors(!is_release());
     // GCC 12 reports overflows in inlined code of PyTorch, where there are none.
     compiler.flag_if_supported("-Wno-stringop-overflow");
     // Messages name PyTorch's files in every build alike.
@@ -101,8 +101,8 @@ pub fn compiler(checkout: &str, torch: &Torch, bridges: &[&str]) -> Result<cc::B
     Ok(compiler)
 }
 
-/// Writes the files that are compiled, each of which includes half of the layer. PyTorch's headers take 12 s for each file
-/// that includes them, and the two are compiled at the same time.
+/// Writes the files that are compiled. PyTorch's headers take 12 s for each file that includes them. A release has one, because
+/// the core is compiled at the same time. For development there are two, so that a changed line waits for half of the layer.
 pub fn units(checkout: &str) -> Result<Vec<PathBuf>> {
     let checkout = fs::canonicalize(checkout)?;
     let write = |(index, sources): (usize, &[&str])| {
@@ -111,7 +111,8 @@ pub fn units(checkout: &str) -> Result<Vec<PathBuf>> {
         fs::write(&file, lines.collect::<String>())?;
         Ok(file)
     };
-    SOURCES.chunks(SOURCES.len().div_ceil(2)).enumerate().map(write).collect()
+    let count = if is_release() { 1 } else { 2 };
+    SOURCES.chunks(SOURCES.len().div_ceil(count)).enumerate().map(write).collect()
 }
 
 /// Compiles the layer.
@@ -121,4 +122,8 @@ pub fn compile(mut compiler: cc::Build, checkout: &str) -> Result<()> {
     compiler.link_lib_modifier("+whole-archive");
     compiler.compile("fst_torch");
     Ok(())
+}
+
+fn is_release() -> bool {
+    env::var("PROFILE").is_ok_and(|profile| profile == "release")
 }

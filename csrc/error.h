@@ -1,10 +1,12 @@
-// Calls the core: maps its errors to PyTorch's exceptions, and converts arguments.
+// Calls the core: maps its errors to PyTorch's exceptions, and converts arguments and results.
 #pragma once
 
 #include <rust/cxx.h>
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace fst {
 
@@ -33,6 +35,9 @@ template <typename List>
 auto slice_of(const List& list) {
   return rust::Slice<const typename List::value_type>(list.data(), list.size());
 }
+
+// Copies numbers of the core.
+inline std::vector<int64_t> to_vector(const rust::Vec<int64_t>& numbers) { return {numbers.begin(), numbers.end()}; }
 
 // Converts a path or name. Throws c10::ValueError if it is not UTF-8.
 inline rust::String to_rust(const std::string& text) {

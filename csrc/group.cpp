@@ -39,8 +39,6 @@ rust::Box<GroupPlan> plan_of(const OpenCheckpoint& checkpoint, const std::vector
   });
 }
 
-std::vector<int64_t> to_vector(const rust::Vec<int64_t>& numbers) { return {numbers.begin(), numbers.end()}; }
-
 void check_buffer(const at::Tensor& buffer, c10::Device device) {
   if (!has_memory(buffer) || buffer.scalar_type() != at::kByte || buffer.dim() != 1 || !buffer.is_contiguous() ||
       buffer.device() != device) {

@@ -43,8 +43,6 @@ rust::Box<SavePlan> plan_of(Strings names, const at::Tensor& numbers, const Open
   });
 }
 
-std::vector<int64_t> to_vector(const rust::Vec<int64_t>& numbers) { return {numbers.begin(), numbers.end()}; }
-
 // Copies elements of a tensor, in row-major order from the element `begin` on, to a contiguous 1-d tensor.
 void copy_elements_from(const at::Tensor& target, const at::Tensor& tensor, int64_t begin) {
   const int64_t count = target.numel();
