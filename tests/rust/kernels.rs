@@ -182,7 +182,7 @@ impl Drop for Upload<'_> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(100))]
+    #![proptest_config(ProptestConfig::with_cases(40))]
 
     /// Covers copies and casts, all alignments, rows with gaps, empty copies, and tiles that end within a chunk. The
     /// launch writes exactly the expected bytes.
