@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import forked
 from suite import CHECKOUT
 
 TABLE = CHECKOUT / "docs" / "decisions" / "tests.md"
@@ -55,8 +56,7 @@ class Budget:
     def pytest_runtest_makereport(self) -> Iterator[None]:
         report = yield
         end = _cpu_seconds()
-        # A process that nobody waits for takes its time with it.
-        report.user_properties.append((PROPERTY, max(0.0, end - self.begin)))
+        report.user_properties.append((PROPERTY, end - self.begin))
         self.begin = end
         return report
 
@@ -86,23 +86,5 @@ class Budget:
 
 
 def _cpu_seconds() -> float:
-    """Returns the CPU time of this process and its descendants. Ranks and servers outlive the tests that start them."""
-    return sum(os.times()[:4]) + sum(_living_seconds(child) for child in _children(os.getpid()))
-
-
-def _living_seconds(process: int) -> float:
-    try:
-        # After the name, which may contain spaces, come the state and 10 other fields.
-        times = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:15]
-    except OSError:
-        return 0.0
-    own_seconds = sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
-    return own_seconds + sum(_living_seconds(child) for child in _children(process))
-
-
-def _children(process: int) -> list[int]:
-    try:
-        threads = list(Path(f"/proc/{process}/task").iterdir())
-        return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
-    except OSError:
-        return []
+    """Returns the CPU time of this process, of children that have ended, and of processes that outlive a test."""
+    return sum(os.times()[:4]) + forked.cpu_seconds()

@@ -8,8 +8,10 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from weakref import WeakSet
 
 # What ranks and programs import sooner or later, so that it is imported once. PyTorch imports `torch._dynamo` at the
 # first operation on a DTensor, which takes a second.
@@ -19,6 +21,39 @@ PRELOADED += ["hypothesis", "pytest", "ranks", "forked"]
 context = get_context("forkserver")
 context.set_forkserver_preload(PRELOADED)
 
+# Those that still run, among others.
+_processes: WeakSet[BaseProcess] = WeakSet()
+
+
+def start(target: Callable[..., None], *arguments: object, daemon: bool = False) -> BaseProcess:
+    """Starts a function in a forked process."""
+    process = context.Process(target=target, args=arguments, daemon=daemon)
+    process.start()
+    _processes.add(process)
+    return process
+
+
+def cpu_seconds() -> float:
+    """Returns the CPU time of the server, and of all processes that it has forked."""
+    server = forkserver._forkserver._forkserver_pid
+    if server is None:
+        return 0.0
+    # The server waits for processes that end, which adds their time to that of its children.
+    running = [process.pid for process in _processes if process.exitcode is None]
+    return sum(sum(_times(process)[:2]) for process in running) + sum(_times(server))
+
+
+def _times(process: int) -> list[float]:
+    """Returns the seconds of user and system time of a process, then those of children that it has waited for."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        # The server has waited for it since.
+        return [0.0]
+    # After the name, which may contain spaces, come the state and 10 other fields.
+    fields = stat.rpartition(")")[2].split()
+    return [int(field) / os.sysconf("SC_CLK_TCK") for field in fields[11:15]]
+
 
 class ForkedProgram:
     """A program that runs in a forked process. `process` has its number and its exit code."""
@@ -27,8 +62,7 @@ class ForkedProgram:
         self._texts = Path(tempfile.mkdtemp(prefix="forked-"))
         self._lines = 0
         arguments = (program, arguments, dict(environ), directory, self._texts)
-        self.process = context.Process(target=_run, args=arguments)
-        self.process.start()
+        self.process = start(_run, *arguments)
 
     @property
     def pid(self) -> int:

@@ -20,7 +20,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from forked import context
+from forked import context, start
 
 # Timeout of collectives.
 COLLECTIVE_SECONDS = 30
@@ -109,10 +109,7 @@ class _Rank:
         self.pipe, theirs = context.Pipe()
         self.answer: tuple[str | None, Any] | None = None
         self._stack = directory / f"stack-{rank}"
-        self.process = context.Process(
-            target=_serve, args=(rank, size, directory / "store", self._stack, theirs), daemon=True
-        )
-        self.process.start()
+        self.process = start(_serve, rank, size, directory / "store", self._stack, theirs, daemon=True)
         theirs.close()
 
     def receive(self) -> None:
