@@ -75,15 +75,13 @@ pub fn options(checkpoint: &Checkpoint, regions: &Arc<[TensorRegion]>, ranks: us
     let is_cached = files().all(|file| page_cache::is_mostly_cached(file));
     // To copy takes a core. Threads that wait for a disk do not.
     let threads = if is_cached { options.threads.min((cores() / ranks).max(1)) } else { options.threads };
-    let reader = if files().take(1).all(|file| LeaseReader::open(file).is_ok()) {
-        ReaderChoice::Lease
-    } else {
+    let is_leased = files().take(1).all(|file| LeaseReader::open(file).is_ok());
+    if !is_leased {
         read_ahead(checkpoint, regions);
-        ReaderChoice::Pread
-    };
-    let is_small = is_cached && reader == ReaderChoice::Pread;
-    let chunk_bytes = if is_small { options.chunk_bytes.min(CACHED_CHUNK_BYTES) } else { options.chunk_bytes };
-    Options { reader, chunk_bytes, threads, ..options }
+    }
+    let has_small_slots = is_cached && !is_leased;
+    let chunk_bytes = if has_small_slots { options.chunk_bytes.min(CACHED_CHUNK_BYTES) } else { options.chunk_bytes };
+    Options { reader: ReaderChoice::Lease, chunk_bytes, threads, ..options }
 }
 
 /// Starts to read what a load copies from the page cache, so that several processes that copy parts of the same rows read

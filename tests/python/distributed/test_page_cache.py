@@ -102,6 +102,28 @@ def test_index_regions_are_not_sent_to_other_ranks(path):
     assert_all_same(out, {name: regions[name].view(tensor).contiguous() for name, tensor in load_file(path).items()})
 
 
+@on_ranks(2)
+def test_leases(path):
+    """Copies columns out of a mapping, and reads them while another process may change the file."""
+    expected = {name: shard_of(tensor, Shard(1)) for name, tensor in load_file(path).items()}
+
+    def readers():
+        out = {name: torch.zeros(tensor.shape) for name, tensor in expected.items()}
+        with fst.profile() as recorded:
+            group = Group.of(None, CPU)
+            stored = open_for_group(path, group)
+            fill_on_device(stored, [(ShardRequest(name, Sharded(1)), out[name]) for name in out], group)
+        assert_all_same(out, expected)
+        return {use.reader: use.why for use in recorded.summary().readers}
+
+    assert readers() == {"lease": "other processes copy from the page cache, too"}
+    dist.barrier()
+    with open(path, "r+b"):
+        dist.barrier()
+        assert "lease is not available" in readers()["pread"]
+        dist.barrier()
+
+
 @on_ranks(SIZE)
 def test_two_page_caches(path):
     """Loads in a group whose ranks have two page caches, so that some tensors are exchanged."""

@@ -30,7 +30,7 @@ class ReaderUse:
     """Files and bytes of one reader on one type of file system.
 
     Attributes:
-        reader: Name of the reader, as in `FST_READER`.
+        reader: Name of the reader, as in `FST_READER`, or `lease` for copies out of a mapping by ranks of one machine.
         why: Reason for the choice of the reader.
         file_system: Type of the mount, such as "ext4", or None if the kernel does not report it.
         files: Number of files that the reader read or mapped.
