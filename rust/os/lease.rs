@@ -34,11 +34,7 @@ impl LeasedFile {
     /// # Errors
     /// Those of the file system.
     pub fn open(source: &LocalFile) -> io::Result<LeasedFile> {
-        let file = source.reopen()?;
-        // When a process waits for the end of a lease, the kernel sends this signal to the process that took it. By default,
-        // SIGURG is ignored, and SIGIO, which it would send otherwise, ends a process.
-        control(&file, F_SETSIG, libc::SIGURG)?;
-        Ok(LeasedFile { file, holders: Mutex::new(0) })
+        Ok(LeasedFile { file: source.reopen()?, holders: Mutex::new(0) })
     }
 
     /// Takes a read lease, or shares that of another thread.
@@ -49,16 +45,22 @@ impl LeasedFile {
     pub fn lease(&self) -> io::Result<ReadLease<'_>> {
         let mut holders = self.holders();
         if *holders == 0 {
-            control(&self.file, libc::F_SETLEASE, libc::F_RDLCK)?;
+            self.take()?;
         } else if control(&self.file, libc::F_GETLEASE, 0)? != libc::F_RDLCK {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         *holders += 1;
-        let lease = ReadLease { leased: self };
-        drop(holders);
-        // A handler for SIGURG gets no signal either, once nobody is to get it.
-        control(&self.file, F_SETOWN, 0)?;
-        Ok(lease)
+        Ok(ReadLease { leased: self })
+    }
+
+    fn take(&self) -> io::Result<()> {
+        // When a process begins to wait for the end of the lease, the kernel sends this signal to the process that took it.
+        // By default, SIGURG is ignored, and SIGIO, which it would send otherwise, ends a process. The end of a lease resets
+        // the signal.
+        control(&self.file, F_SETSIG, libc::SIGURG)?;
+        control(&self.file, libc::F_SETLEASE, libc::F_RDLCK)?;
+        // A handler for SIGURG is not called either, once nobody is to get the signal. The call cannot fail.
+        control(&self.file, F_SETOWN, 0).map(drop)
     }
 
     fn holders(&self) -> MutexGuard<'_, usize> {

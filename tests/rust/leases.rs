@@ -15,6 +15,7 @@ use safetensors::Dtype;
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use tempfile::TempDir;
 
@@ -79,6 +80,28 @@ fn a_writer_waits_until_no_thread_copies() {
     });
     writer.join().unwrap();
     assert_fails(opened.reader.read(50, &mut [0; 100], &|| Ok(())), Kind::Io, &["x.safetensors", "early"]);
+}
+
+/// The kernel tells the holder of a lease that a process waits, by default with a signal that ends the holder.
+#[test]
+fn writers_that_come_at_any_moment_send_no_signal_that_ends_the_process() {
+    let (_directory, path, bytes) = file();
+    let opened = open(&path, false);
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                // Leases that last as short as can be, so that many begin.
+                while !is_done.load(Ordering::Relaxed) {
+                    assert!(lent(&opened, 0, 1).is_none_or(|copied| copied == bytes[..1]));
+                }
+            });
+        }
+        for _ in 0..20_000 {
+            OpenOptions::new().write(true).open(&path).unwrap();
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]
