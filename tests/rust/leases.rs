@@ -97,7 +97,7 @@ fn writers_that_come_at_any_moment_send_no_signal_that_ends_the_process() {
                 }
             });
         }
-        for _ in 0..20_000 {
+        for _ in 0..5_000 {
             OpenOptions::new().write(true).open(&path).unwrap();
         }
         is_done.store(true, Ordering::Relaxed);
