@@ -1,6 +1,6 @@
 //! Compiles csrc/ and the cxx bridges against PyTorch.
 
-use crate::environment::{out_dir, python};
+use crate::environment::{is_release, out_dir, python};
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -122,8 +122,4 @@ pub fn compile(mut compiler: cc::Build, checkout: &str) -> Result<()> {
     compiler.link_lib_modifier("+whole-archive");
     compiler.compile("fst_torch");
     Ok(())
-}
-
-fn is_release() -> bool {
-    env::var("PROFILE").is_ok_and(|profile| profile == "release")
 }

@@ -17,6 +17,11 @@ pub fn out_dir() -> Result<PathBuf> {
     Ok(env::var_os("OUT_DIR").context("cargo sets OUT_DIR")?.into())
 }
 
+/// Whether the profile inherits from `release`.
+pub fn is_release() -> bool {
+    env::var_os("PROFILE").is_some_and(|profile| profile == "release")
+}
+
 /// Whether this is a build for Clippy, which links nothing and so needs nothing compiled. Cargo keeps its build scripts
 /// apart from those of other builds.
 pub fn is_linting() -> bool {

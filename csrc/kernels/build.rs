@@ -1,7 +1,7 @@
 //! Compiles the device kernels into one image for all GPUs, and into PTX for drivers that refuse the image. The library
 //! embeds both. The cfg `fst_kernels` tells that they exist. Without nvcc, the library uses PyTorch's kernels instead.
 
-use crate::environment::{out_dir, python};
+use crate::environment::{is_release, out_dir, python};
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -68,11 +68,6 @@ pub fn build_nothing() -> Result<()> {
     fs::write(image()?, [])?;
     fs::write(ptx()?, [])?;
     embed()
-}
-
-/// Whether the profile inherits from `release`.
-fn is_release() -> bool {
-    env::var_os("PROFILE").is_some_and(|profile| profile == "release")
 }
 
 fn image() -> Result<PathBuf> {

@@ -168,7 +168,7 @@ impl Selection {
         };
         let mut options = Options { leaves_gaps, ..Options::from_env()? };
         if let Shards::Cached { ranks } = shards {
-            options = shared_cache::options(checkpoint, &regions, ranks, options);
+            options = shared_cache::prepare(checkpoint, &regions, ranks, options);
         }
         let open = if shards == Shards::Exchanged { Transfer::open_divided } else { Transfer::open };
         Ok(BackgroundTransfer::new(open(checkpoint, regions, Arc::new(device), options)?, checkpoint))

@@ -67,10 +67,10 @@ pub fn name(checkpoint: &Checkpoint, options: &Options) -> Result<Option<String>
     copy_name(checkpoint)
 }
 
-/// Returns the options of a load that copies files from the page cache, as all `ranks` of this machine do.
+/// Prepares a load that copies files from the page cache, as all `ranks` of this machine do, and returns its options.
 ///
 /// Starts to read the files ahead if the load cannot copy out of a mapping, whose faults the kernel reads ahead of.
-pub fn options(checkpoint: &Checkpoint, regions: &Arc<[TensorRegion]>, ranks: usize, options: Options) -> Options {
+pub fn prepare(checkpoint: &Checkpoint, regions: &Arc<[TensorRegion]>, ranks: usize, options: Options) -> Options {
     let files = || checkpoint.sources().filter_map(Source::file);
     let is_cached = files().all(|file| page_cache::is_mostly_cached(file));
     // To copy takes a core. Threads that wait for a disk do not.
