@@ -24,14 +24,11 @@ IN_VENV := $(ACTIVATE) && PYTHONPATH=$(CURDIR)/torch_ext:$(CURDIR)/benches
 # Build scripts run again if PATH or PYTHONPATH change. The Rust tests have the features of the library that the Python
 # tests load, so that it is compiled once for both.
 CARGO := $(IN_VENV) MAKEFLAGS= cargo
-RUST_TESTS := --workspace --exclude fst-operators --exclude fst-tch --features torch-fst/bridge
+RUST_TESTS := --workspace --exclude fst-operators --exclude fst-tch --features torch-fst/bridge,torch-fst/development
 
 # Two processes per core. A file's tests run in one process, so that fixtures are built once. Files run in order of their
 # names, because the files with the most tests, which would otherwise come first, are not the slowest.
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
-
-# tch builds against the PyTorch of the active environment.
-WITH_TCH := $(IN_VENV) MAKEFLAGS= LIBTORCH_USE_PYTORCH=1
 
 ARM := aarch64-unknown-linux-gnu
 FOR_ARM := CARGO_BUILD_TARGET=$(ARM) CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu"
@@ -56,9 +53,12 @@ test: ## all tests of Rust, Python and the C++ programs, on libraries of a devel
 test-rust: $(VENV)/build ## the Rust tests, which need no PyTorch: Python tests the FFI boundary
 	$(CARGO) test $(RUST_TESTS)
 
+# tch builds against the PyTorch of the active environment. FST_TORCH as in setup.py, so that the C++ layer is not compiled
+# again.
 .PHONY: test-tch
 test-tch: $(VENV)/dev ## the Rust functions on tch::Tensor, and their example
-	$(WITH_TCH) LD_LIBRARY_PATH="$$(python -c 'import torch; print(torch.__path__[0])')/lib" cargo test --package fst-tch
+	$(ACTIVATE) && export FST_TORCH="$$(python -c 'from importlib.util import find_spec; print(*find_spec("torch").submodule_search_locations)')" \
+		&& $(IN_VENV) MAKEFLAGS= LIBTORCH_USE_PYTORCH=1 LD_LIBRARY_PATH="$$FST_TORCH/lib" cargo test --package fst-tch
 
 .PHONY: test-python
 test-python: develop ## the Python tests, which build and run the C++ programs

@@ -138,9 +138,10 @@ class CargoBuild(build_ext):
 
     def build_extension(self, ext: Library) -> None:
         environ = TORCH_ENVIRON | {"FST_PYTHON": sys.executable, "FST_TORCH": str(ext.root)}
-        # Both packages at once: the compiler of C++ works beside that of Rust.
-        packages = ("--package", "torch-fst", "--features", "torch-fst/bridge", "--package", "fst-operators")
         profile = os.environ.get("FST_PROFILE", "release")
+        features = "bridge,development" if profile == "dev" else "bridge"
+        # Both packages at once: the compiler of C++ works beside that of Rust.
+        packages = ("--package", "torch-fst", "--features", features, "--package", "fst-operators")
         subprocess.run(["cargo", "build", "--profile", profile, "--locked", *packages], env=environ, check=True)
         destination = Path(self.get_ext_fullpath(ext.name))
         destination.parent.mkdir(parents=True, exist_ok=True)

@@ -16,13 +16,23 @@ fn main() -> Result<()> {
         return Ok(());
     }
     let torch = Torch::find()?;
-    let mut compiler = compile::compiler("..", &torch, &["rust/bridge.rs"])?;
-    let cxx_h = PathBuf::from(env::var_os("DEP_CXXBRIDGE1_HEADER").context("cxx does not report its header")?);
-    compiler.file(cxx_h.with_file_name("../src/cxx.cc"));
-    compile::compile(compiler, "..")?;
-
     let out = environment::out_dir()?;
-    println!("cargo:rustc-link-search=native={}", out.display());
+    // Apart from the empty libraries, because fst-tch searches this directory.
+    let archives = out.join("archives");
+    println!("cargo:archives={}", archives.display());
+    let mut compiler = compile::compiler("..", &torch, &["rust/bridge.rs"])?;
+    compiler.files(compile::units("..")?);
+    compiler.out_dir(&archives).cargo_metadata(false).compile("fst_torch");
+    // Programs in Rust have this file from cxx.
+    let cxx_h = PathBuf::from(env::var_os("DEP_CXXBRIDGE1_HEADER").context("cxx does not report its header")?);
+    let mut compiler = cc::Build::new();
+    compiler.cpp(true).std("c++20").debug(false).file(cxx_h.with_file_name("../src/cxx.cc"));
+    compiler.out_dir(&archives).cargo_metadata(false).compile("fst_cxx");
+
+    // Static initializers register the operators. The linker would drop them, since no symbol refers to them.
+    println!("cargo:rustc-link-arg=-L{}", archives.display());
+    println!("cargo:rustc-link-arg=-Wl,--whole-archive,-lfst_torch,--no-whole-archive,-lfst_cxx");
+    println!("cargo:rustc-link-arg=-L{}", out.display());
     // Without symbols, none of these would count as needed.
     println!("cargo:rustc-link-arg=-Wl,--no-as-needed");
     for name in TORCH_LIBRARIES.into_iter().chain(["fst_core"]) {

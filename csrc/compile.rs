@@ -114,12 +114,3 @@ pub fn units(checkout: &str) -> Result<Vec<PathBuf>> {
     let count = if is_release() { 1 } else { 2 };
     SOURCES.chunks(SOURCES.len().div_ceil(count)).enumerate().map(write).collect()
 }
-
-/// Compiles the layer.
-pub fn compile(mut compiler: cc::Build, checkout: &str) -> Result<()> {
-    compiler.files(units(checkout)?);
-    // Static initializers register the operators. The linker would drop them, since no symbol refers to them.
-    compiler.link_lib_modifier("+whole-archive");
-    compiler.compile("fst_torch");
-    Ok(())
-}

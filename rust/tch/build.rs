@@ -1,4 +1,4 @@
-//! Compiles the C++ layer into the library.
+//! Links the C++ layer into the library.
 
 #[path = "../../csrc/compile.rs"]
 mod compile;
@@ -6,7 +6,7 @@ mod compile;
 mod environment;
 
 use anyhow::{Context, Result, ensure};
-use compile::{TORCH_LIBRARIES, Torch, compile, units};
+use compile::{TORCH_LIBRARIES, Torch, units};
 use environment::out_dir;
 use std::path::{Path, PathBuf};
 use std::{env, fs, iter};
@@ -14,14 +14,15 @@ use std::{env, fs, iter};
 const CHECKOUT: &str = "../..";
 /// Calls the functions of fst/fst.h, some of which have the names of functions in the layer. So it is compiled apart.
 const TCH: &str = "../../csrc/tch.cpp";
+const BRIDGE: &str = "rust/tch/lib.rs";
 
 fn main() -> Result<()> {
     println!("cargo:rerun-if-changed=build.rs");
     if environment::is_linting() { write_compile_commands() } else { build() }
 }
 
-fn compiler(torch: &Torch) -> Result<cc::Build> {
-    let mut compiler = compile::compiler(CHECKOUT, torch, &["rust/bridge.rs", "rust/tch/lib.rs"])?;
+fn compiler(torch: &Torch, bridges: &[&str]) -> Result<cc::Build> {
+    let mut compiler = compile::compiler(CHECKOUT, torch, bridges)?;
     compiler.include("../../csrc");
     Ok(compiler)
 }
@@ -30,9 +31,11 @@ fn build() -> Result<()> {
     let torch = Torch::find()?;
     let libraries = torch.root.join("lib");
     check_tch(&libraries)?;
-    let mut compiler = compiler(&torch)?;
-    compiler.file(TCH);
-    compile(compiler, CHECKOUT)?;
+    compiler(&torch, &[BRIDGE])?.file(TCH).compile("fst_tch");
+    let archives = env::var("DEP_FST_OPERATORS_ARCHIVES").context("fst-operators does not report its archive")?;
+    println!("cargo:rustc-link-search=native={archives}");
+    // Static initializers register the operators. The linker would drop them, since no symbol refers to them.
+    println!("cargo:rustc-link-lib=static:+whole-archive=fst_torch");
 
     println!("cargo:rustc-link-search=native={}", libraries.display());
     // Build scripts of dependents read this value from DEP_FST_TCH_TORCH_LIB.
@@ -49,7 +52,7 @@ fn build() -> Result<()> {
 /// Writes `compile_commands.json` for clang-tidy, and the headers of the cxx bridges that it needs, to cargo's target
 /// directory. Compiles nothing.
 fn write_compile_commands() -> Result<()> {
-    let compiler = compiler(&Torch::find()?)?;
+    let compiler = compiler(&Torch::find()?, &["rust/bridge.rs", BRIDGE])?;
     let out = out_dir()?;
     // OUT_DIR is TARGET/PROFILE/build/PACKAGE/out.
     let target = out.ancestors().nth(4).context("OUT_DIR is not in a target directory")?;

@@ -1,5 +1,6 @@
 """Processes that start with PyTorch and fst imported, because they are forked from a server process."""
 
+import gc
 import os
 import shutil
 import signal
@@ -156,3 +157,6 @@ def _run(program: str, arguments: tuple[str, ...], environ: dict[str, str], dire
         os.close(opened)
     sys.argv = ["-c", *arguments]
     exec(compile(program, "program", "exec"), {"__name__": "__main__"})
+
+# A forked process collects garbage among what it has made itself.
+gc.freeze()
