@@ -158,5 +158,6 @@ def _run(program: str, arguments: tuple[str, ...], environ: dict[str, str], dire
     sys.argv = ["-c", *arguments]
     exec(compile(program, "program", "exec"), {"__name__": "__main__"})
 
+
 # A forked process collects garbage among what it has made itself.
 gc.freeze()

@@ -58,7 +58,7 @@ def _every_pattern(bytes_each):
 
 def _random(bits):
     generator = torch.Generator().manual_seed(bits)
-    return torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1, (1 << 18,), generator=generator)
+    return torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1, (1 << 16,), generator=generator)
 
 
 def _mantissas(digits):

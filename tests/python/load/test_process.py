@@ -78,7 +78,7 @@ assert len(handled) == 2
 
 def test_interrupt_ends_load(tmp_path, start_python):
     """Ctrl-C ends the load with KeyboardInterrupt, also if a handler of the program raises nothing."""
-    size = 4096 * MIB
+    size = 2048 * MIB
     large = write_sparse(tmp_path / "large.safetensors", "U8", (size,))
     small = write(tmp_path / "small.safetensors", {"w": random_raw("U8", (8,))})
     process = start_python(INTERRUPTED, str(large), str(small), **SLOW)
@@ -198,7 +198,7 @@ threads = [threading.Thread(target=load) for _ in range(4)]
 for thread in threads:
     thread.start()
 try:
-    for _ in range(100):
+    for _ in range(40):
         # A child that waits for a lock is ended.
         run_in_fork(lambda: fst.load_file(sys.argv[1], dtype=torch.float16))
 finally:

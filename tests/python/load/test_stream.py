@@ -221,7 +221,7 @@ def test_forked_child_gets_error(tmp_path):
 
 def test_process_exit_with_unfinished_streams(tmp_path, run_python):
     """A process ends although streams that nothing, a global variable and a cycle keep have threads."""
-    path = write_sparse(tmp_path / "large.safetensors", "U8", (4096 * MIB,))
+    path = write_sparse(tmp_path / "large.safetensors", "U8", (1024 * MIB,))
     program = """
 import sys, fst
 path = sys.argv[1]
@@ -263,7 +263,7 @@ except KeyboardInterrupt:
 
 
 def test_interrupts(tmp_path, start_python):
-    size = 4096 * MIB
+    size = 2048 * MIB
     large = write_sparse(tmp_path / "large.safetensors", "U8", (size,))
     small = write(tmp_path / "m.safetensors", {f"t{index}": random_raw("U8", (5000,)) for index in range(5)})
     process = start_python(INTERRUPTED, str(large), str(small), **SLOW)
