@@ -18,6 +18,7 @@ from fst._core.group import Group
 from fst._distributed.agreement import list_ranks
 from fst._distributed.dtensors import is_dtensor, normalize_placements
 from fst._distributed.meshes import MeshLayouts, mesh_ranks
+from fst._save.check import check_dense
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -96,9 +97,14 @@ def describe(
 
     Returns:
         The description, and the local tensors.
+
+    Raises a ValueError for a tensor that is sparse or on meta, and a NotImplementedError for a dtype without a number.
     """
     layouts: list[list[int]] = [EVERYWHERE]
-    index_of: dict[tuple[DeviceMesh, tuple[Any, ...]], int] = {}
+    # Equal meshes have one number. An object's address is found faster than its hash, which is code of Python.
+    number_of_mesh: dict[DeviceMesh, int] = {}
+    number_of_object: dict[int, int] = {}
+    index_of: dict[tuple[int, tuple[Any, ...]], int] = {}
     stored: dict[str, StoredTensor] = {}
     local_tensors: dict[str, Tensor] = {}
     mesh_layouts = MeshLayouts(group.process_group)
@@ -106,25 +112,32 @@ def describe(
     with torch.no_grad():
         for position, (name, tensor) in enumerate(tensors.items()):
             if is_dtensor(tensor):
-                key = tensor.device_mesh, tensor.placements
+                mesh = tensor.device_mesh
+                number = number_of_object.get(id(mesh))
+                if number is None:
+                    number = number_of_object[id(mesh)] = number_of_mesh.setdefault(mesh, len(number_of_mesh))
+                key = number, tensor.placements
                 layout = index_of.get(key, 0)
                 if layout == 0:
-                    if key[0].get_coordinate() is None:
+                    if mesh.get_coordinate() is None:
                         # The ranks of the mesh describe the tensor.
                         continue
                     layout = index_of[key] = len(layouts)
-                    layouts.append(_mesh_layout(name, *key, tensor.ndim, mesh_layouts))
-                local_tensors[name] = tensor.to_local()
+                    layouts.append(_mesh_layout(name, mesh, key[1], tensor.ndim, mesh_layouts))
+                local_tensor = tensor.to_local()
             else:
                 layout = 0
-                local_tensors[name] = tensor
-            dtype = tensor.dtype
+                local_tensor = tensor
+            # Here, where the processor has the tensor in its cache.
+            check_dense(name, local_tensor)
+            local_tensors[name] = local_tensor
+            dtype = local_tensor.dtype
             if dtypes is not None and dtype in CASTABLE:
                 dtype = dtypes[position] or dtype
-            number = SCALAR_TYPES.get(dtype)
-            if number is None:
+            scalar_type = SCALAR_TYPES.get(dtype)
+            if scalar_type is None:
                 raise NotImplementedError(f'tensor "{name}": safetensors has no dtype for {dtype}')
-            stored[name] = StoredTensor(number, tensor.shape, layout)
+            stored[name] = StoredTensor(scalar_type, tensor.shape, layout)
     return Description(layouts, stored), local_tensors
 
 

@@ -32,7 +32,7 @@ from fst._distributed.agreement import check_equal, comparable, distinct_on_all,
 from fst._distributed.descriptions import Description, describe, digest, merge
 from fst._distributed.group_save import GroupCheckpoint
 from fst._save.background import background as background_saves
-from fst._save.check import DEFAULT_SHARD_BYTES, check_aliases, check_dense, check_max_shard_bytes
+from fst._save.check import DEFAULT_SHARD_BYTES, check_aliases, check_max_shard_bytes
 from fst._save.host_copy import HostCopy
 
 if TYPE_CHECKING:
@@ -157,8 +157,6 @@ def save_distributed(
         cast_to = dtype_of(dtype)
         dtypes = None if cast_to is None else ops.requested_dtypes(list(state_dict), cast_to)
         description, local_tensors = describe(state_dict, dtypes, control_group)
-        for name, tensor in local_tensors.items():
-            check_dense(name, tensor)
         check_aliases(local_tensors)
         encoded = description.encode()
         message = json.dumps([options, digest(encoded), len(encoded)]).encode()
@@ -233,12 +231,13 @@ def _check_state_dict(state_dict: Mapping[str, Tensor]) -> None:
         raise TypeError(f"state_dict must be a mapping of names to tensors, not {type(state_dict).__name__}")
     names_of(list(state_dict))
     for name, value in state_dict.items():
-        if isinstance(value, Mapping):
-            raise TypeError(
-                f'"{name}" is a nested {type(value).__name__}; pass one level of names, such as state_dict["{name}"] '
-                'or {f"' + name + '.{key}": tensor}, or save nested state dicts with fst.dcp.StorageWriter'
-            )
         if not isinstance(value, Tensor):
+            if isinstance(value, Mapping):
+                raise TypeError(
+                    f'"{name}" is a nested {type(value).__name__}; pass one level of names, such as '
+                    f'state_dict["{name}"] or {{f"{name}.{{key}}": tensor}}, or save nested state dicts with '
+                    "fst.dcp.StorageWriter"
+                )
             raise TypeError(
                 f'"{name}" is a {type(value).__name__}; expected a torch.Tensor. Remove it, or save it with '
                 "fst.dcp.StorageWriter, which also stores values that are no tensors"
