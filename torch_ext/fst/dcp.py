@@ -43,7 +43,7 @@ from fst._core.arguments import Path, path_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
-from fst._core.urls import is_remote, without_secrets
+from fst._core.urls import is_remote, split_query, without_secrets
 from fst._distributed.dcp_writer import StorageWriter, group_of_plan
 from fst._distributed.load import device_message, fill_shards, open_for_group
 from fst._distributed.shards import ShardRequest
@@ -250,8 +250,10 @@ def _load_state(path: str, group: Group) -> dict[str, Tensor]:
         name = ops.index_metadata(path).get(STATE_KEY) if group.rank == 0 else None
         if name is None:
             return {}
-        directory = os.path.dirname(path) if path.endswith(_INDEX_SUFFIX) else path
-        return load_file(os.path.join(directory, os.path.basename(name)))
+        # A signature may be that of all files beside the index. Their requests have its query, too.
+        location, query = split_query(path)
+        directory = os.path.dirname(location) if location.endswith(_INDEX_SUFFIX) else location
+        return load_file(os.path.join(directory, os.path.basename(name)) + query)
 
     state = group.run_on_all(load)
     is_first = group.rank == 0

@@ -70,6 +70,17 @@ def test_entrances_of_checkpoints(url, load):
     assert_equal(load(url), TENSORS)
 
 
+def test_state_beside_a_signed_index(http_server, tmp_path):
+    dcp.save({"a": torch.arange(3), "step": 7}, storage_writer=fst.dcp.StorageWriter(tmp_path), no_dist=True)
+    for file in tmp_path.iterdir():
+        http_server.put(file.name, file.read_bytes())
+    [index] = tmp_path.glob("*.index.json")
+    reader = fst.dcp.StorageReader(f"{http_server.url(index.name)}?signature=secret")
+    state_dict = {"a": torch.zeros(3, dtype=torch.int64), "step": 0}
+    dcp.load(state_dict, storage_reader=reader, no_dist=True)
+    assert (state_dict["step"], state_dict["a"].tolist()) == (7, [0, 1, 2])
+
+
 def test_entrances_of_files(server):
     url = server.url("m.safetensors")
     assert_equal(fst.torch.load_file(url), TENSORS)

@@ -23,17 +23,22 @@ def is_collapsed(path: str) -> bool:
     return _COLLAPSED.match(path) is not None
 
 
+def split_query(path: str) -> tuple[str, str]:
+    """Splits an HTTP URL from its query, which begins with a question mark. Other paths have none."""
+    if path.partition("://")[0].lower() not in ("http", "https"):
+        return path, ""
+    url, separator, query = path.partition("#")[0].partition("?")
+    return url, separator + query
+
+
 def without_secrets(path: str) -> str:
     """Returns a path, or a URL without a password and a query, as errors show it."""
     if not is_remote(path):
         return path
+    path, query = split_query(path)
     scheme, _, rest = path.partition("://")
     scheme = scheme.lower()
-    query = ""
-    if scheme in ("http", "https"):
-        rest, separator, _ = rest.partition("#")[0].partition("?")
-        query = "?..." if separator else ""
     host, _, key = rest.partition("/")
     if scheme not in ("az", "abfss", "hf"):
         host = host.rpartition("@")[2]
-    return f"{scheme}://{host}/{key}{query}"
+    return f"{scheme}://{host}/{key}{query and '?...'}"
