@@ -405,9 +405,10 @@ fn a_save_of_small_tensors_costs_one_copy_per_chunk() {
         // Each copy stream waits for the caller's stream before its first use.
         assert!(calls.syncs == 0 && calls.records <= chunks + 1 && calls.waits <= 2, "{calls:?}");
         let again = save(&sim, &gpu, count, true);
-        // Each thread has an event and a slot, and keeps them for the next save. A save may use fewer threads.
+        // Each thread has an event and a slot, and keeps them for the next save. A save may use fewer threads. One more
+        // event is that of the caller's stream.
         let threads = SAVE.threads as u64;
-        assert!(again.streams == 0 && calls.events + again.events <= threads, "{calls:?} {again:?}");
+        assert!(again.streams == 0 && calls.events + again.events <= threads + 1, "{calls:?} {again:?}");
         assert!(calls.registrations + again.registrations <= threads, "{calls:?} {again:?}");
         // A GPU without free memory is saved from tensor by tensor.
         let calls = save(&sim, &gpu, count, false);
