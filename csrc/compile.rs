@@ -105,9 +105,9 @@ pub fn compiler(checkout: &str, torch: &Torch, bridges: &[&str]) -> Result<cc::B
     Ok(compiler)
 }
 
-/// Writes the files that are compiled. PyTorch's headers take 12 s for each file that includes them. A release has one, because
-/// the core is compiled at the same time, and so has clang-tidy. For development there are two, so that a changed line waits for
-/// half of the layer.
+/// Writes the files that are compiled. PyTorch's headers take 12 s for each file that includes them. A release has one file,
+/// because the core is compiled at the same time, and clang-tidy reads one. For development there are two, so that a changed
+/// line waits for half of the layer.
 pub fn units(checkout: &str) -> Result<Vec<PathBuf>> {
     let checkout = fs::canonicalize(checkout)?;
     let write = |(index, sources): (usize, &[&str])| {

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 
@@ -34,30 +35,27 @@ def alias_groups(tensors: Mapping[str, Tensor]) -> list[set[str]]:
 
     Views of one storage that do not overlap, such as the rows of a fused weight, are in separate groups.
     """
-    # Without the devices, which few tensors at one address need.
-    by_storage: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
+    by_storage: defaultdict[tuple[torch.device, int, int], list[str]] = defaultdict(list)
     for name, tensor in tensors.items():
         if not tensor.is_meta:
             storage = tensor.untyped_storage()
             address, size = storage.data_ptr(), storage.nbytes()
             if address and size:
-                by_storage[address, size].append(name)
+                by_storage[tensor.device, address, size].append(name)
     groups: list[set[str]] = []
     for names in by_storage.values():
         if len(names) == 1:
             groups.append(set(names))
             continue
-        last_device, last_end = "", 0
-        for device, begin, end, name in sorted(
-            (str(tensors[name].device), *_extent(tensors[name]), name) for name in names
-        ):
+        last_end = 0
+        for begin, end, name in sorted((*_extent(tensors[name]), name) for name in names):
             # Compares each tensor only with its neighbor, not with the largest end so far. This finds out whether
             # anything is shared. safetensors groups in the same way, and the groups must be equal: they decide which
             # names `save_model` may leave out of a file.
-            if device != last_device or begin >= last_end:
+            if begin >= last_end:
                 groups.append(set())
             groups[-1].add(name)
-            last_device, last_end = device, end
+            last_end = end
     return groups
 
 
