@@ -13,8 +13,9 @@ use crate::profile::{self, Stage};
 use crate::source::Source;
 use std::sync::Arc;
 
-/// Upper bound for the slot size, in bytes. A core copies or casts what it has just read out of its own cache.
-const SLOT_BYTES_MAX: usize = 1 << 20;
+/// Upper bound for the slot size, in bytes. A core copies or casts what it has just read out of its own cache, and the disk
+/// writes to a huge page.
+const SLOT_BYTES_MAX: usize = 2 << 20;
 
 /// Memory of this process.
 #[derive(Debug, Default)]

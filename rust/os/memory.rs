@@ -50,11 +50,11 @@ pub fn look_up(address: *const u8, length: usize) -> io::Result<()> {
     }
 }
 
-/// Returns whether the page at an address is present.
-fn is_present(page: *mut u8) -> bool {
+/// Returns whether the page that begins at an address is present.
+pub fn is_present(page: *const u8) -> bool {
     let mut state = 0;
     // SAFETY: the kernel writes one byte for the one page.
-    let code = unsafe { libc::mincore(page.cast(), 1, &raw mut state) };
+    let code = unsafe { libc::mincore(page.cast_mut().cast(), 1, &raw mut state) };
     code == 0 && state & 1 == 1
 }
 

@@ -8,6 +8,7 @@ use super::{ReadLimits, Reader};
 use crate::error::{Error, Result};
 use crate::num::to_u64;
 use crate::options::Options;
+use crate::os::huge_pages;
 use crate::os::local_file::LocalFile;
 use crate::os::retry::{self, Check};
 use crate::os::sigint::Watch;
@@ -23,6 +24,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const REQUEST_BYTES: usize = 512 << 10;
 /// Largest supported alignment, in bytes: that of slots.
 const ALIGNMENT_MAX: u64 = 4 << 10;
+
+/// Smallest file whose slots should be huge pages, in bytes. They may take milliseconds each to make.
+const HUGE_PAGES_FILE_BYTES_MIN: u64 = 64 << 20;
 
 /// Rings of a load, shared by its readers. A ring serves one worker at a time.
 pub struct Rings<K: RingKernel> {
@@ -241,6 +245,9 @@ impl<K: RingKernel> Reader for UringReader<K> {
     fn fill(&self, reads: &[Read], slot: &mut [u8], check: Check<'_>) -> Result<()> {
         let aligned_reads: Option<Vec<_>> = reads.iter().map(|read| self.aligned_reads(read, slot)).collect();
         let Some(aligned_reads) = aligned_reads else { return self.buffered.fill(reads, slot, check) };
+        if self.source.length >= HUGE_PAGES_FILE_BYTES_MIN {
+            huge_pages::advise_for_disk(slot);
+        }
         let outcome = match self.read_aligned(&aligned_reads.concat(), slot, check) {
             Ok(outcome) => outcome,
             Err(End::Check(error)) => return Err(error),
