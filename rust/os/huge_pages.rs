@@ -57,6 +57,7 @@ pub fn advise_for_disk(memory: &mut [u8]) {
     }
 }
 
+/// Returns the addresses of the huge pages that lie in memory as a whole.
 fn whole_pages(address: u64, bytes: u64) -> Range<u64> {
     let page_bytes = huge_page_bytes();
     address.next_multiple_of(page_bytes)..address.saturating_add(bytes) / page_bytes * page_bytes

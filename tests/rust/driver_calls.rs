@@ -59,7 +59,7 @@ fn load_of_one<'a>(gpu: &'a Gpu<'a>, model: &Model, tensor: usize) -> Load<'a> {
 
 #[test]
 fn a_load_of_many_chunks_waits_once_for_each_copy_stream_and_a_second_creates_nothing() {
-    let model = small_model(2000);
+    let model = small_model(600);
     let options = Options { chunk_bytes: 64 << 10, staging_bytes: 256 << 10, ..TIGHT };
     for sim in schedules().take(3) {
         let gpu = Gpu::new(&sim, 0);
@@ -276,7 +276,7 @@ fn threads_load_tensors_of_one_chunk_at_once() {
 
 #[test]
 fn a_load_after_a_preparation_creates_events_only() {
-    let model = small_model(2000);
+    let model = small_model(600);
     let options = Options { chunk_bytes: 64 << 10, threads: 16, ..TIGHT };
     for sim in schedules().take(3) {
         let gpu = Gpu::new(&sim, 0);
