@@ -51,8 +51,9 @@ pub fn advise(address: u64, bytes: u64) {
 /// taken them back. A virtual disk takes up to three times as long to write to small pages.
 pub fn advise_for_disk(memory: &mut [u8]) {
     let pages = whole_pages(to_u64(memory.as_ptr().addr()), to_u64(memory.len()));
+    let first: *const u8 = ptr::with_exposed_provenance(to_usize(pages.start));
     // The advice locks the memory of the whole process. Memory that was used has its pages.
-    if !pages.is_empty() && is_reporting() && !memory::is_present(memory.as_ptr()) {
+    if !pages.is_empty() && is_reporting() && !memory::is_present(first) {
         request(&pages);
     }
 }
@@ -63,6 +64,7 @@ fn whole_pages(address: u64, bytes: u64) -> Range<u64> {
     address.next_multiple_of(page_bytes)..address.saturating_add(bytes) / page_bytes * page_bytes
 }
 
+/// Asks for whole huge pages.
 fn request(&Range { start: begin, end }: &Range<u64>) {
     let memory = ptr::with_exposed_provenance_mut(to_usize(begin));
     // SAFETY: the advice changes no byte.
