@@ -81,15 +81,16 @@ def redirect(server, url):
     return server.url("link")
 
 
-@pytest.mark.parametrize("how", ["redirected to", "URL names"])
-def test_name_that_gets_the_address_of_instance_metadata_is_refused(http_server, start, how):
+@pytest.mark.parametrize(("how", "host"), [("redirected to", "rebound.test"), ("URL names", "zurück.test")])
+def test_name_that_gets_the_address_of_instance_metadata_is_refused(http_server, start, how, host):
     """The first connection, which is then cut, goes to the server itself."""
     http_server.put(PATH, DATA)
     http_server.fault(PATH, Fault("truncate", at=HEADER, times=None))
-    url = http_server.url(PATH, host="rebound.test")
+    url = http_server.url(PATH, host=host)
     url = redirect(http_server, url) if how == "redirected to" else url
-    _, errors = start(url, "rebound.test=127.0.0.1,169.254.169.254").communicate(timeout=30)
-    assert f"{how} rebound.test, an address of this machine's own network" in errors
+    name = host.encode("idna").decode()
+    _, errors = start(url, f"{name}=127.0.0.1,169.254.169.254").communicate(timeout=30)
+    assert f"{how} {name}, an address of this machine's own network" in errors
     assert http_server.requests(PATH)
 
 
