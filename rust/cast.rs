@@ -7,4 +7,4 @@ mod f16c;
 mod float8;
 pub mod put;
 pub mod scatter;
-mod streaming_copy;
+pub mod streaming_copy;

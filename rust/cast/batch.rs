@@ -6,10 +6,9 @@ use crate::cast::put::{POSITION_BYTES, Put};
 use crate::cast::streaming_copy;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
-use crate::num::to_usize;
+use crate::num::{to_u64, to_usize};
 use crate::os::compute_pool;
-use std::ptr;
-use std::slice;
+use std::{iter, ptr, slice};
 
 /// Cast of contiguous elements to another address and dtype, or a write of them to positions of the destination.
 #[derive(Clone, Copy, Debug)]
@@ -36,9 +35,6 @@ const PART_BYTES: u64 = 256 << 10;
 const SHARED_BYTES_MIN: u64 = 1 << 20;
 /// Smallest work, in bytes, whose copies bypass the caches: more than they hold.
 const STREAMED_BYTES_MIN: u64 = 64 << 20;
-/// Bytes that a write by position moves: a cache line.
-const LINE_BYTES: u64 = 64;
-
 /// Returns whether elements can be cast from one dtype to the other, or copied.
 pub fn is_possible(from: Dtype, to: Dtype) -> bool {
     from == to || Cast::new(from, to).is_some()
@@ -61,7 +57,11 @@ impl Conversion {
 
     /// Returns the bytes that an element moves.
     fn item_bytes(&self) -> u64 {
-        if self.positions.is_some() { LINE_BYTES } else { self.from.item_bytes().max(self.to.item_bytes()) }
+        if self.positions.is_some() {
+            to_u64(streaming_copy::LINE_BYTES)
+        } else {
+            self.from.item_bytes().max(self.to.item_bytes())
+        }
     }
 
     fn bytes(&self) -> u64 {
@@ -101,7 +101,7 @@ impl Conversion {
         let target = unsafe { slice::from_raw_parts_mut(target, bytes(self.to)) };
         match Cast::new(self.from, self.to) {
             Some(cast) => cast.run(source, target),
-            None if is_streamed => streaming_copy::copy(source, target),
+            None if is_streamed => streaming_copy::copy_all(iter::once((source, target))),
             None => target.copy_from_slice(source),
         }
     }

@@ -3,6 +3,7 @@
 use super::engine::Engine;
 use super::{ChunkNeeds, CopyInFlight, Device, DeviceLimits, Fetch, Pinned, Scratch};
 use crate::cast::elements::Cast;
+use crate::cast::streaming_copy::{self, LINE_BYTES};
 use crate::error::{Error, Kind, Result};
 use crate::num::to_usize;
 use crate::options::Options;
@@ -16,6 +17,12 @@ use std::sync::Arc;
 /// Upper bound for the slot size, in bytes. A core copies or casts what it has just read out of its own cache, and the disk
 /// writes to a huge page.
 const SLOT_BYTES_MAX: usize = 2 << 20;
+
+/// Smallest copy of rows that bypasses the caches, in bytes. Shorter ones are of small tensors, which a program may use next.
+const STREAMED_BYTES_MIN: usize = 64 << 10;
+
+/// Shortest row that bypasses the caches, in bytes.
+const STREAMED_ROW_BYTES_MIN: usize = 256;
 
 /// Memory of this process.
 #[derive(Debug, Default)]
@@ -155,6 +162,7 @@ fn copy_rows(chunk: &[u8], copies: &[SlotCopy]) -> Result<()> {
             (None, 2) => pack_items::<2>(rows, stride, target),
             (None, 4) => pack_items::<4>(rows, stride, target),
             (None, 8) => pack_items::<8>(rows, stride, target),
+            (None, _) if is_streamed(copy) => stream_rows(rows, stride, row_bytes, target),
             (cast, _) => target.chunks_exact_mut(row_bytes).enumerate().all(|(row, into)| {
                 let begin = row * stride;
                 rows.get(begin..begin + copy.row_bytes).is_some_and(|from| {
@@ -171,6 +179,24 @@ fn copy_rows(chunk: &[u8], copies: &[SlotCopy]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Returns whether a copy bypasses the caches: its rows are whole cache lines, and there are many.
+fn is_streamed(copy: &SlotCopy) -> bool {
+    let is_of_lines = copy.row_bytes.is_multiple_of(LINE_BYTES) && to_usize(copy.address).is_multiple_of(LINE_BYTES);
+    is_of_lines && copy.row_bytes >= STREAMED_ROW_BYTES_MIN && copy.bytes() >= STREAMED_BYTES_MIN
+}
+
+/// Packs rows that begin `stride` bytes apart. Returns false if there are fewer than the target holds.
+fn stream_rows(rows: &[u8], stride: usize, row_bytes: usize, target: &mut [u8]) -> bool {
+    let mut is_complete = true;
+    streaming_copy::copy_all(target.chunks_exact_mut(row_bytes).enumerate().map_while(|(row, into)| {
+        let begin = row * stride;
+        let from = rows.get(begin..begin + row_bytes);
+        is_complete &= from.is_some();
+        Some((from?, into))
+    }));
+    is_complete
 }
 
 /// Packs items that are `stride` bytes apart. Returns false if there are fewer than the target holds.

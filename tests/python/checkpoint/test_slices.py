@@ -1,6 +1,7 @@
 """`fst.load_slices` and `fst.load_boxes`: equality with indexing, argument checks and bytes read."""
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,6 +75,15 @@ def test_parts_match_indexing(path, device, chosen, dtype, data):
 
 
 # The planner's tests, tests/rust/plan.rs, have more of both.
+def test_columns_of_a_large_matrix(tmp_path):
+    """Rows of whole cache lines bypass the caches, and others do not."""
+    matrix = torch.randn(700, 1024)
+    safetensors.torch.save_file({"matrix": matrix}, tmp_path / "m.safetensors")
+    for start, length in ((0, 512), (100, 512), (1, 512), (7, 493), (960, 64)):
+        (loaded,) = fst.load_slices(tmp_path / "m.safetensors", ["matrix"], [1], [start], [length])
+        assert_same(loaded, matrix[:, start : start + length])
+
+
 @pytest.mark.parametrize(
     "spans",
     [[(0, 1, 1)], [(0, 151, 2), (0, 1, 1)], [(0, 1, 0), (0, 1, 1)], [(0, -1, 1), (0, 1, 1)], [(0, 2, 2**63 - 1)] * 2],
