@@ -13,7 +13,7 @@ from torch.distributed.tensor import Replicate
 
 import fst
 from forked import run_in_fork
-from fst_bench.http_server import Fault, Server
+from fst_bench.http_server import Fault
 from objects import DATA, ENTRANCES, HEADER, PATH, TENSORS, assert_equal, tensors
 from processes import LOAD, wait_for
 
@@ -178,18 +178,18 @@ def test_disk_that_fails(server, cache, fork_python):
 
 
 def test_killed_process_leaves_what_it_has_written(server, cache, start_python):
-    with Server(rate=4e6) as slow:
-        slow.put(PATH, DATA)
-        killed = start_python(LOAD, slow.url(PATH), FST_CACHE_DIR=str(cache))
-        wait_for(killed, lambda: any(path.stat().st_size for path in cache.glob("*.ranges")))
-        killed.wait(0)
-        slow.rate = None
-        slow.reset()
-        assert_equal(load(slow.url(PATH)), TENSORS)
-        assert requested_bytes(slow) < len(DATA) + HEADER
-        assert whole_copies(cache) == [len(DATA)]
-        assert_equal(load(slow.url(PATH)), TENSORS)
-        assert requested_bytes(slow) == 1
+    """The last byte does not come, so that the process does not end before."""
+    server.fault(PATH, Fault("stall", at=len(DATA) - 1, times=None))
+    killed = start_python(LOAD, server.url(PATH), FST_CACHE_DIR=str(cache), FST_STALL_SECONDS="60")
+    wait_for(killed, lambda: any(path.stat().st_size for path in cache.glob("*.ranges")))
+    killed.wait(0)
+    server.heal()
+    server.reset()
+    assert_equal(load(server.url(PATH)), TENSORS)
+    assert requested_bytes(server) < len(DATA) + HEADER
+    assert whole_copies(cache) == [len(DATA)]
+    assert_equal(load(server.url(PATH)), TENSORS)
+    assert requested_bytes(server) == 1
 
 
 # The tests of the ranges in tests/rust/remote.rs have all other records.
