@@ -35,6 +35,7 @@ const PART_BYTES: u64 = 256 << 10;
 const SHARED_BYTES_MIN: u64 = 1 << 20;
 /// Smallest work, in bytes, whose copies bypass the caches: more than they hold.
 const STREAMED_BYTES_MIN: u64 = 64 << 20;
+
 /// Returns whether elements can be cast from one dtype to the other, or copied.
 pub fn is_possible(from: Dtype, to: Dtype) -> bool {
     from == to || Cast::new(from, to).is_some()

@@ -74,7 +74,6 @@ def test_parts_match_indexing(path, device, chosen, dtype, data):
         assert_part(tensor, name, TENSORS[name].tensor().narrow(*where).to(device), dtype)
 
 
-# The planner's tests, tests/rust/plan.rs, have more of both.
 def test_columns_of_a_large_matrix(tmp_path):
     """Rows of whole cache lines bypass the caches, and others do not."""
     matrix = torch.randn(700, 1024)
@@ -84,6 +83,7 @@ def test_columns_of_a_large_matrix(tmp_path):
         assert_same(loaded, matrix[:, start : start + length])
 
 
+# The planner's tests, tests/rust/plan.rs, have more of both.
 @pytest.mark.parametrize(
     "spans",
     [[(0, 1, 1)], [(0, 151, 2), (0, 1, 1)], [(0, 1, 0), (0, 1, 1)], [(0, -1, 1), (0, 1, 1)], [(0, 2, 2**63 - 1)] * 2],
