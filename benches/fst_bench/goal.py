@@ -194,10 +194,11 @@ def _with_ranks(run: Run) -> Iterator[Goal]:
 def _remote(run: Run) -> Iterator[Goal]:
     key = "load_and_read_seconds"
     for service, workload in product(("http", "s3"), ("dense", "moe")):
-        cell = Cell(workload, "load", service, "fst")
-        of_ceiling = _quotient(_load_rate(run, cell), _rate(run, service))
-        name = f"{TITLES[service]} -> CPU, {workload}: of the rate of the server, drained"
-        yield _at_least(name, of_ceiling, SERVER_SHARE)
+        for peer, which in (("fst-into", "existing"), ("fst", "new")):
+            cell = Cell(workload, "load", service, peer)
+            of_ceiling = _quotient(_load_rate(run, cell), _rate(run, service))
+            name = f"{TITLES[service]} -> CPU, {workload}, {which} tensors: of the rate of the server, drained"
+            yield _at_least(name, of_ceiling, SERVER_SHARE)
     for service, workload in product(TITLES, ("dense", "moe", "adapter")):
         cell = Cell(workload, "load", service, "fst")
         route = f"{TITLES[service]} -> CPU, {workload}"

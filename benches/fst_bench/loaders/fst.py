@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checkpoint import TORCH_DTYPES
 from ..workload import Slice
 from .base import Loader
 
@@ -57,3 +58,18 @@ class Fst(Loader):
 
     def reader(self, paths: Sequence[str], device: str) -> str:
         return str(torch.ops.fst.reader(list(paths), device))
+
+
+class FstInto(Fst):
+    """Loads into tensors that exist, as a model's parameters do."""
+
+    def prepare(self, paths: Sequence[str], device: str) -> None:
+        with self._fst.safe_open(paths, framework="pt", device=device) as file:
+            metas = {name: file.get_tensor_meta(name) for name in file.offset_keys()}
+        self._tensors = {
+            name: torch.zeros(meta.shape, dtype=TORCH_DTYPES[meta.dtype], device=device) for name, meta in metas.items()
+        }
+
+    def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
+        self._fst.load_into(paths, list(self._tensors), list(self._tensors.values()))
+        return self._tensors

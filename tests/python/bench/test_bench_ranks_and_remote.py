@@ -111,6 +111,7 @@ def test_goals_of_remote_loads(tmp_path):
 
     measurements = [
         entry("dense", "http", "fst", beyond_host_bytes=300 << 20),
+        entry("dense", "http", "fst-into", load_seconds=2.0),
         entry("dense", "http", "obstore", load_and_read_seconds=2.0, cpu_seconds_per_gb=0.5),
         entry("dense", "far", "fst", share_of_streams=0.95),
         entry("adapter", "far", "fst", load_seconds=0.1, streams_seconds=0.0125),
@@ -120,11 +121,12 @@ def test_goals_of_remote_loads(tmp_path):
     ceilings = [{"name": "http", "round": 0, "bytes_per_second": 1e9}]
     facts = {"dense": {"bytes": 10**9}, "adapter": {"bytes": 10**7}}
     found = verdicts("remote", tmp_path, workloads=facts, measurements=measurements, ceilings=ceilings)
-    assert found["HTTP -> CPU, dense: of the rate of the server, drained"] == "met"
+    assert found["HTTP -> CPU, dense, new tensors: of the rate of the server, drained"] == "met"
+    assert found["HTTP -> CPU, dense, existing tensors: of the rate of the server, drained"] == "**missed**"
     assert found["HTTP -> CPU, dense, every byte read: ahead of every peer"] == "met, rounds: 1"
     assert found["HTTP -> CPU, dense: CPU time of 1 GB, the least of all"] == "**missed**, rounds: 1"
     assert found["Remote -> CPU: host memory beyond the tensors, largest of all"] == "**missed**"
     assert found["Far HTTP -> CPU, dense: of the rates of its connections"] == "met"
     assert found["Far HTTP -> CPU, adapter: 4 round trips, and its bytes over its connections"] == "**missed**"
     assert found["HTTP -> CPU, rows on up to 4 ranks: bytes sent over those of the files"] == "**missed**"
-    assert found["S3 -> CPU, dense: of the rate of the server, drained"].startswith("not measured")
+    assert found["S3 -> CPU, dense, new tensors: of the rate of the server, drained"].startswith("not measured")
