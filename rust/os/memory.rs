@@ -1,6 +1,7 @@
 //! Memory of this process: that which has not been used yet, and that which may be gone.
 
 use crate::num::to_usize;
+use memmap2::MmapRaw;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -48,6 +49,14 @@ pub fn look_up(address: *const u8, length: usize) -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Removes the pages of a read-only mapping of a file from this process. They stay in the page cache, and an access maps
+/// them again.
+pub fn unmap_pages(mapping: &MmapRaw) {
+    // SAFETY: nothing has written to the pages, so that they have the bytes of the file.
+    let code = unsafe { libc::madvise(mapping.as_mut_ptr().cast(), mapping.len(), libc::MADV_DONTNEED) };
+    debug_assert_eq!(code, 0, "the whole mapping begins at a page");
 }
 
 /// Returns whether the page that begins at an address is present.

@@ -12,9 +12,13 @@ use crate::plan::Read;
 use memmap2::{MmapOptions, MmapRaw};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Largest gap between rows that are copied out of one range, in bytes. Their pages are looked up, but not copied.
 const LEASED_GAP_BYTES: u64 = 64 << 10;
+
+/// Number of bytes that are lent before the pages of the file are removed from this process, where they count as its memory.
+const LENT_BYTES_MAX: usize = 64 << 20;
 
 /// Reader that lends the bytes of a file where the page cache holds them, so that only those of its rows that are needed are
 /// copied. A system call would copy the gaps between them, too.
@@ -25,6 +29,8 @@ pub struct LeaseReader {
     leased: LeasedFile,
     /// Read under a lease only.
     pages: MmapRaw,
+    /// Number of bytes that were lent so far.
+    lent_bytes: AtomicUsize,
     buffered: PreadReader<Arc<LocalFile>>,
 }
 
@@ -39,7 +45,8 @@ impl LeaseReader {
         drop(leased.lease()?);
         // Fails before Linux 5.14.
         memory::look_up(pages.as_ptr(), 1)?;
-        Ok(LeaseReader { source: Arc::clone(source), leased, pages, buffered: PreadReader::new(Arc::clone(source)) })
+        let buffered = PreadReader::new(Arc::clone(source));
+        Ok(LeaseReader { source: Arc::clone(source), leased, pages, lent_bytes: AtomicUsize::new(0), buffered })
     }
 
     /// Passes the bytes of a read to `take`, and returns its result.
@@ -59,7 +66,12 @@ impl LeaseReader {
             memory::look_up(address, read.length)?;
         }
         // SAFETY: the pages are part of the file and in memory, and the lease keeps other processes from changing them.
-        Ok(take(unsafe { std::slice::from_raw_parts(address, read.length) }))
+        let taken = take(unsafe { std::slice::from_raw_parts(address, read.length) });
+        let before = self.lent_bytes.fetch_add(read.length, Ordering::Relaxed);
+        if before / LENT_BYTES_MAX < before.wrapping_add(read.length) / LENT_BYTES_MAX {
+            memory::unmap_pages(&self.pages);
+        }
+        Ok(taken)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::files::{self, assert_fails};
 use crate::host_load::{load, slice};
+use crate::smaps::mappings;
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
 use fst::error::Kind;
@@ -12,7 +13,7 @@ use fst::reader::uring::Rings;
 use fst::reader::{self, Opened, ReaderKind};
 use proptest::prelude::*;
 use safetensors::Dtype;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,6 +57,25 @@ fn a_reader_lends_bytes_of_the_file() {
     for (begin, length) in [(FILE_BYTES as u64, 1), (u64::MAX, 1), (1, FILE_BYTES)] {
         assert_eq!(lent(&opened, begin, length), None);
     }
+}
+
+#[test]
+fn pages_that_were_lent_leave_the_process() {
+    const MIB: usize = 1 << 20;
+    let (_directory, path) = files::new_path("x.safetensors");
+    File::create(&path).unwrap().set_len(96 << 20).unwrap();
+    let opened = open(&path, false);
+    for index in 0..96 {
+        let read = Read { offset: (index * MIB) as u64, slot_begin: 0, length: MIB };
+        let take = &mut |lent: &[u8]| Ok(assert!(lent.iter().step_by(files::PAGE_BYTES).all(|byte| *byte == 0)));
+        assert!(opened.reader.lend(&read, take).unwrap());
+    }
+    let maps = mappings();
+    let [mapping] = maps.iter().filter(|mapping| Path::new(&mapping.path) == path).collect::<Vec<_>>()[..] else {
+        panic!("the file is mapped once");
+    };
+    let resident_kib: usize = mapping.words("Rss")[0].parse().unwrap();
+    assert!((1..=64 << 10).contains(&resident_kib), "{resident_kib} KiB are resident");
 }
 
 #[test]

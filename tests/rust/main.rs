@@ -38,6 +38,7 @@ mod scripted_kernel;
 mod selection;
 mod shared_slot;
 mod signatures;
+mod smaps;
 mod tensors_format;
 mod uring;
 mod views;

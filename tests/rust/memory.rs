@@ -1,6 +1,7 @@
 //! New memory whose pages are made present or huge, and memory that is gone.
 
 use crate::files::{self, PAGE_BYTES};
+use crate::smaps::mappings;
 use fst::os::huge_pages::{advise_for_disk, free_bytes_of, huge_page_bytes, is_order, is_reporting};
 use fst::os::memory::{populate, read};
 use fst::staging::pool::Block;
@@ -91,18 +92,7 @@ fn new_memory_for_a_disk_has_huge_pages_where_free_ones_are_reported() {
 
 /// Returns whether the mapping that begins at or contains an address has the advice `MADV_HUGEPAGE`.
 fn has_advice(address: u64) -> bool {
-    let maps = fs::read_to_string("/proc/self/smaps").unwrap();
-    let mut is_inside = false;
-    for line in maps.lines() {
-        let range = line.split_whitespace().next().and_then(|word| word.split_once('-'));
-        let parse = |text| u64::from_str_radix(text, 16);
-        if let Some((Ok(begin), Ok(end))) = range.map(|(begin, end)| (parse(begin), parse(end))) {
-            is_inside = (begin..end).contains(&address);
-        } else if let Some(flags) = line.strip_prefix("VmFlags:").filter(|_| is_inside) {
-            return flags.split_whitespace().any(|flag| flag == "hg");
-        }
-    }
-    false
+    mappings().iter().any(|mapping| mapping.addresses.contains(&address) && mapping.words("VmFlags").contains(&"hg"))
 }
 
 #[test]
