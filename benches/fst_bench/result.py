@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -29,6 +29,14 @@ class Figure:
     high: float
     quartiles: tuple[float, float]
     rounds: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Figure | None":
+        """Returns the figure of a value for each round, or None if there are none."""
+        if not values:
+            return None
+        lower, _, upper = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
+        return cls(median(values), min(values), max(values), (lower, upper), len(values))
 
     def map(self, convert: Callable[[float], float]) -> "Figure":
         """Returns the figure in another unit. `convert` rises or falls everywhere."""
@@ -62,7 +70,7 @@ class Run:
     def figure(self, cell: Cell | GroupCell, key: str) -> Figure | None:
         """Returns the figure `key` of a cell, or None if it was not measured or failed in any round."""
         entries = self._entries(cell)
-        return None if any(key not in entry for entry in entries) else _figure([entry[key] for entry in entries])
+        return None if any(key not in entry for entry in entries) else Figure.of([entry[key] for entry in entries])
 
     def largest(self, peer: str, key: str) -> float | None:
         """Returns the largest value of `key` in all measurements of a peer."""
@@ -72,7 +80,7 @@ class Run:
 
     def median(self, peer: str, key: str) -> float | None:
         """Returns the median of `key` over all measurements of a peer."""
-        figure = _figure([entry[key] for entry in self._measurements() if entry["peer"] == peer and key in entry])
+        figure = Figure.of([entry[key] for entry in self._measurements() if entry["peer"] == peer and key in entry])
         return figure.median if figure else None
 
     def measured(self, cell: Cell) -> bool:
@@ -105,7 +113,7 @@ class Run:
     def ceiling(self, name: str) -> Figure | None:
         """Returns a rate of the hardware, in bytes per second."""
         entries = [entry for entry in self.facts["ceilings"] if entry["name"] == name]
-        return _figure([entry["bytes_per_second"] for entry in entries if "bytes_per_second" in entry])
+        return Figure.of([entry["bytes_per_second"] for entry in entries if "bytes_per_second" in entry])
 
     def ceilings(self) -> dict[str, str]:
         """Returns the names of the ceilings, each with its method or the reason why it is missing."""
@@ -121,10 +129,3 @@ class Run:
     def _entries(self, cell: Cell | GroupCell) -> list[dict[str, Any]]:
         fields = vars(cell).items()
         return [entry for entry in self._measurements() if fields <= entry.items()]
-
-
-def _figure(values: list[float]) -> Figure | None:
-    if not values:
-        return None
-    lower, _, upper = quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-    return Figure(median(values), min(values), max(values), (lower, upper), len(values))

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from ..goal import Goal
 from ..machine import machine_lines
+from ..result import Figure
 from ..text import quotient, seconds, size, table
 from .layouts import LAYOUT_TITLES
 from .methods import METHODS
@@ -72,11 +73,12 @@ def _by_row(measurements: Sequence[Mapping[str, Any]]) -> Mapping[Row, Mapping[s
 def _goals(row: Row, methods: Mapping[str, Figures], rounds: int) -> Iterator[Goal]:
     own, *others = METHODS[row.action]
     for other in others:
-        if own in methods and other in methods:
-            times = statistics.median(methods[other]["seconds"]) / statistics.median(methods[own]["seconds"])
+        mine, theirs = (Figure.of(methods.get(name, {}).get("seconds", [])) for name in (own, other))
+        if mine and theirs:
+            times, overlaps = theirs.median / mine.median, mine.overlaps(theirs)
             where = f"{size(row.bytes)}, {row.layout}, {STATES[row.state]}, {row.ranks} ranks"
             text = f"{row.action.capitalize()}, {where}: time of {METHODS[row.action][other].title}, of fst's"
-            yield Goal(text, times, 1.0, quotient, at_least=True, rounds=rounds)
+            yield Goal(text, times, 1.0, quotient, at_least=True, overlaps=overlaps, rounds=rounds)
 
 
 def _lines(row: Row, methods: Mapping[str, Figures]) -> Iterator[list[str]]:
