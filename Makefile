@@ -162,7 +162,7 @@ bench-updates: build ## updates of a live model beside loads, about ten minutes 
 	$(IN_VENV) python -m fst_bench.updates $(BENCH_ARGS)
 
 .PHONY: bench-saves
-bench-saves: build ## saves by several ranks beside PyTorch's writers, about twenty minutes (BENCH_ARGS="--help")
+bench-saves: build ## saves by several ranks beside PyTorch's writers, 20 to 45 minutes (BENCH_ARGS="--help")
 	$(IN_VENV) python -m fst_bench.saves $(BENCH_ARGS)
 
 .PHONY: bench-dcp
