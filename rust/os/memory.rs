@@ -3,6 +3,7 @@
 use crate::num::to_usize;
 use memmap2::MmapRaw;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Smallest destination for which [`populate`] makes its system calls, in bytes.
@@ -51,12 +52,14 @@ pub fn look_up(address: *const u8, length: usize) -> io::Result<()> {
     }
 }
 
-/// Removes the pages of a read-only mapping of a file from this process. They stay in the page cache, and an access maps
-/// them again.
-pub fn unmap_pages(mapping: &MmapRaw) {
+/// Removes the pages of a range of a read-only mapping of a file from this process. They stay in the page cache, and an
+/// access maps them again.
+pub fn unmap_pages(mapping: &MmapRaw, range: Range<usize>) {
+    let page_bytes = rustix::param::page_size();
+    let begin = range.start / page_bytes * page_bytes;
+    let length = range.end.min(mapping.len()) - begin;
     // SAFETY: nothing has written to the pages, so that they have the bytes of the file.
-    let code = unsafe { libc::madvise(mapping.as_mut_ptr().cast(), mapping.len(), libc::MADV_DONTNEED) };
-    debug_assert_eq!(code, 0, "the whole mapping begins at a page");
+    unsafe { libc::madvise(mapping.as_mut_ptr().wrapping_add(begin).cast(), length, libc::MADV_DONTNEED) };
 }
 
 /// Returns whether the page that begins at an address is present.

@@ -11,14 +11,14 @@ use crate::os::retry::Check;
 use crate::plan::Read;
 use memmap2::{MmapOptions, MmapRaw};
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Largest gap between rows that are copied out of one range, in bytes. Their pages are looked up, but not copied.
 const LEASED_GAP_BYTES: u64 = 64 << 10;
 
 /// Number of bytes that are lent before the pages of the file are removed from this process, where they count as its memory.
-const LENT_BYTES_MAX: usize = 64 << 20;
+const LENT_BYTES_MAX: usize = 8 << 20;
 
 /// Reader that lends the bytes of a file where the page cache holds them, so that only those of its rows that are needed are
 /// copied. A system call would copy the gaps between them, too.
@@ -29,9 +29,16 @@ pub struct LeaseReader {
     leased: LeasedFile,
     /// Read under a lease only.
     pages: MmapRaw,
-    /// Number of bytes that were lent so far.
-    lent_bytes: AtomicUsize,
+    /// Bytes that were lent since pages were last removed from this process.
+    lent: Mutex<Lent>,
     buffered: PreadReader<Arc<LocalFile>>,
+}
+
+#[derive(Default)]
+struct Lent {
+    bytes: usize,
+    /// Range of the file that has all of them.
+    hull: Option<Range<usize>>,
 }
 
 impl LeaseReader {
@@ -46,7 +53,7 @@ impl LeaseReader {
         // Fails before Linux 5.14.
         memory::look_up(pages.as_ptr(), 1)?;
         let buffered = PreadReader::new(Arc::clone(source));
-        Ok(LeaseReader { source: Arc::clone(source), leased, pages, lent_bytes: AtomicUsize::new(0), buffered })
+        Ok(LeaseReader { source: Arc::clone(source), leased, pages, lent: Mutex::default(), buffered })
     }
 
     /// Passes the bytes of a read to `take`, and returns its result.
@@ -67,11 +74,24 @@ impl LeaseReader {
         }
         // SAFETY: the pages are part of the file and in memory, and the lease keeps other processes from changing them.
         let taken = take(unsafe { std::slice::from_raw_parts(address, read.length) });
-        let before = self.lent_bytes.fetch_add(read.length, Ordering::Relaxed);
-        if before / LENT_BYTES_MAX < before.wrapping_add(read.length) / LENT_BYTES_MAX {
-            memory::unmap_pages(&self.pages);
-        }
+        self.unmap_after(begin..begin + read.length);
         Ok(taken)
+    }
+
+    /// Unmaps the pages that were lent once they are many. The kernel also looks at pages that were unmapped before, so only
+    /// those of the last bytes are given to it.
+    fn unmap_after(&self, range: Range<usize>) {
+        let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
+        lent.bytes += range.len();
+        let hull = lent.hull.take().unwrap_or_else(|| range.clone());
+        let hull = hull.start.min(range.start)..hull.end.max(range.end);
+        if lent.bytes < LENT_BYTES_MAX {
+            lent.hull = Some(hull);
+            return;
+        }
+        lent.bytes = 0;
+        drop(lent);
+        memory::unmap_pages(&self.pages, hull);
     }
 }
 
