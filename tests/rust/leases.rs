@@ -67,7 +67,10 @@ fn pages_that_were_lent_leave_the_process() {
     let opened = open(&path, false);
     for index in 0..12 {
         let read = Read { offset: (index * MIB) as u64, slot_begin: 0, length: MIB };
-        let take = &mut |lent: &[u8]| Ok(assert!(lent.iter().step_by(files::PAGE_BYTES).all(|byte| *byte == 0)));
+        let take = &mut |lent: &[u8]| {
+            assert!(lent.iter().step_by(files::PAGE_BYTES).all(|byte| *byte == 0));
+            Ok(())
+        };
         assert!(opened.reader.lend(&read, take).unwrap());
     }
     let maps = mappings();
