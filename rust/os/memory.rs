@@ -52,8 +52,8 @@ pub fn look_up(address: *const u8, length: usize) -> io::Result<()> {
     }
 }
 
-/// Removes the pages of a range of a read-only mapping of a file from this process. They stay in the page cache, and an
-/// access maps them again.
+/// Removes the pages of a range of a read-only mapping of a file from this process, unless they are locked in memory. They
+/// stay in the page cache, and an access maps them again.
 pub fn unmap_pages(mapping: &MmapRaw, range: Range<usize>) {
     let page_bytes = rustix::param::page_size();
     let begin = range.start / page_bytes * page_bytes;
