@@ -108,7 +108,7 @@ fn changed_bytes(old: &[u8; COMPARED_BYTES], new: &[u8; COMPARED_BYTES]) -> u64 
     parts.rev().fold(0, |changed, (&old, &new)| {
         let differing = u64::from_le_bytes(old) ^ u64::from_le_bytes(new);
         // The highest bit of each byte that is not zero.
-        let marks = ((differing & LOW) + LOW | differing) & !LOW;
+        let marks = (((differing & LOW) + LOW) | differing) & !LOW;
         changed << 8 | (marks >> 7).wrapping_mul(GATHER) >> 56
     })
 }
