@@ -38,7 +38,7 @@ pub struct LeaseReader {
 struct Lent {
     bytes: usize,
     /// Range of the file that has all of them.
-    hull: Option<Range<usize>>,
+    hull: Range<usize>,
 }
 
 impl LeaseReader {
@@ -82,16 +82,15 @@ impl LeaseReader {
     /// those of the last bytes are given to it.
     fn unmap_after(&self, range: Range<usize>) {
         let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
-        lent.bytes += range.len();
-        let hull = lent.hull.take().unwrap_or_else(|| range.clone());
-        let hull = hull.start.min(range.start)..hull.end.max(range.end);
-        if lent.bytes < LENT_BYTES_MAX {
-            lent.hull = Some(hull);
-            return;
+        let Lent { bytes, hull } = std::mem::take(&mut *lent);
+        let hull = if bytes == 0 { range.clone() } else { hull.start.min(range.start)..hull.end.max(range.end) };
+        let bytes = bytes + range.len();
+        if bytes < LENT_BYTES_MAX {
+            *lent = Lent { bytes, hull };
+        } else {
+            drop(lent);
+            memory::unmap_pages(&self.pages, hull);
         }
-        lent.bytes = 0;
-        drop(lent);
-        memory::unmap_pages(&self.pages, hull);
     }
 }
 
