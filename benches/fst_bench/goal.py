@@ -36,8 +36,8 @@ STATE_TITLES = {"warm": "Warm cache", "tmpfs": "tmpfs", "cold": "Cold"}
 class Goal:
     """Goal: `measured` must be at most, or at least, `bound`. Both are None if they were not measured.
 
-    If `overlaps`, `bound` is that of another library, and the figures of the two differ less than each varies. `rounds`
-    is the number of rounds of a comparison with other libraries.
+    If `overlaps`, `bound` is that of another library, or of a quotient with it, and the figures of the two differ less
+    than each varies. `rounds` is the number of rounds of a comparison with other libraries.
     """
 
     text: str

@@ -127,7 +127,7 @@ def measure_load(job: Job, loader: Loader) -> dict[str, Any]:
     device.begin()
     memory.reset_peak()
     peak_before = memory.peak_bytes()
-    loader.prepare(job.paths, job.device)
+    loader.prepare_load(job.paths, job.device)
     cpu_before, storage_before = cpu_seconds(), storage_bytes()
     start = time.perf_counter()
     tensors = job.run(loader)

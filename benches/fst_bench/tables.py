@@ -35,7 +35,9 @@ The servers run on the same machine, over the loopback device, and share its cor
 server* is the rate of *load* as a share of that at which the same server is drained: its largest file is received by
 parallel requests for ranges and not kept. *CPU of 1 GB* is the CPU time of the process in load + read, without the
 server's. *Sent* are the bytes of bodies that the server sent. *Of the connections* is the rate as a share of what all
-connections that were opened allow, each at its rate from the beginning to the end.
+connections that were opened allow, each at its rate from the beginning to the end. The tensors of loads *into existing
+tensors* are created before the clock starts, from the header that fst reads then: the MiB of that request is among the
+bytes sent, and its connection may be used again.
 """,
 }
 

@@ -24,7 +24,7 @@ class Loader:
 
     method = "its own"
 
-    def prepare(self, paths: Sequence[str], device: str) -> None:
+    def prepare_load(self, paths: Sequence[str], device: str) -> None:
         """Creates what an application has before it loads. This is not part of the measurement."""
 
     def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:

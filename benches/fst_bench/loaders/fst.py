@@ -63,7 +63,7 @@ class Fst(Loader):
 class FstInto(Fst):
     """Loads into tensors that exist, as a model's parameters do."""
 
-    def prepare(self, paths: Sequence[str], device: str) -> None:
+    def prepare_load(self, paths: Sequence[str], device: str) -> None:
         with self._fst.safe_open(paths, framework="pt", device=device) as file:
             metas = {name: file.get_tensor_meta(name) for name in file.offset_keys()}
         self._tensors = {
