@@ -5,10 +5,8 @@ import signal
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from .. import memory, page_cache
 from ..checkpoint import Checkpoint
+from ..fork_pool import fork_pool
 from ..machine import field
 from ..measure import cpu_seconds
 from .layouts import shard, state_dict
@@ -50,7 +49,7 @@ def measure(job: Job, checkpoint: Checkpoint, is_checked: bool) -> dict[str, Any
 
     If `is_checked`, `is_right` is whether all ranks have the tensors of the checkpoint.
     """
-    pool = ProcessPoolExecutor(job.ranks, get_context("fork"))
+    pool = fork_pool(job.ranks)
     with tempfile.TemporaryDirectory() as folder, pool:
         futures = [pool.submit(_run, job, checkpoint, is_checked, rank, folder) for rank in range(job.ranks)]
         results = [future.result() for future in futures]

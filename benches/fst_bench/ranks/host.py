@@ -11,10 +11,9 @@ import signal
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from datetime import timedelta
-from multiprocessing import get_context
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -23,6 +22,7 @@ import torch.distributed as dist
 import torch.distributed.tensor  # noqa: F401
 
 from ..child import UnsupportedError, stdout_to_stderr
+from ..fork_pool import fork_pool
 from ..loaders.base import Loader
 from ..peer import PEERS
 from .rank import Task, load
@@ -47,7 +47,7 @@ def main() -> None:
 
 def run(task: Task, loader: Loader) -> list[dict[str, Any]]:
     """Loads on each rank of a group of new processes, and returns the results."""
-    pool = ProcessPoolExecutor(task.ranks, get_context("fork"), initializer=_inherit, initargs=(loader,))
+    pool = fork_pool(task.ranks, partial(_inherit, loader))
     with tempfile.TemporaryDirectory() as folder, pool:
         futures = [pool.submit(_load, task, rank, folder) for rank in range(task.ranks)]
         try:

@@ -5,10 +5,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -16,6 +14,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from .. import memory
+from ..fork_pool import fork_pool
 from ..machine import field
 from ..measure import cpu_seconds, storage_bytes
 from ..workload import TensorSpec, Workload
@@ -52,7 +51,7 @@ def run(task: Task) -> dict[str, dict[str, float]]:
     """
     with (
         tempfile.TemporaryDirectory() as store,
-        ProcessPoolExecutor(task.ranks, get_context("fork")) as pool,
+        fork_pool(task.ranks) as pool,
     ):
         ranks = list(pool.map(_measure_all, [task] * task.ranks, range(task.ranks), [store] * task.ranks))
     return {method: _joined([rank[method] for rank in ranks]) for method in task.methods}
