@@ -12,6 +12,9 @@ from ..digest import digest
 from ..planner import Chunk, Planner, ShardRequest, Whole
 from .layout import dims
 
+# The default of loads to the CPU.
+WINDOW_BYTES = 128 << 20
+
 
 def with_groups(checkpoint: Checkpoint, layouts: Sequence[str], sizes: Sequence[int]) -> Checkpoint:
     """Adds the digests of the shards of all ranks, for each layout and each number of ranks."""
@@ -31,8 +34,8 @@ def with_groups(checkpoint: Checkpoint, layouts: Sequence[str], sizes: Sequence[
 
 
 def needed_bytes(checkpoint: Checkpoint, layout: str, ranks: int) -> int:
-    """Returns the bytes that ranks keep but did not read, if ranks read equal parts and no byte is read twice."""
+    """Returns the bytes that ranks keep but did not read, if each reads an equal part of every window."""
     cut = dims(checkpoint.workload, layout)
     requests = [ShardRequest(name, Whole() if dim is None else Chunk(dim)) for name, dim in cut.items()]
-    plan = Planner(checkpoint.paths).plan([requests] * ranks, "exchange", 1 << 30)
+    plan = Planner(checkpoint.paths).plan([requests] * ranks, "exchange", WINDOW_BYTES)
     return sum(int(plan.sent_bytes(window).sum()) for window in range(plan.windows()))
