@@ -39,7 +39,10 @@ fn main() -> Result<()> {
         link_empty(name, &out)?;
         println!("cargo:rustc-link-arg=-l{name}");
     }
-    println!("cargo:rustc-link-arg=-lstdc++");
+    // What g++ links. rustc names libc before the layer, and not libgcc, which has atomic operations of 64-bit Arm.
+    for name in ["stdc++", "gcc", "c"] {
+        println!("cargo:rustc-link-arg=-l{name}");
+    }
     // The name under which the package has the layer.
     println!("cargo:rustc-link-arg=-Wl,-soname,libfst_torch_{}.so", release_of(&torch)?);
     // The core is in the directory of the layer. Programs have loaded PyTorch.

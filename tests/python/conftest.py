@@ -36,6 +36,8 @@ settings.register_profile(
 settings.load_profile("fst")
 
 
+# Machines with a GPU, and the emulator of a processor, may have no pytest-xdist.
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Returns the number of processes: half of the time of tests, they wait for servers, children and timers."""
     return len(os.sched_getaffinity(0)) * 2
