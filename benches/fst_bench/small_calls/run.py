@@ -8,6 +8,7 @@ bench-results/small_calls.json and, with the other results, to BENCHMARKS.md.
 """
 
 import argparse
+import gc
 import json
 import tempfile
 import time
@@ -124,6 +125,8 @@ def result_of(directory: Path, rounds: int, command: str) -> dict[str, Any]:
         "load_average_before": load_average(),
         "versions": {"fst": fst.__version__, "safetensors": safetensors.__version__},
     }
+    # A collection among all imported modules would take as long as a round, whichever call it falls into.
+    gc.freeze()
     with tempfile.TemporaryDirectory(dir=directory) as folder:
         paths = []
         for count in (OPEN_TENSORS, MANY_TENSORS):
