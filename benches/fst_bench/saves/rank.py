@@ -49,10 +49,7 @@ def run(task: Task) -> dict[str, dict[str, float]]:
     Raises:
         RuntimeError: A method wrote wrong tensors.
     """
-    with (
-        tempfile.TemporaryDirectory() as store,
-        fork_pool(task.ranks) as pool,
-    ):
+    with tempfile.TemporaryDirectory() as store, fork_pool(task.ranks) as pool:
         ranks = list(pool.map(_measure_all, [task] * task.ranks, range(task.ranks), [store] * task.ranks))
     return {method: _joined([rank[method] for rank in ranks]) for method in task.methods}
 
