@@ -1,6 +1,7 @@
 //! Operating-system services: threads, processes, signals, NUMA nodes, memory and file systems.
 
 pub mod compute_pool;
+pub mod file_lock;
 pub mod file_system;
 pub mod huge_pages;
 pub mod lease;

@@ -17,6 +17,7 @@ pub mod file_kernel;
 pub mod file_save;
 pub mod memory;
 pub mod output;
+mod permissions;
 pub mod rank_save;
 pub mod rotate;
 pub mod shared_output;

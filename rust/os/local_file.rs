@@ -1,12 +1,12 @@
 //! Open local files.
 
 use crate::error::{Error, Kind, Result};
-use crate::os::retry::{Check, read_full};
+use crate::os::retry::{Check, read_full, repeat};
 use rustix::fs::{Advice, Mode, OFlags, fadvise, fcntl_setfl, open};
 use rustix::io::retry_on_intr;
 use std::fs::{self, File, Metadata};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
@@ -85,12 +85,28 @@ impl LocalFile {
 /// # Errors
 /// Those of the file system; `is-a-directory`, or `invalid-argument` for anything else that is not a regular file.
 pub fn open_regular(path: &Path) -> Result<(File, Metadata)> {
-    let failed = |error: io::Error| Error::from_io(error, path, "cannot open");
+    let open = |flags| Ok(retry_on_intr(|| open(path, OFlags::RDONLY | flags, Mode::empty())).map_err(io::Error::from));
+    open_checked(path, "cannot open", open)
+}
+
+/// Opens a regular file for reading and writing. Waits while a process holds a lease on it, as loads do for a moment.
+///
+/// # Errors
+/// Those of [`open_regular`]; that of `check`.
+pub fn open_regular_for_writes(path: &Path, check: Check<'_>) -> Result<File> {
+    let open = |flags| repeat(check, || Ok(open(path, OFlags::RDWR | flags, Mode::empty())?));
+    open_checked(path, "cannot open the file for writing", open).map(|(file, _)| file)
+}
+
+fn open_checked(
+    path: &Path,
+    doing: &str,
+    open: impl FnOnce(OFlags) -> Result<io::Result<OwnedFd>>,
+) -> Result<(File, Metadata)> {
+    let failed = |error: io::Error| Error::from_io(error, path, doing);
     // Opening a device may have effects. This check avoids them, and the second one cannot be outrun by a rename.
     check_regular(path, &fs::metadata(path).map_err(failed)?)?;
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let opened = retry_on_intr(|| open(path, flags, Mode::empty()));
-    let file = File::from(opened.map_err(|error| failed(error.into()))?);
+    let file = File::from(open(OFlags::NONBLOCK | OFlags::CLOEXEC)?.map_err(failed)?);
     let metadata = file.metadata().map_err(failed)?;
     check_regular(path, &metadata)?;
     // The kernel passes the flag on to FUSE file systems, which may then refuse to wait for data.

@@ -18,6 +18,10 @@ pub use super::direct_file::ALIGNMENT;
 const NOT_FLUSHED: &str = "the new file is complete and has this name, but a power failure may still undo its rename, \
                            because the directory cannot be flushed";
 
+/// Message of a rename that the file system refused.
+const NOT_RENAMED: &str = "cannot give the complete new file its name, so a file that was there is unchanged, and the \
+                           new one is removed";
+
 /// File that is being written. Dropping it before it is published leaves no file behind.
 pub struct OutputFile {
     data: DirectFile,
@@ -57,15 +61,17 @@ impl OutputFile {
     /// of `check`, which is called before a call is repeated.
     pub fn publish(self, length: u64, check: Check<'_>) -> Result<()> {
         let OutputFile { data, temp_file } = self;
-        let failed = |doing: &'static str| {
-            let path = data.path();
-            move |error: io::Error| Error::from_io(error, path, doing)
-        };
         data.set_length(length)?;
         data.flush(check)?;
+        // The temporary file is closed before it is renamed.
+        let (path, kernel) = data.close();
+        let failed = |doing: &'static str| {
+            let path = &path;
+            move |error: io::Error| Error::from_io(error, path, doing)
+        };
         let directory = temp_file.open_directory().map_err(failed("cannot open the directory"))?;
-        temp_file.publish().map_err(failed("cannot rename the file to its path"))?;
-        flush_directory(&directory, data.path(), data.kernel(), check)
+        temp_file.publish(&*kernel).map_err(failed(NOT_RENAMED))?;
+        flush_directory(&directory, &path, &*kernel, check)
     }
 }
 
@@ -87,9 +93,9 @@ pub fn create_sized(path: &Path, bytes: u64, model: Option<&Path>, check: Check<
 /// Checks that a save can create or replace the file at `path`.
 ///
 /// # Errors
-/// Those of [`OutputFile::create`], except for the directory.
+/// Those of [`Target::open`].
 pub fn check_target(path: &Path) -> Result<()> {
-    Target::open(path).map(|_| ())
+    Target::open(path).map(drop)
 }
 
 /// Gives the complete file `source` the name `path`, too, atomically replacing an existing file, and flushes the

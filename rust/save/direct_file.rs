@@ -4,13 +4,13 @@ use super::file_kernel::FileKernel;
 use crate::error::{Error, Result};
 use crate::num::to_u64;
 use crate::os::file_system::FileSystem;
-use crate::os::local_file::check_regular;
+use crate::os::local_file::open_regular_for_writes;
 use crate::os::retry::{self, Check, read_full, repeat};
 use crate::staging::PAGE_BYTES;
 use rustix::io::Errno;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,17 +42,18 @@ impl DirectFile {
         Ok(file)
     }
 
-    /// Opens an existing file of any content.
+    /// Opens an existing file of any content. Waits while a process that reads it holds a lease.
     ///
     /// # Errors
-    /// `file-not-found`, `permission-denied`, `is-a-directory` and `io` from the file system; `invalid-argument` if the file
-    /// is not a regular one.
-    pub fn open(path: &Path, kernel: Box<dyn FileKernel>) -> Result<DirectFile> {
-        let failed = |error: io::Error| Error::from_io(error, path, "cannot open the file for writing");
-        let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path);
-        let file = opened.map_err(failed)?;
-        check_regular(path, &file.metadata().map_err(failed)?)?;
+    /// Those of [`open_regular_for_writes`].
+    pub fn open(path: &Path, kernel: Box<dyn FileKernel>, check: Check<'_>) -> Result<DirectFile> {
+        let file = open_regular_for_writes(path, check)?;
         DirectFile::new(path, Arc::new(file), kernel)
+    }
+
+    /// Closes the file, unless another part of the program has it open.
+    pub(super) fn close(self) -> (PathBuf, Box<dyn FileKernel>) {
+        (self.path, self.kernel)
     }
 
     /// Returns the path as errors show it.
@@ -160,11 +161,6 @@ impl DirectFile {
     /// `io`; that of `check`, which is called before a call is repeated.
     pub fn flush(&self, check: Check<'_>) -> Result<()> {
         repeat(check, || self.kernel.flush(&self.file))?.map_err(|error| self.error(error, "cannot flush the file"))
-    }
-
-    /// Returns the system calls.
-    pub(super) fn kernel(&self) -> &dyn FileKernel {
-        &*self.kernel
     }
 
     fn is_direct(&self) -> bool {

@@ -1,9 +1,11 @@
 //! System calls of a save that a file system or a container may refuse, behind a trait that tests implement. It is
 //! separate from [`RingKernel`](crate::reader::ring::RingKernel), since loads and saves share no call.
 
-use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fsync};
-use std::fs::{self, File};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fsync, linkat, renameat};
+use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -43,12 +45,20 @@ pub trait FileKernel: Send + Sync {
         Ok(fallocate(file, FallocateFlags::INSERT_RANGE, 0, bytes)?)
     }
 
-    /// Gives the file `source` a second name.
+    /// Gives the file `source` a second name, in a directory.
     ///
     /// # Errors
     /// `EPERM` or `EOPNOTSUPP` from file systems without hard links.
-    fn link(&self, source: &Path, name: &Path) -> io::Result<()> {
-        fs::hard_link(source, name)
+    fn link(&self, source: &Path, directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
+        Ok(linkat(CWD, source, directory, name, AtFlags::empty())?)
+    }
+
+    /// Moves a file from a name in one directory to a name in another one, where it replaces an older file.
+    ///
+    /// # Errors
+    /// Those of rename(2).
+    fn rename(&self, from: BorrowedFd<'_>, old: &OsStr, to: BorrowedFd<'_>, new: &OsStr) -> io::Result<()> {
+        Ok(renameat(from, old, to, new)?)
     }
 
     /// Flushes a file and its metadata to the disk.

@@ -67,8 +67,9 @@ impl RankSave {
             json!({ "paths": own, "rank": work.rank }).into()
         };
         let span = profile::span(Stage::Save).bytes(sum).detail(detail);
+        let watch = Watch::begin();
         let open = |((path, upload), is_written): ((&PathBuf, &String), &bool)| {
-            is_written.then(|| SharedOutput::open(path, upload, plan.block_bytes())).transpose()
+            is_written.then(|| SharedOutput::open(path, upload, plan.block_bytes(), &|| watch.check())).transpose()
         };
         let files: Vec<_> = paths.iter().zip(uploads).zip(&is_written).map(open).collect::<Result<_>>()?;
         let has_objects = files.iter().flatten().any(|file| matches!(file, SharedOutput::Object(..)));

@@ -5,19 +5,19 @@ use crate::error::{Error, Kind, Result};
 use crate::format::encryption::Rotation;
 use crate::format::header::Header;
 use crate::num::to_u64;
+use crate::os::file_lock::FileLock;
 use crate::os::local_file::LocalFile;
-use crate::os::retry::Check;
+use crate::os::retry::{Check, repeat};
 use crate::os::sigint::{POLL_INTERVAL, Watch};
 use crate::remote::location::Location;
 use crate::save::file_kernel::FileKernel;
 use crate::source::files::Files;
 use crate::source::{Place, Source};
-use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -65,7 +65,7 @@ fn rotate_file(
     kernel: &dyn FileKernel,
     check: Check<'_>,
 ) -> Result<()> {
-    let (local, file) = open_locked(path, check)?;
+    let (local, file, _lock) = open_locked(path, check)?;
     let length = local.length;
     let json = Header::read_bytes(&Source::File(Arc::new(local)), check)?;
     let header = Header::parse(&json, length).map_err(|error| error.at(path))?;
@@ -78,36 +78,45 @@ fn rotate_file(
     Ok(())
 }
 
-/// Opens a file for reading, and for writing with a lock that other rotations of the file wait for. Dropping the second
-/// file releases the lock.
+/// Opens a file for reading, and for writing with a lock that other rotations of the file wait for.
 ///
 /// Without it, two rotations could write to the same empty slot, and each remove the slot of the old key.
-fn open_locked(path: &Path, check: Check<'_>) -> Result<(LocalFile, File)> {
-    let failed = |error| Error::from_io(error, path, CANNOT_WRITE);
+fn open_locked(path: &Path, check: Check<'_>) -> Result<(LocalFile, Arc<File>, Option<FileLock>)> {
+    let failed = |error: io::Error| Error::from_io(error, path, CANNOT_WRITE);
     loop {
         let local = LocalFile::open(path)?;
-        // The path may name another file by now.
+        // The path may name another file by now. A process that reads the file may hold a lease.
         let own = format!("/proc/self/fd/{}", local.file.as_raw_fd());
-        let file = OpenOptions::new().write(true).open(own).map_err(failed)?;
-        lock(path, &file, check)?;
+        let open = || OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&own);
+        let file = Arc::new(repeat(check, open)?.map_err(failed)?);
+        let lock = lock(path, &file, check)?;
         let identity = |metadata: Metadata| (metadata.dev(), metadata.ino());
         // A save may have replaced the file during the wait.
         if fs::metadata(path).map(identity).map_err(failed)? == file.metadata().map(identity).map_err(failed)? {
-            return Ok((local, file));
+            return Ok((local, file, lock));
         }
     }
 }
 
-fn lock(path: &Path, file: &File, check: Check<'_>) -> Result<()> {
+/// Waits for the lock of a file. Returns `None` on a file system without locks.
+fn lock(path: &Path, file: &Arc<File>, check: Check<'_>) -> Result<Option<FileLock>> {
+    let mut is_waiting = false;
     loop {
-        match flock(file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(()),
-            Err(Errno::WOULDBLOCK | Errno::INTR) => thread::sleep(POLL_INTERVAL),
-            Err(error @ (Errno::NOSYS | Errno::NOTSUP | Errno::NOLCK | Errno::INVAL)) => {
-                tracing::warn!(path = %path.display(), %error, "cannot lock; rotate a file only once at a time");
-                return Ok(());
+        match FileLock::try_exclusive(file) {
+            Ok(lock) => return Ok(Some(lock)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if !std::mem::replace(&mut is_waiting, true) {
+                    tracing::info!(path = %path.display(), "waiting for another process that has locked the file");
+                }
+                thread::sleep(POLL_INTERVAL);
             }
-            Err(error) => return Err(Error::from_io(error.into(), path, "cannot lock the file")),
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::NOSYS | Errno::NOTSUP | Errno::NOLCK | Errno::INVAL) => {
+                    tracing::warn!(path = %path.display(), %error, "cannot lock; rotate a file only once at a time");
+                    return Ok(None);
+                }
+                _ => return Err(Error::from_io(error, path, "cannot lock the file")),
+            },
         }
         check()?;
     }

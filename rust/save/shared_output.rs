@@ -76,9 +76,9 @@ impl SharedOutput {
     ///
     /// # Errors
     /// Those of [`DirectFile::open`] or of [`Upload::join`].
-    pub(super) fn open(path: &Path, upload: &str, block_bytes: u64) -> Result<SharedOutput> {
+    pub(super) fn open(path: &Path, upload: &str, block_bytes: u64, check: Check<'_>) -> Result<SharedOutput> {
         Ok(match url_of(path)? {
-            None => SharedOutput::File(DirectFile::open(path, Box::new(Linux))?),
+            None => SharedOutput::File(DirectFile::open(path, Box::new(Linux), check)?),
             Some(location) => SharedOutput::Object(Upload::join(&location, upload.to_owned())?, block_bytes),
         })
     }

@@ -5,18 +5,21 @@
 //! systems the file has the temporary name from the start: `.<name>.<process>-<number>.fst-tmp`, in the same directory.
 
 use super::file_kernel::FileKernel;
+use super::permissions::Permissions;
 use crate::error::{Error, Kind, Result};
+use crate::os::file_lock::FileLock;
 use crate::os::local_file::check_regular;
 use crate::source::files::check_local;
-use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, flock, linkat, openat};
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, accessat, linkat, openat, unlinkat};
 use rustix::io::{Errno, retry_on_intr};
-use std::ffi::OsString;
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,23 +31,25 @@ const NAME_BYTES_MAX: usize = 255;
 const MODE: u32 = 0o666;
 /// Mode of a file that gets the permissions of another one, until it has them.
 const PRIVATE_MODE: u32 = 0o600;
-/// Permission bits of a file's mode.
-const MODE_MASK: u32 = 0o7777;
 
 /// Path of a file that a save creates or replaces.
 pub struct Target {
     /// The caller's path with symbolic links resolved.
     pub path: PathBuf,
-    /// Metadata of the file at the path, if it exists.
-    existing: Option<Metadata>,
+    /// Directory of the file. It stays the same if the process changes its working directory.
+    directory: Arc<OwnedFd>,
+    /// Name of the file in the directory.
+    name: OsString,
+    /// Permissions of the file at the path, if it exists.
+    existing: Option<Permissions>,
 }
 
 impl Target {
     /// Checks that the path is free, or that a regular file is there which the process may write.
     ///
     /// # Errors
-    /// The errors of opening `path` for writing: `permission-denied`, `is-a-directory`; `invalid-argument` if `path`
-    /// exists and is not a regular file, or cannot be the path of a file.
+    /// The errors of opening `path` for writing: `permission-denied`, `is-a-directory`, `file-not-found` for the directory;
+    /// `invalid-argument` if `path` exists and is not a regular file, or cannot be the path of a file.
     pub fn open(path: &Path) -> Result<Target> {
         let path = &*check_local(path)?;
         if path.file_name().is_none() {
@@ -52,19 +57,24 @@ impl Target {
         }
         let failed = |error: io::Error| cannot_create(error, path);
         let target = resolve_links(path).map_err(failed)?;
-        match fs::metadata(&target) {
-            // Opening a device may have effects. This check avoids them, and the second one cannot be outrun.
-            Ok(found) => check_regular(path, &found)?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Ok(Target { path: target, existing: None });
-            }
+        let is_present = match fs::metadata(&target) {
+            Ok(found) => check_regular(path, &found).map(|()| true)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
             Err(error) => return Err(failed(error)),
-        }
-        // A rename needs no permission to write the replaced file, but a save should need it.
-        let opened = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&target);
-        let existing = opened.and_then(|file| file.metadata()).map_err(failed)?;
-        check_regular(path, &existing)?;
-        Ok(Target { path: target, existing: Some(existing) })
+        };
+        let opened = || {
+            let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_os_string();
+            let directory = open_directory(CWD, directory_of(&target), OFlags::PATH)?;
+            let existing = if is_present {
+                check_writable(&directory, &name)?;
+                Some(Permissions::read(&target)?)
+            } else {
+                None
+            };
+            Ok((name, directory, existing))
+        };
+        let (name, directory, existing) = opened().map_err(failed)?;
+        Ok(Target { path: target, directory: Arc::new(directory), name, existing })
     }
 
     /// Gives the file `source` this path, too, atomically replacing an existing file. On file systems without hard links,
@@ -73,11 +83,11 @@ impl Target {
     /// # Errors
     /// Those of the file system. An existing file is unchanged then.
     pub fn link(&self, source: &Path, kernel: &dyn FileKernel) -> io::Result<()> {
-        match at_temporary_name(&self.path, |name| kernel.link(source, name)) {
-            Ok((temporary, ())) => fs::rename(&temporary, &self.path).inspect_err(|_| remove(&temporary)),
+        match self.at_temporary_name(|name| kernel.link(source, self.directory.as_fd(), name)) {
+            Ok((temporary, ())) => temporary.rename_to(&self.name, kernel),
             Err(refusal) => {
                 tracing::debug!(path = %self.path.display(), %refusal, "cannot create a hard link; renaming the file");
-                fs::rename(source, &self.path)
+                kernel.rename(CWD, source.as_os_str(), self.directory.as_fd(), &self.name)
             }
         }
     }
@@ -87,67 +97,119 @@ impl Target {
     /// # Errors
     /// Those of open(2).
     pub fn open_directory(&self) -> io::Result<File> {
-        File::open(directory_of(&self.path))
+        open_directory(&*self.directory, Path::new("."), OFlags::RDONLY).map(File::from)
+    }
+
+    /// Calls `make` with unused temporary names in the directory until one succeeds.
+    fn at_temporary_name<T>(&self, make: impl Fn(&OsStr) -> io::Result<T>) -> io::Result<(TemporaryName, T)> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        loop {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let suffix = format!(".{}-{number}.fst-tmp", process::id());
+            let mut name = vec![b'.'];
+            let room = NAME_BYTES_MAX.saturating_sub(name.len() + suffix.len());
+            name.extend(self.name.as_bytes().iter().take(room));
+            name.extend(suffix.as_bytes());
+            let name = OsString::from_vec(name);
+            match make(&name) {
+                Ok(made) => {
+                    let directory = Arc::clone(&self.directory);
+                    return Ok((TemporaryName { directory, name: Some(name), process: process::id() }, made));
+                }
+                // A process on another machine that shares the directory may have the same id.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 }
 
-/// Temporary file that is being written.
+/// Temporary name of a file. Dropping it removes the file, unless it was renamed, or the process is a forked child.
+struct TemporaryName {
+    directory: Arc<OwnedFd>,
+    /// `None` once renamed.
+    name: Option<OsString>,
+    process: u32,
+}
+
+impl TemporaryName {
+    /// Renames the file in its directory, atomically replacing an existing file.
+    fn rename_to(mut self, name: &OsStr, kernel: &dyn FileKernel) -> io::Result<()> {
+        let Some(own) = &self.name else { return Ok(()) };
+        kernel.rename(self.directory.as_fd(), own, self.directory.as_fd(), name)?;
+        self.name = None;
+        Ok(())
+    }
+}
+
+impl Drop for TemporaryName {
+    fn drop(&mut self) {
+        if let Some(name) = self.name.as_ref().filter(|_| self.process == process::id())
+            && let Err(error) = unlinkat(&*self.directory, name, AtFlags::empty())
+        {
+            tracing::warn!(name = %name.display(), %error, "cannot remove a temporary file");
+        }
+    }
+}
+
+/// Temporary file that is being written. Dropping it leaves no file behind.
 pub struct TempFile {
+    /// Tells programs that remove files of killed processes that this one is in use. Not every file system has locks.
+    lock: io::Result<FileLock>,
     /// The open file, readable and writable.
     pub file: Arc<File>,
     /// Path of the file once published.
     target: Target,
-    /// Path under its temporary name, or `None` while the file has no name.
-    temporary: Option<PathBuf>,
+    /// `None` while the file has no name. Dropped after `file`, because some file systems refuse to remove an open file.
+    temporary: Option<TemporaryName>,
 }
 
 impl TempFile {
-    /// Creates an empty temporary file for `path`, with the owner and permissions of the file that it replaces. If there
-    /// is none, those of `model` apply, if that is given and exists.
+    /// Creates an empty temporary file for `path`, with the owner, permissions and attributes of the file that it replaces.
+    /// If there is none, the owner and permissions of `model` apply, if that is given and exists.
     ///
     /// # Errors
     /// Those of [`Target::open`], and those of creating a file in the directory of `path`.
     pub fn create(path: &Path, model: Option<&Path>) -> Result<TempFile> {
-        let failed = |error: io::Error| cannot_create(error, path);
         let target = Target::open(path)?;
-        let permissions = target.existing.clone().or_else(|| model.and_then(|model| fs::metadata(model).ok()));
-        let mode = if permissions.is_some() { PRIVATE_MODE } else { MODE };
-        let temp_file = match create_unnamed(directory_of(&target.path), mode) {
-            Ok(file) => TempFile { file: Arc::new(file), target, temporary: None },
+        let permissions = target.existing.clone().or_else(|| read_model(model));
+        let mode = Mode::from_raw_mode(if permissions.is_some() { PRIVATE_MODE } else { MODE });
+        let (file, temporary) = match create_unnamed(&target.directory, mode) {
+            Ok(file) => (file, None),
             Err(refusal) => {
                 tracing::debug!(path = %path.display(), %refusal, "cannot create a file without a name; using a temporary name");
-                let (temporary, file) = at_temporary_name(&target.path, |name| {
-                    OpenOptions::new().read(true).write(true).create_new(true).mode(mode).open(name)
-                })
-                .map_err(failed)?;
-                TempFile { file: Arc::new(file), target, temporary: Some(temporary) }
+                let made = target.at_temporary_name(|name| create_at(&*target.directory, Path::new(name), mode));
+                let (temporary, file) = made.map_err(|error| cannot_create(error, path))?;
+                (file, Some(temporary))
             }
         };
-        // A program that removes files of killed processes leaves locked ones alone. Not every file system has locks.
-        let locked = flock(&temp_file.file, FlockOperation::NonBlockingLockExclusive);
-        tracing::trace!(path = %path.display(), ?locked, "created a temporary file");
+        let file = Arc::new(file);
+        let lock = FileLock::try_exclusive(&file);
+        tracing::trace!(path = %path.display(), ?lock, "created a temporary file");
         if let Some(permissions) = permissions {
-            copy_permissions(&temp_file.file, &temp_file.target.path, &permissions);
+            permissions.apply(&file, &target.path);
         }
-        Ok(temp_file)
+        Ok(TempFile { lock, file, target, temporary })
     }
 
     /// Renames the file to its target path, atomically replacing an existing file.
     ///
     /// # Errors
-    /// Those of the file system. An existing file is unchanged then.
-    pub fn publish(mut self) -> io::Result<()> {
-        if self.temporary.is_none() {
-            let proc_path = proc_path(&self.file);
-            let link = |name: &Path| Ok(linkat(CWD, &*proc_path, CWD, name, AtFlags::SYMLINK_FOLLOW)?);
-            let (temporary, ()) = at_temporary_name(&self.target.path, link)?;
-            self.temporary = Some(temporary);
-        }
-        if let Some(temporary) = &self.temporary {
-            fs::rename(temporary, &self.target.path)?;
-        }
-        self.temporary = None;
-        Ok(())
+    /// Those of the file system. An existing file is unchanged then, and the temporary file is removed.
+    pub fn publish(self, kernel: &dyn FileKernel) -> io::Result<()> {
+        let TempFile { lock, file, target, temporary } = self;
+        let link = |name: &OsStr| {
+            let source = proc_path(&file);
+            Ok(linkat(CWD, &*source, &*target.directory, name, AtFlags::SYMLINK_FOLLOW)?)
+        };
+        let temporary = match temporary {
+            Some(temporary) => temporary,
+            None => target.at_temporary_name(link)?.0,
+        };
+        // Some file systems refuse to rename an open file.
+        drop(lock);
+        drop(file);
+        temporary.rename_to(&target.name, kernel)
     }
 
     /// Opens the directory of the target, so that the caller can flush it.
@@ -159,14 +221,6 @@ impl TempFile {
     }
 }
 
-impl Drop for TempFile {
-    fn drop(&mut self) {
-        if let Some(temporary) = &self.temporary {
-            remove(temporary);
-        }
-    }
-}
-
 /// Creates an empty file at `path`, where no file is, with the owner and permissions of `model`, if that is given and
 /// exists.
 ///
@@ -174,25 +228,29 @@ impl Drop for TempFile {
 /// Those of creating a file.
 pub fn create_new(path: &Path, model: Option<&Path>) -> Result<File> {
     let path = &*check_local(path)?;
-    let permissions = model.and_then(|model| fs::metadata(model).ok());
-    let mode = if permissions.is_some() { PRIVATE_MODE } else { MODE };
-    let opened = OpenOptions::new().read(true).write(true).create_new(true).mode(mode).open(path);
-    let file = opened.map_err(|error| cannot_create(error, path))?;
+    let permissions = read_model(model);
+    let mode = Mode::from_raw_mode(if permissions.is_some() { PRIVATE_MODE } else { MODE });
+    let file = create_at(CWD, path, mode).map_err(|error| cannot_create(error, path))?;
     if let Some(permissions) = permissions {
-        copy_permissions(&file, path, &permissions);
+        permissions.apply(&file, path);
     }
     Ok(file)
 }
 
-/// Gives a new file the owner and the permissions of an existing one. Without the right to change the owner, the file
-/// belongs to the user of the process.
-fn copy_permissions(file: &File, path: &Path, existing: &Metadata) {
-    let set_owner = |(uid, gid)| std::os::unix::fs::fchown(file, uid, gid);
-    let differs = file.metadata().is_ok_and(|owner| (owner.uid(), owner.gid()) != (existing.uid(), existing.gid()));
-    let owned = if differs { set_owner((Some(existing.uid()), Some(existing.gid()))) } else { Ok(()) };
-    let permissions = fs::Permissions::from_mode(existing.mode() & MODE_MASK);
-    if let Err(error) = owned.and_then(|()| file.set_permissions(permissions)) {
-        tracing::info!(path = %path.display(), %error, "cannot copy the owner and permissions of another file");
+fn read_model(model: Option<&Path>) -> Option<Permissions> {
+    model.and_then(|model| Permissions::read_model(model).ok())
+}
+
+/// Checks that the process may write a file. A rename needs no such permission, but a save should.
+fn check_writable(directory: &OwnedFd, name: &OsStr) -> io::Result<()> {
+    if accessat(directory, name, Access::WRITE_OK, AtFlags::EACCESS).is_ok() {
+        return Ok(());
+    }
+    // A container may refuse the call.
+    match openat(directory, name, OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()) {
+        // The kernel checks permissions before it looks at leases, such as those of loads.
+        Ok(_) | Err(Errno::WOULDBLOCK) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -230,10 +288,21 @@ fn directory_of(path: &Path) -> &Path {
     }
 }
 
+fn open_directory(parent: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+    let flags = flags | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(retry_on_intr(|| openat(&parent, path, flags, Mode::empty()))?)
+}
+
+/// Creates a file, or fails if one exists.
+fn create_at(directory: impl AsFd, path: &Path, mode: Mode) -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    Ok(File::from(retry_on_intr(|| openat(&directory, path, flags, mode))?))
+}
+
 /// Creates a file without a name, or fails if the file could not be given a name later.
-fn create_unnamed(directory: &Path, mode: u32) -> io::Result<File> {
+fn create_unnamed(directory: &OwnedFd, mode: Mode) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
-    let file = File::from(retry_on_intr(|| openat(CWD, directory, flags, Mode::from_raw_mode(mode)))?);
+    let file = File::from(retry_on_intr(|| openat(directory, ".", flags, mode))?);
     // Linking the file to a name needs /proc, which a container may lack.
     let linked = fs::metadata(proc_path(&file))?;
     let is_itself =
@@ -243,25 +312,4 @@ fn create_unnamed(directory: &Path, mode: u32) -> io::Result<File> {
 
 fn proc_path(file: &File) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
-}
-
-/// Calls `make` with unused temporary names beside `target` until one succeeds.
-fn at_temporary_name<T>(target: &Path, make: impl Fn(&Path) -> io::Result<T>) -> io::Result<(PathBuf, T)> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    loop {
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let suffix = format!(".{}-{number}.fst-tmp", std::process::id());
-        let mut name = vec![b'.'];
-        let file_name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?.as_bytes();
-        let room = NAME_BYTES_MAX.saturating_sub(name.len() + suffix.len());
-        name.extend(file_name.iter().take(room));
-        name.extend(suffix.as_bytes());
-        let path = directory_of(target).join(OsString::from_vec(name));
-        match make(&path) {
-            Ok(made) => return Ok((path, made)),
-            // A process on another machine that shares the directory may have the same id.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error),
-        }
-    }
 }

@@ -18,6 +18,7 @@ use fst::format::layout::{Layout, Tensor};
 use fst::format::shard::Shard;
 use fst::load::stream::Order;
 use fst::options::{Options, ReaderChoice};
+use fst::os::lease::LeasedFile;
 use fst::save::atomic_file::{ALIGNMENT, OutputFile};
 use fst::save::file_kernel::{FileKernel, Linux};
 use fst::save::file_save::{FileSave, NewFile};
@@ -565,6 +566,16 @@ fn a_rotation_waits_for_other_changes_of_its_file() {
     fs::write(&trial.path, &trial.bytes).unwrap();
     rotate_after(&trial, &second, || write(&trial.path, &small(), None, &key()).unwrap()).unwrap();
     assert!(trial.opens(&second));
+    // A load, which holds a lease for a moment.
+    let leased = LeasedFile::open(&files::local_file(&trial.path)).unwrap();
+    let lease = leased.lease().unwrap();
+    thread::scope(|scope| {
+        let rotation = scope.spawn(|| rotate(&[&trial.path], &second, &first, &Linux));
+        thread::sleep(Duration::from_millis(100));
+        drop(lease);
+        rotation.join().unwrap().unwrap();
+    });
+    assert!(trial.opens(&first));
 }
 
 #[test]

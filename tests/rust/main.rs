@@ -30,6 +30,7 @@ mod read_ahead;
 #[cfg(feature = "remote")]
 mod remote;
 #[cfg(feature = "remote")]
+mod replaced_files;
 mod requests;
 mod save;
 mod save_plan;

@@ -14,8 +14,10 @@ use fst::save::{DeviceStream, Extent, Save};
 use proptest::prelude::*;
 use rustix::fs::{OFlags, fcntl_getfl};
 use safetensors::SafeTensors;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
@@ -376,7 +378,7 @@ fn a_failed_writer_repeats_its_error_and_leaves_no_file() {
 struct WithoutLinks;
 
 impl FileKernel for WithoutLinks {
-    fn link(&self, _: &Path, _: &Path) -> io::Result<()> {
+    fn link(&self, _: &Path, _: BorrowedFd<'_>, _: &OsStr) -> io::Result<()> {
         Err(io::Error::from_raw_os_error(libc::EPERM))
     }
     fn flush(&self, _: &File) -> io::Result<()> {

@@ -1,6 +1,7 @@
 """`fst.Writer`: contents, header layout, errors, threads and memory."""
 
 import os
+import signal
 
 import pytest
 import safetensors.torch
@@ -8,6 +9,7 @@ import torch
 
 import fst
 from forked import run_in_fork
+from fst.compat import tensorizer
 from gil import assert_released_by
 from rawfile import DTYPES, assert_all_same, random_raw
 from saved import read_header, write_each
@@ -50,6 +52,35 @@ def test_large_file_data_is_page_aligned(tmp_path):
     begin, header = read_header(path)
     assert begin % 4096 == 0
     assert header == {"w": {"dtype": "F32", "shape": [3 * MIB], "data_offsets": [0, 12 * MIB]}}
+
+
+def test_relative_path_is_resolved_at_the_beginning(tmp_path, monkeypatch):
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    monkeypatch.chdir(first)
+    writers = [fst.Writer("a"), torch.classes.fst.Writer("b"), tensorizer.TensorSerializer("c")]
+    monkeypatch.chdir(second)
+    for writer, write in zip(writers, ("write", "write", "write_state_dict"), strict=True):
+        getattr(writer, write)(*([{"w": torch.ones(3)}] if write == "write_state_dict" else ["w", torch.ones(3)]))
+        writer.close()
+    assert os.listdir(second) == []
+    assert sorted(os.listdir(first)) == ["a", "b", "c"]
+    assert fst.load_file(first / "c")["w"].tolist() == [1, 1, 1]
+
+
+def test_forked_child_keeps_no_lock_of_a_save(tmp_path):
+    path, old, new = tmp_path / "x", *(fst.EncryptionKey.from_bytes(bytes([byte]) * 32) for byte in (1, 2))
+    writer = fst.Writer(path, encryption_key=old)
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    try:
+        writer.close()
+        fst.rotate_key(path, old, new)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_writer_continues_after_invalid_arguments(tmp_path):
