@@ -23,6 +23,7 @@
 #include "load.h"
 #include "loader.h"
 #include "memory.h"
+#include "save.h"
 #include "version.h"
 #include "views.h"
 
@@ -44,9 +45,7 @@ bool is_read_in_place(const at::Tensor& tensor) { return tensor.is_cpu() && is_p
 // Returns the values of a tensor in contiguous memory of the host. The copy of a tensor on a GPU may still be in flight
 // on its current stream.
 at::Tensor old_on_host(const std::string& name, const at::Tensor& tensor) {
-  if (!has_memory(tensor)) {
-    throw_invalid_argument("tensor \"" + name + "\": " + describe_missing_memory(tensor));
-  }
+  describe(name, tensor);
   if (is_read_in_place(tensor)) {
     return tensor;
   }

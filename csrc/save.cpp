@@ -115,7 +115,12 @@ NewTensor describe_dense(const std::string& name, const at::Tensor& tensor) {
   }
   rust::Vec<int64_t> shape;
   std::ranges::copy(tensor.sizes(), std::back_inserter(shape));
-  return NewTensor{to_rust(name), static_cast<int8_t>(tensor.scalar_type()), std::move(shape)};
+  NewTensor described{to_rust(name), static_cast<int8_t>(tensor.scalar_type()), std::move(shape)};
+  if (tensor.is_quantized()) {
+    // PyTorch allocates no memory for a copy from its options alone, but ends the process.
+    call_core([&] { check_tensor(described); });
+  }
+  return described;
 }
 
 NewTensor describe(const std::string& name, const at::Tensor& tensor) {
@@ -133,7 +138,7 @@ bool Memory::is_mapped(const at::Tensor& tensor) { return fst::is_mapped(tensor)
 at::Tensor Memory::copy(const std::string& name, const at::Tensor& tensor) {
   // Autograd does not record the copy.
   const at::AutoDispatchBelowADInplaceOrView guard;
-  check(name, tensor);
+  describe(name, tensor);
   auto held = in_memory(name, tensor);
   if (is_read_mapped(tensor)) {
     return held;

@@ -18,10 +18,11 @@ namespace fst {
 
 using Metadata = std::optional<c10::Dict<std::string, std::string>>;
 
-// Describes a tensor of any device for the core.
+// Describes a tensor of any device for the core. Throws if the tensor is not dense or is quantized, before it is read.
 NewTensor describe_dense(const std::string& name, const at::Tensor& tensor);
 
-// Describes a tensor for the core. Throws if the tensor cannot be saved.
+// Describes a tensor for the core. All saves and copies for them begin with it. Throws if the tensor is not dense, is
+// quantized, or is not on the CPU or a GPU.
 NewTensor describe(const std::string& name, const at::Tensor& tensor);
 
 // Describes a safetensors file for the core. If no file is at `path`, the new one gets the owner and permissions of the

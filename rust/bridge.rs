@@ -40,8 +40,8 @@ use self::rank_save::{
     plan_save,
 };
 use self::save::{
-    AnySave, FileLayout, NewFile, begin_save, check_target, finish_save, lay_out_file, link_file, names_beside,
-    new_file, read_mapped, remove_object, write_file,
+    AnySave, FileLayout, NewFile, begin_save, check_target, check_tensor, finish_save, lay_out_file, link_file,
+    names_beside, new_file, read_mapped, remove_object, write_file,
 };
 use self::selection::{Recording, Selection, ViewGuard, Views};
 use self::source::{Source, open_source};
@@ -422,6 +422,8 @@ mod ffi {
         fn encrypt_with(self: &mut NewFile, key: &EncryptionKey);
 
         unsafe fn read_mapped(tensor: &str, address: u64, into: &mut [u8]) -> Result<()>;
+
+        fn check_tensor(tensor: &NewTensor) -> Result<()>;
 
         type AnySave;
         fn check_target(path: &str) -> Result<()>;

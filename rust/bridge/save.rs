@@ -48,6 +48,11 @@ pub(super) unsafe fn read_mapped(tensor: &str, address: u64, into: &mut [u8]) ->
     guard(|| unsafe { memory::read(address, into) }.map_err(|_| Mapped::gone().tensor(tensor)))
 }
 
+/// Checks that a file can have a tensor.
+pub(super) fn check_tensor(tensor: &ffi::NewTensor) -> Result<()> {
+    guard(|| new_tensor(tensor).map(drop))
+}
+
 /// Save in progress.
 pub(super) struct AnySave(FileSave);
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fst._core.dtypes import CASTABLE, DTYPES, SCALAR_TYPES
+from fst._core.errors import UnsupportedDtypeError
 from fst._core.group import Group
 from fst._distributed.agreement import list_ranks
 from fst._distributed.dtensors import is_dtensor, normalize_placements
@@ -98,7 +99,8 @@ def describe(
     Returns:
         The description, and the local tensors.
 
-    Raises a ValueError for a tensor that is sparse or on meta, and a NotImplementedError for a dtype without a number.
+    Raises a ValueError for a tensor that is sparse or on meta, and an UnsupportedDtypeError for a dtype that has no
+    number.
     """
     layouts: list[list[int]] = [EVERYWHERE]
     # Equal meshes have one number. An object's address is found faster than its hash, which is code of Python.
@@ -136,7 +138,7 @@ def describe(
                 dtype = dtypes[position] or dtype
             scalar_type = SCALAR_TYPES.get(dtype)
             if scalar_type is None:
-                raise NotImplementedError(f'tensor "{name}": safetensors has no dtype for {dtype}')
+                raise UnsupportedDtypeError(f'tensor "{name}": safetensors has no dtype for {dtype}')
             stored[name] = StoredTensor(scalar_type, tensor.shape, layout)
     return Description(layouts, stored), local_tensors
 

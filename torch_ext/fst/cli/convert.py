@@ -234,6 +234,7 @@ def _unshare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     seen: set[int] = set()
     unshared = {}
     for name, tensor in tensors.items():
+        Memory.check(name, tensor)
         storage = tensor.untyped_storage().data_ptr()
         unshared[name] = Memory.copy(name, tensor) if storage in seen and tensor.numel() else tensor
         seen.add(storage)
