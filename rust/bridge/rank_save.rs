@@ -11,8 +11,8 @@ use crate::group::save::{self, Layout, RankPlan, RankWindow, SaveRequest, SaveTe
 use crate::num::to_u64;
 use crate::options::Options;
 use crate::save::direct_file::ALIGNMENT;
-use crate::save::rank_save;
-use crate::save::shared_output::{self, SentPart};
+use crate::save::output;
+use crate::save::rank_save::{self, SentPart};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -161,13 +161,13 @@ impl SavePlan {
 pub(super) fn create_save_file(path: &str, bytes: i64, model: &str) -> Result<String> {
     watched(|check| {
         let bytes = length_of(bytes).map_err(|error| error.at(path))?;
-        shared_output::create(Path::new(path), bytes, path_of(model), check)
+        output::create_shared(Path::new(path), bytes, path_of(model), check)
     })
 }
 
 /// Returns the size of the parts of an object of at most `bytes` bytes.
 pub(super) fn part_bytes(bytes: i64) -> Result<i64> {
-    guard(|| Ok(signed(to_u64(shared_output::part_bytes(length_of(bytes)?, Options::from_env()?.request_bytes)))))
+    guard(|| Ok(signed(to_u64(output::part_bytes(length_of(bytes)?, Options::from_env()?.request_bytes)))))
 }
 
 /// Ends an upload with the parts of all ranks, given their indices and ids.
@@ -175,13 +175,13 @@ pub(super) fn complete_upload(url: &str, upload: &str, indices: &[i64], parts: &
     watched(|check| {
         let index = |&index: &i64| usize::try_from(index).unwrap_or(usize::MAX);
         let parts = indices.iter().map(index).zip(parts.iter().cloned()).collect();
-        shared_output::complete(Path::new(url), upload.to_owned(), parts, check)
+        output::complete_shared(Path::new(url), upload.to_owned(), parts, check)
     })
 }
 
 /// Drops the parts of an upload.
 pub(super) fn abort_upload(url: &str, upload: &str) -> Result<()> {
-    guard(|| shared_output::abort(Path::new(url), upload.to_owned()))
+    guard(|| output::abort_shared(Path::new(url), upload.to_owned()))
 }
 
 fn length_of(bytes: i64) -> Result<u64> {

@@ -90,7 +90,7 @@ pub struct SavePlan {
 /// File of a save.
 #[derive(Debug)]
 struct File {
-    layout: file_layout::Layout,
+    layout: Arc<file_layout::Layout>,
     /// Its tensors.
     tensors: Range<usize>,
     /// Window in which its header is written.
@@ -191,7 +191,7 @@ impl SavePlan {
                     cut: Cut::default(),
                 });
             }
-            plan.files.push(File { layout, tensors: first..plan.tensors.len(), window: 0 });
+            plan.files.push(File { layout: Arc::new(layout), tensors: first..plan.tensors.len(), window: 0 });
         }
         plan.assign_windows(request.window_bytes)?;
         Ok(plan)
@@ -223,7 +223,7 @@ impl SavePlan {
     }
 
     /// Returns the layout of a file.
-    pub fn file(&self, file: usize) -> Option<&file_layout::Layout> {
+    pub fn file(&self, file: usize) -> Option<&Arc<file_layout::Layout>> {
         self.files.get(file).map(|file| &file.layout)
     }
 

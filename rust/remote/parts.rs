@@ -33,6 +33,11 @@ impl Parts {
         Parts { bytes: first_part_bytes(bytes_min), per_size: PARTS_PER_SIZE }
     }
 
+    /// Returns parts of this size.
+    pub fn of_size(bytes: usize) -> Parts {
+        Parts { bytes: bytes.max(1), per_size: PARTS_MAX }
+    }
+
     /// Returns the size of the first parts, in bytes.
     pub fn first_bytes(&self) -> usize {
         self.bytes

@@ -1,49 +1,26 @@
-//! Chunks of files that a save gathers in slots and writes: threads, staging memory and sources.
+//! The one loop of saves: threads take ranges of files, gather their bytes in slots of staging memory, hash and write them.
 
 use super::DeviceStream;
+use super::planned_file::PlannedFile;
 use crate::device::{Fetch, Scratch};
 use crate::error::{Error, Kind, Result};
-use crate::format::layout::Layout;
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
+use crate::os::retry::Check;
 use crate::os::sigint::Watch;
 use crate::os::threads;
-use crate::profile::{self, Stage};
 use crate::staging::pool;
 use crate::staging::{PAGE_BYTES, Request, Slot};
 use std::iter;
 use std::ops::Range;
-use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
-/// File as the errors of its chunks name it.
-#[derive(Clone, Copy)]
-pub(super) struct Target<'a> {
-    pub(super) path: &'a Path,
-    pub(super) layout: &'a Layout,
-}
-
-impl Target<'_> {
-    /// Adds to an error at a byte of the file the name of the tensor whose byte could not be written.
-    pub(super) fn name_tensor(&self, error: Error) -> Error {
-        match error.position().and_then(|position| self.layout.tensor_at(position)) {
-            Some(name) => error.tensor(name),
-            None => error,
-        }
-    }
-
-    /// Writes `length` bytes of the file with `write`.
-    pub(super) fn write(&self, length: usize, write: impl FnOnce() -> Result<()>) -> Result<()> {
-        let _span = profile::span(Stage::Write).bytes(length);
-        write().map_err(|error| self.name_tensor(error))
-    }
-
-    /// Adds the file and the tensor to an error at a byte of the chunk at `first`.
-    fn locate(&self, error: Error, first: u64) -> Error {
-        match error.position() {
-            Some(byte) => self.name_tensor(error.offset(first.saturating_add(byte)).at(self.path)),
-            None => error,
-        }
-    }
+/// Range of a file to write.
+pub(super) struct FileRange<'a> {
+    pub(super) file: &'a PlannedFile,
+    pub(super) range: Range<u64>,
+    /// First bytes of the range, which an earlier call has gathered and hashed.
+    pub(super) carried: &'a [u8],
 }
 
 /// Threads and slots of a save, and the devices whose memory it reads.
@@ -68,11 +45,6 @@ impl Chunks {
         }
     }
 
-    /// Returns the size of a chunk in bytes.
-    pub(super) fn bytes(&self) -> usize {
-        self.request.bytes
-    }
-
     /// Returns, for each device, how much scratch memory makes it faster to fetch this number of pieces, in bytes.
     pub(super) fn scratch_bytes(&self, count: impl Fn(usize) -> usize) -> Vec<usize> {
         let bytes =
@@ -86,65 +58,128 @@ impl Chunks {
         self.streams.iter().zip(scratch).try_for_each(|(stream, scratch)| stream.memory.begin(stream.stream, scratch))
     }
 
-    /// Runs a job for each of `count` chunks on several threads. Each checks for Ctrl-C first.
-    pub(super) fn for_each(&self, count: usize, watch: &Watch, job: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
-        threads::for_each(self.threads, count, |index| watch.check().and_then(|()| job(index)))
+    /// Writes ranges of files on several threads, and returns the bytes at the end of the last range that do not fill a
+    /// block, unless the file ends there.
+    ///
+    /// `gather` adds the bytes of tensors in a chunk of a range, which it gets by its index, to the pieces.
+    pub(super) fn write(
+        &self,
+        ranges: &[FileRange<'_>],
+        watch: &Watch,
+        gather: impl Fn(usize, &Range<u64>, &mut Pieces) -> Result<()> + Sync,
+    ) -> Result<Vec<u8>> {
+        let bytes = self.request.bytes;
+        // For each range, the number of chunks up to its end.
+        let mut ends = Vec::with_capacity(ranges.len());
+        let mut count = 0;
+        for range in ranges {
+            count += to_usize((range.range.end - range.range.start).div_ceil(to_u64(bytes.max(1))));
+            ends.push(count);
+            range.file.digester.as_ref().inspect(|digester| digester.turns.restart());
+        }
+        let rest = Mutex::new(Vec::new());
+        threads::for_each(self.threads, count, |job| {
+            watch.check()?;
+            let index = ends.partition_point(|&end| end <= job);
+            let before = index.checked_sub(1).and_then(|before| ends.get(before)).copied().unwrap_or(0);
+            let missing = || Error::new(Kind::Internal, format!("chunk {job} of {count} has no range"));
+            let range = ranges.get(index).ok_or_else(missing)?;
+            let first = range.range.start.saturating_add(to_u64(job - before).saturating_mul(to_u64(bytes)));
+            let chunk = first..first.saturating_add(to_u64(bytes)).min(range.range.end);
+            let written = self.write_chunk(range, &chunk, job, watch, |pieces| gather(index, &chunk, pieces));
+            match (written, &range.file.digester) {
+                (Ok(partial), _) if partial.is_empty() => Ok(()),
+                (Ok(partial), _) => {
+                    *rest.lock().unwrap_or_else(PoisonError::into_inner) = partial;
+                    Ok(())
+                }
+                (Err(error), Some(digester)) => Err(digester.turns.fail(error)),
+                (Err(error), None) => Err(error),
+            }
+        })?;
+        Ok(rest.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Gathers a chunk in a slot, hashes it and writes its whole blocks. Returns the other bytes.
+    fn write_chunk(
+        &self,
+        range: &FileRange<'_>,
+        chunk: &Range<u64>,
+        job: usize,
+        watch: &Watch,
+        gather: impl FnOnce(&mut Pieces) -> Result<()>,
+    ) -> Result<Vec<u8>> {
+        let FileRange { file, range, carried } = range;
+        let check: Check<'_> = &|| watch.check();
+        let length = to_usize(chunk.end - chunk.start);
+        let mut slot = match &file.digester {
+            Some(digester) => digester.acquire(job, check, || self.acquire(watch))?,
+            None => self.acquire(watch)?,
+        };
+        let written = match chunk.end == file.layout.file_bytes() {
+            true => file.output.last_bytes(length),
+            false => length - length % file.output.alignment(),
+        };
+        let mut pieces = Pieces { of_device: self.streams.iter().map(|_| Vec::new()).collect(), bytes: 0 };
+        gather(&mut pieces)?;
+        let carried_end = range.start.saturating_add(to_u64(carried.len()));
+        let known_end = carried_end.max(file.header_bytes()).min(chunk.end);
+        if known_end.saturating_sub(chunk.start).saturating_add(pieces.bytes) != to_u64(length) {
+            let message = "the ranges do not hold each byte of the tensor once; check the index regions";
+            return Err(file.locate(Error::new(Kind::InvalidArgument, message).offset(0), chunk.start));
+        }
+        let misfit = || Error::new(Kind::Internal, format!("bytes {chunk:?} do not fit a slot"));
+        let (memory, beyond) = slot.bytes_mut().split_at_mut_checked(length).ok_or_else(misfit)?;
+        copy_start(file.layout.header().get(to_usize(chunk.start)..), memory);
+        copy_start(carried.get(to_usize(chunk.start - range.start)..), memory);
+        let used = self.streams.iter().zip(&pieces.of_device).filter(|(_, fetches)| !fetches.is_empty());
+        used.into_iter()
+            .try_for_each(|(stream, fetches)| stream.memory.fetch(memory, fetches))
+            .map_err(|error| file.locate(error, chunk.start))?;
+        if let Some(padding) = beyond.get_mut(..written.saturating_sub(length)) {
+            padding.fill(0);
+        }
+        if let Some(digester) = &file.digester {
+            let new = carried_end.clamp(chunk.start, chunk.end);
+            digester.add(new, memory.get(to_usize(new - chunk.start)..).unwrap_or_default(), check)?;
+        }
+        let partial = memory.get(written..).unwrap_or_default().to_vec();
+        if written > 0 {
+            file.write(slot, written, chunk.start, check)?;
+        }
+        Ok(partial)
     }
 
     /// Acquires a slot of staging, and pins it for all devices of the save.
-    pub(super) fn acquire(&self, watch: &Watch) -> Result<Slot> {
+    fn acquire(&self, watch: &Watch) -> Result<Slot> {
         let mut slot = pool::acquire(&self.request, || watch.check())?;
         slot.pin(|bytes| self.streams.iter().find_map(|stream| stream.memory.pin(bytes)));
         Ok(slot)
     }
+}
 
-    /// Gathers a range of a file in a slot, which is padded with zeros to `padded` bytes. `gather` adds the bytes to fetch
-    /// to the pieces of each device, and may write others itself.
-    pub(super) fn fill(
-        &self,
-        slot: &mut Slot,
-        range: &Range<u64>,
-        padded: usize,
-        target: Target<'_>,
-        gather: impl FnOnce(&mut [u8], &mut Pieces) -> Result<()>,
-    ) -> Result<()> {
-        let misfit = || Error::new(Kind::Internal, format!("bytes {range:?} do not fit a slot"));
-        let length = usize::try_from(range.end - range.start).map_err(|_| misfit())?;
-        let (chunk, beyond) = slot.bytes_mut().split_at_mut_checked(length).ok_or_else(misfit)?;
-        let mut pieces = Pieces(self.streams.iter().map(|_| Vec::new()).collect());
-        gather(chunk, &mut pieces)?;
-        let used = self.streams.iter().zip(&pieces.0).filter(|(_, fetches)| !fetches.is_empty());
-        used.into_iter()
-            .try_for_each(|(stream, fetches)| stream.memory.fetch(chunk, fetches))
-            .map_err(|error| target.locate(error, range.start))?;
-        if let Some(padding) = beyond.get_mut(..padded.saturating_sub(length)) {
-            padding.fill(0);
-        }
-        Ok(())
+/// Copies as many of these bytes as fit to the start of a chunk.
+fn copy_start(bytes: Option<&[u8]>, chunk: &mut [u8]) {
+    let bytes = bytes.unwrap_or_default();
+    let length = bytes.len().min(chunk.len());
+    if let (Some(target), Some(source)) = (chunk.get_mut(..length), bytes.get(..length)) {
+        target.copy_from_slice(source);
     }
 }
 
-/// Bytes to fetch of each device for a chunk.
-pub(super) struct Pieces(Vec<Vec<Fetch>>);
+/// Bytes to fetch for a chunk.
+pub(super) struct Pieces {
+    of_device: Vec<Vec<Fetch>>,
+    bytes: u64,
+}
 
 impl Pieces {
     /// Adds bytes at `address` of a device for the position `slot_begin` of the chunk.
     pub(super) fn add(&mut self, device: usize, address: u64, slot_begin: u64, length: u64) -> Result<()> {
         let misfit = || Error::new(Kind::Internal, format!("{length} bytes of device {device} do not fit a chunk"));
-        let (slot_begin, length) = (usize::try_from(slot_begin), usize::try_from(length));
-        let (slot_begin, length) = (slot_begin.map_err(|_| misfit())?, length.map_err(|_| misfit())?);
-        self.0.get_mut(device).ok_or_else(misfit)?.push(Fetch { address, slot_begin, length });
+        let fetches = self.of_device.get_mut(device).ok_or_else(misfit)?;
+        fetches.push(Fetch { address, slot_begin: to_usize(slot_begin), length: to_usize(length) });
+        self.bytes = self.bytes.saturating_add(length);
         Ok(())
     }
-}
-
-/// Returns the number of chunks of a range.
-pub(super) fn count(range: &Range<u64>, bytes: usize) -> usize {
-    to_usize((range.end - range.start).div_ceil(to_u64(bytes.max(1))))
-}
-
-/// Returns the bytes of a chunk of a range.
-pub(super) fn chunk(range: &Range<u64>, bytes: usize, index: usize) -> Range<u64> {
-    let first = range.start.saturating_add(to_u64(index).saturating_mul(to_u64(bytes)));
-    first..first.saturating_add(to_u64(bytes)).min(range.end)
 }

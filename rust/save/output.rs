@@ -1,9 +1,12 @@
 //! Output of a save: a local file, or an object of a remote store. Both appear whole, with the last call.
+//!
+//! Several processes may write one output. One of them creates it, and completes or removes it.
 
 use super::atomic_file::{self, ALIGNMENT, OutputFile};
+use super::direct_file::DirectFile;
 use super::file_kernel::Linux;
 use crate::error::{Error, Kind, Result};
-use crate::num::to_u64;
+use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::retry::Check;
 use crate::remote::location::Location;
@@ -12,12 +15,14 @@ use crate::remote::upload::{self, Upload};
 use crate::source::files::url_of;
 use std::path::{Path, PathBuf};
 
-/// File or object that is being written. Dropping it before it is published leaves nothing behind.
+/// File or object that is being written. Dropping it before it is published leaves nothing behind, unless it is shared.
 #[allow(clippy::large_enum_variant, reason = "without the feature remote, an object has no size")]
 pub enum Output {
-    /// Local file.
+    /// Local file that appears at its path atomically.
     File(OutputFile),
-    /// Object, which is sent in parts of these sizes.
+    /// Local file that exists and has its length, and that several processes write.
+    Shared(DirectFile),
+    /// Object, which is sent in parts of these sizes, by several processes if the upload is shared.
     Object(Upload, Parts),
 }
 
@@ -39,29 +44,52 @@ impl Output {
         })
     }
 
+    /// Opens what [`create_shared`] has created, given the id that it returned and the size of the parts of an object.
+    ///
+    /// # Errors
+    /// Those of [`DirectFile::open`] or of [`Upload::join`].
+    pub fn join(path: &Path, upload: &str, part_bytes: u64, check: Check<'_>) -> Result<Output> {
+        Ok(match url_of(path)? {
+            None => Output::Shared(DirectFile::open(path, Box::new(Linux), check)?),
+            Some(location) => {
+                Output::Object(Upload::join(&location, upload.to_owned())?, Parts::of_size(to_usize(part_bytes)))
+            }
+        })
+    }
+
+    /// Returns the file, or else the object.
+    fn target(&self) -> std::result::Result<&DirectFile, (&Upload, &Parts)> {
+        match self {
+            Output::File(file) => Ok(file.data()),
+            Output::Shared(file) => Ok(file),
+            Output::Object(upload, parts) => Err((upload, parts)),
+        }
+    }
+
+    /// Returns whether this is an object.
+    pub fn is_object(&self) -> bool {
+        self.target().is_err()
+    }
+
     /// Returns the path as the caller passed it, or the URL without what may be secret.
     pub fn path(&self) -> &Path {
-        match self {
-            Output::File(file) => file.data().path(),
-            Output::Object(upload, _) => upload.path(),
+        match self.target() {
+            Ok(file) => file.path(),
+            Err((upload, _)) => upload.path(),
         }
     }
 
     /// Prepares for a length in bytes: reserves disk space, or begins an upload in parts if one request is too small.
     ///
     /// # Errors
-    /// Those of [`OutputFile::reserve`] or of [`Upload::begin`].
+    /// Those of [`DirectFile::reserve`] or of [`Upload::begin`].
     pub fn prepare(&mut self, length: u64, options: &Options, check: Check<'_>) -> Result<()> {
-        match self {
-            Output::File(file) => {
-                let blocks = length.checked_next_multiple_of(to_u64(ALIGNMENT));
-                file.data().reserve(blocks.ok_or_else(|| too_long(file.data().path()))?, check)
-            }
-            Output::Object(upload, parts) => {
-                *parts = Parts::of_length(length, options.request_bytes);
-                if length > to_u64(parts.first_bytes()) { upload.begin(Some(length), check) } else { Ok(()) }
-            }
+        if let Output::Object(upload, parts) = self {
+            *parts = Parts::of_length(length, options.request_bytes);
+            return if length > to_u64(parts.first_bytes()) { upload.begin(Some(length), check) } else { Ok(()) };
         }
+        let blocks = length.checked_next_multiple_of(to_u64(ALIGNMENT));
+        self.reserve(blocks.ok_or_else(|| too_long(self.path()))?, check)
     }
 
     /// Prepares for an unknown length.
@@ -76,26 +104,17 @@ impl Output {
     /// # Errors
     /// Those of [`Upload::begin`].
     pub fn begin_parts(&self, check: Check<'_>) -> Result<()> {
-        match self {
-            Output::File(_) => Ok(()),
-            Output::Object(upload, _) => upload.begin(None, check),
-        }
+        self.target().err().map_or(Ok(()), |(upload, _)| upload.begin(None, check))
     }
 
     /// Returns the alignment of writes in bytes. Only the last one ends elsewhere.
     pub fn alignment(&self) -> usize {
-        match self {
-            Output::File(_) => ALIGNMENT,
-            Output::Object(_, parts) => parts.first_bytes(),
-        }
+        self.target().err().map_or(ALIGNMENT, |(_, parts)| parts.first_bytes())
     }
 
     /// Returns the number of bytes that the last write takes for its `length` bytes. Further ones are removed from a file.
     pub fn last_bytes(&self, length: usize) -> usize {
-        match self {
-            Output::File(_) => length.next_multiple_of(ALIGNMENT),
-            Output::Object(..) => length,
-        }
+        if self.is_object() { length } else { length.next_multiple_of(ALIGNMENT) }
     }
 
     /// Returns the size of the part of an object that has the byte at `offset`, or `None` for a file.
@@ -103,39 +122,32 @@ impl Output {
     /// # Errors
     /// `invalid-argument` if no object is this long.
     pub fn part_bytes(&self, offset: u64) -> Result<Option<usize>> {
-        match self {
-            Output::File(_) => Ok(None),
-            Output::Object(upload, parts) => {
-                parts.at(offset).map(|(_, bytes)| Some(bytes)).ok_or_else(|| too_long(upload.path()))
-            }
-        }
+        let Err((upload, parts)) = self.target() else { return Ok(None) };
+        parts.at(offset).map(|(_, bytes)| Some(bytes)).ok_or_else(|| too_long(upload.path()))
     }
 
     /// Reserves disk space for a file of `bytes` bytes.
     ///
     /// # Errors
-    /// Those of [`OutputFile::reserve`].
+    /// Those of [`DirectFile::reserve`].
     pub fn reserve(&self, bytes: u64, check: Check<'_>) -> Result<()> {
-        match self {
-            Output::File(file) => file.data().reserve(bytes, check),
-            Output::Object(..) => Ok(()),
-        }
+        self.target().map_or(Ok(()), |file| file.reserve(bytes, check))
     }
 
     /// Writes the first `length` bytes of `memory` at `offset`. Returns the memory, unless an object needs it longer.
     ///
     /// # Errors
-    /// Those of [`OutputFile::write`] or of [`Upload::put`].
+    /// Those of [`DirectFile::write`] or of [`Upload::put`].
     pub fn write<M>(&self, memory: M, length: usize, offset: u64, check: Check<'_>) -> Result<Option<M>>
     where
         M: AsRef<[u8]> + Send + 'static,
     {
-        match self {
-            Output::File(file) => {
-                file.data().write(memory.as_ref().get(..length).unwrap_or_default(), offset, check)?;
+        match self.target() {
+            Ok(file) => {
+                file.write(memory.as_ref().get(..length).unwrap_or_default(), offset, check)?;
                 Ok(Some(memory))
             }
-            Output::Object(upload, parts) => {
+            Err((upload, parts)) => {
                 let (index, _) = parts.at(offset).ok_or_else(|| too_long(upload.path()))?;
                 upload.put(index, offset, memory, length, check)
             }
@@ -145,32 +157,81 @@ impl Output {
     /// Moves bytes towards the end: of a file through `buffer`, of an object in pieces of `distance` bytes.
     ///
     /// # Errors
-    /// Those of [`OutputFile::shift`] or of [`Upload::shift`].
+    /// Those of [`DirectFile::shift`] or of [`Upload::shift`].
     pub fn shift(&self, begin: u64, length: u64, distance: u64, buffer: &mut [u8], check: Check<'_>) -> Result<()> {
-        match self {
-            Output::File(file) => file.data().shift(begin, length, distance, buffer, check),
-            Output::Object(upload, _) => upload.shift(begin, length, distance, check),
+        match self.target() {
+            Ok(file) => file.shift(begin, length, distance, buffer, check),
+            Err((upload, _)) => upload.shift(begin, length, distance, check),
         }
     }
 
     /// Gives the complete file or object its name, replacing an older one.
     ///
     /// # Errors
-    /// Those of [`OutputFile::publish`] or of [`Upload::finish`].
+    /// Those of [`OutputFile::publish`] or of [`Upload::finish`]; `internal` if it is shared.
     pub fn publish(self, length: u64, check: Check<'_>) -> Result<()> {
         match self {
             Output::File(file) => file.publish(length, check),
             Output::Object(upload, _) => upload.finish(check).map_err(|error| upload.abandon(error)),
+            Output::Shared(file) => Err(Error::new(Kind::Internal, "the file is shared").at(file.path())),
+        }
+    }
+
+    /// Ends the part of this process in a shared file or object: sets the length of a file to `end`, if this process wrote
+    /// its end, and flushes it. Returns the indices and the ids of the parts of an object.
+    ///
+    /// # Errors
+    /// Those of [`DirectFile::set_length`] and [`DirectFile::flush`].
+    pub fn leave(&self, end: Option<u64>, check: Check<'_>) -> Result<Vec<(usize, String)>> {
+        match self.target() {
+            Ok(file) => {
+                end.map_or(Ok(()), |end| file.set_length(end))?;
+                file.flush(check).map(|()| Vec::new())
+            }
+            Err((upload, _)) => Ok(upload.sent_parts()),
         }
     }
 
     /// Ends the output because of an error. Returns the error, which says so if parts of an upload remain.
     pub fn abandon(&self, error: Error) -> Error {
-        match self {
-            Output::File(_) => error,
-            Output::Object(upload, _) => upload.abandon(error),
+        match self.target() {
+            Ok(_) => error,
+            Err((upload, _)) => upload.abandon(error),
         }
     }
+}
+
+/// Creates a file of this length, or begins an upload, for [`Output::join`] in several processes. Returns the id of the
+/// upload, or an empty text. A file gets the owner and permissions of `model`.
+///
+/// # Errors
+/// Those of [`atomic_file::create_sized`] or of [`Upload::begin_shared`].
+pub fn create_shared(path: &Path, bytes: u64, model: Option<&Path>, check: Check<'_>) -> Result<String> {
+    match url_of(path)? {
+        None => atomic_file::create_sized(path, bytes, model, check).map(|()| String::new()),
+        Some(location) => Upload::begin_shared(&location, bytes, check),
+    }
+}
+
+/// Ends a shared upload with the parts of all processes, so that the object appears and replaces an older one.
+///
+/// # Errors
+/// Those of [`Upload::finish_shared`].
+pub fn complete_shared(url: &Path, upload: String, parts: Vec<(usize, String)>, check: Check<'_>) -> Result<()> {
+    Upload::finish_shared(&location_of(url)?, upload, parts, check)
+}
+
+/// Drops the parts of a shared upload.
+///
+/// # Errors
+/// Those of [`Upload::abort_shared`].
+pub fn abort_shared(url: &Path, upload: String) -> Result<()> {
+    Upload::abort_shared(&location_of(url)?, upload)
+}
+
+/// Returns the size of the parts of an object of at most `bytes` bytes.
+pub fn part_bytes(bytes: u64, request_bytes: usize) -> usize {
+    Parts::of_length(bytes, request_bytes).first_bytes()
 }
 
 fn too_long(path: &Path) -> Error {

@@ -1,12 +1,12 @@
 //! Part of one rank in a save by a group: writes its blocks of files or objects that all ranks have open.
 
-use super::chunks::{self, Chunks, Target};
-use super::digester::Digester;
+use super::chunks::{Chunks, FileRange, Pieces};
 use super::direct_file::ALIGNMENT;
-use super::shared_output::{SentPart, SharedOutput};
+use super::output::Output;
+use super::planned_file::PlannedFile;
 use super::{DeviceStream, Extent};
 use crate::error::{Error, Kind, Result};
-use crate::group::save::{RankPlan, SavePlan};
+use crate::group::save::{RankPlan, SavePlan, Write};
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::sigint::Watch;
@@ -16,14 +16,23 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+/// Part of an object that a process has sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SentPart {
+    /// Index of the file in the save.
+    pub file: usize,
+    /// Index of the part.
+    pub index: usize,
+    /// Name that the service gave it.
+    pub id: String,
+}
+
 /// Save of one rank in progress. The files are those of the caller, who removes them after an error.
 pub struct RankSave {
     plan: Arc<SavePlan>,
     work: Arc<RankPlan>,
-    /// Files of which the rank writes blocks.
-    files: Vec<Option<SharedOutput>>,
-    /// Hashes of the tensors of each file, if the file gets digests. Those of the first rank have the chunks of the header.
-    digesters: Vec<Option<Digester>>,
+    /// Files of which the rank writes blocks. The digesters of the first rank have the chunks of the header.
+    files: Vec<Option<PlannedFile>>,
     chunks: Chunks,
     _span: Span,
 }
@@ -68,19 +77,16 @@ impl RankSave {
         };
         let span = profile::span(Stage::Save).bytes(sum).detail(detail);
         let watch = Watch::begin();
-        let open = |((path, upload), is_written): ((&PathBuf, &String), &bool)| {
-            is_written.then(|| SharedOutput::open(path, upload, plan.block_bytes(), &|| watch.check())).transpose()
+        let open = |(number, is_written): (usize, &bool)| {
+            let (path, upload) = paths.get(number).zip(uploads.get(number)).filter(|_| *is_written)?;
+            let layout = Arc::clone(plan.file(number)?);
+            let output = Output::join(path, upload, plan.block_bytes(), &|| watch.check());
+            Some(output.map(|output| PlannedFile::new(layout, output)))
         };
-        let files: Vec<_> = paths.iter().zip(uploads).zip(&is_written).map(open).collect::<Result<_>>()?;
-        let has_objects = files.iter().flatten().any(|file| matches!(file, SharedOutput::Object(..)));
-        let part_bytes = has_objects.then(|| to_usize(plan.block_bytes()));
+        let files = is_written.iter().enumerate().map(|file| open(file).transpose()).collect::<Result<Vec<_>>>()?;
+        let part_bytes = files.iter().flatten().find_map(|file| file.output.part_bytes(0).transpose()).transpose()?;
         let chunks = Chunks::new(streams, part_bytes, most.max(1), options);
-        let digester = |(file, is_written): (usize, &bool)| {
-            let layout = plan.file(file).filter(|_| *is_written)?;
-            Some(Digester::new(layout.digests()?, layout))
-        };
-        let digesters = is_written.iter().enumerate().map(digester).collect();
-        Ok(RankSave { plan, work, files, digesters, chunks, _span: span })
+        Ok(RankSave { plan, work, files, chunks, _span: span })
     }
 
     /// Writes some of the rank's ranges of a window. `sources` has the memory of their sources, in the order of the window:
@@ -103,69 +109,35 @@ impl RankSave {
         }
         let watch = Watch::begin();
         self.chunks.begin(&[])?;
-        let bytes = self.chunks.bytes();
-        // For each range, the number of chunks up to its end.
-        let mut ends = Vec::with_capacity(writes.len());
-        let mut count = 0;
-        for write in writes {
-            count += chunks::count(&write.range, bytes);
-            ends.push(count);
-        }
-        self.chunks.for_each(count, &watch, |index| {
-            let position = ends.partition_point(|&end| end <= index);
-            let before = position.checked_sub(1).and_then(|before| ends.get(before)).copied().unwrap_or(0);
-            let write = writes.get(position).ok_or_else(missing)?;
+        let range = |write: &Write| {
             let file = self.files.get(write.file).and_then(Option::as_ref).ok_or_else(missing)?;
-            let layout = self.plan.file(write.file).ok_or_else(missing)?;
-            let range = chunks::chunk(&write.range, bytes, index - before);
-            let target = Target { path: file.path(), layout };
-            let mut slot = self.chunks.acquire(&watch)?;
-            let padded = file.padded(to_usize(range.end - range.start));
-            self.chunks.fill(&mut slot, &range, padded, target, |chunk, pieces| {
-                let header = layout.header().get(to_usize(range.start)..).unwrap_or_default();
-                for (byte, &own) in chunk.iter_mut().zip(header) {
-                    *byte = own;
+            Ok(FileRange { file, range: write.range.clone(), carried: &[] })
+        };
+        let ranges = writes.iter().map(range).collect::<Result<Vec<_>>>()?;
+        let gather = |index: usize, chunk: &Range<u64>, pieces: &mut Pieces| {
+            let write: &Write = writes.get(index).ok_or_else(missing)?;
+            let own = work.sources.get(write.sources.clone()).ok_or_else(missing)?;
+            let memory = sources.get(write.sources.start - first_source..).ok_or_else(missing)?;
+            let skipped = own.partition_point(|source| self.plan.file_range(source).end <= chunk.start);
+            for (source, extent) in own.iter().zip(memory).skip(skipped) {
+                if self.plan.file_range(source).start >= chunk.end {
+                    break;
                 }
-                let mut filled = to_u64(header.len()).min(range.end - range.start);
-                let own = work.sources.get(write.sources.clone()).ok_or_else(missing)?;
-                let memory = sources.get(write.sources.start - first_source..).ok_or_else(missing)?;
-                let skipped = own.partition_point(|source| self.plan.file_range(source).end <= range.start);
-                for (source, extent) in own.iter().zip(memory).skip(skipped) {
-                    if self.plan.file_range(source).start >= range.end {
-                        break;
+                if extent.length != source.local.end - source.local.start {
+                    return Err(Error::new(Kind::Internal, format!("{extent:?} for {source:?}")));
+                }
+                let mut result = Ok(());
+                self.plan.for_each_piece(source, chunk, |piece, offset| {
+                    if result.is_ok() {
+                        let (begin, length) = (piece.start - chunk.start, piece.end - piece.start);
+                        result = pieces.add(extent.device, extent.address + offset, begin, length);
                     }
-                    if extent.length != source.local.end - source.local.start {
-                        return Err(Error::new(Kind::Internal, format!("{extent:?} for {source:?}")));
-                    }
-                    let mut result = Ok(());
-                    self.plan.for_each_piece(source, &range, |piece, offset| {
-                        let length = piece.end - piece.start;
-                        let address = extent.address + offset;
-                        filled += length;
-                        if result.is_ok() {
-                            result = pieces.add(extent.device, address, piece.start - range.start, length);
-                        }
-                    });
-                    result?;
-                }
-                if filled == range.end - range.start {
-                    return Ok(());
-                }
-                let message = "the ranks do not hold each byte of the tensor once; check the index regions";
-                let error = Error::new(Kind::InvalidArgument, message).offset(range.start).at(file.path());
-                Err(target.name_tensor(error))
-            })?;
-            if let Some(digester) = self.digesters.get(write.file).and_then(Option::as_ref) {
-                let length = to_usize(range.end - range.start);
-                let bytes = slot.bytes_mut().get(..length).unwrap_or_default();
-                digester.add(range.start, bytes, &|| watch.check())?;
-                if range.start < to_u64(layout.header().len()) {
-                    digester.keep(range.start, slot.bytes_mut().get(..padded).unwrap_or_default());
-                    return Ok(());
-                }
+                });
+                result?;
             }
-            target.write(padded, || file.write(slot, padded, range.start, &|| watch.check()))
-        })
+            Ok(())
+        };
+        self.chunks.write(&ranges, &watch, gather).map(drop)
     }
 
     /// Returns the hashes of what the rank has written of files with digests, for [`seal`](RankSave::seal). Empty if no file
@@ -175,9 +147,9 @@ impl RankSave {
     /// `internal` if bytes of the rank were not written.
     pub fn hashes(&self) -> Result<Vec<u8>> {
         let mut encoded = Vec::new();
-        for (file, digester) in self.digesters.iter().enumerate() {
-            if let Some(digester) = digester {
-                encoded.extend(to_u64(file).to_le_bytes());
+        for (number, file) in self.files.iter().enumerate() {
+            if let Some(digester) = file.as_ref().and_then(|file| file.digester.as_ref()) {
+                encoded.extend(to_u64(number).to_le_bytes());
                 digester.encode(&mut encoded)?;
             }
         }
@@ -194,20 +166,11 @@ impl RankSave {
         let mut encoded = hashes;
         while let Some((file, rest)) = encoded.split_first_chunk::<8>() {
             encoded = rest;
-            let digester = self.digesters.get(to_usize(u64::from_le_bytes(*file))).and_then(Option::as_ref);
+            let file = self.files.get(to_usize(u64::from_le_bytes(*file))).and_then(Option::as_ref);
+            let digester = file.and_then(|file| file.digester.as_ref());
             digester.ok_or_else(misfit)?.add_encoded(&mut encoded)?;
         }
-        for (number, digester) in self.digesters.iter_mut().enumerate() {
-            let Some(digester) = digester.take() else { continue };
-            let (layout, file) = (self.plan.file(number), self.files.get(number).and_then(Option::as_ref));
-            let (layout, file) = layout.zip(file).ok_or_else(misfit)?;
-            for (first, chunk) in digester.seal(layout)? {
-                let length = chunk.len();
-                let _span = profile::span(Stage::Write).bytes(length);
-                file.write(chunk, length, first, &|| watch.check())?;
-            }
-        }
-        Ok(())
+        self.files.iter_mut().flatten().try_for_each(|file| file.seal(&|| watch.check()))
     }
 
     /// Sets the length of the files whose end the rank has written, and flushes what it has written. Returns the parts of
@@ -217,17 +180,14 @@ impl RankSave {
     /// `io`, `interrupted`.
     pub fn finish(self) -> Result<Vec<SentPart>> {
         let watch = Watch::begin();
-        let mut ends = vec![None; self.files.len()];
-        for write in self.work.windows.iter().flat_map(|window| &window.writes) {
-            let file_bytes = self.plan.file(write.file).map(|layout| layout.file_bytes());
-            if let Some(end) = ends.get_mut(write.file).filter(|_| file_bytes == Some(write.range.end)) {
-                *end = file_bytes;
-            }
-        }
         let _span = profile::span(Stage::Flush);
         let mut parts = Vec::new();
-        for (number, (file, end)) in self.files.iter().zip(ends).enumerate() {
-            let sent = file.as_ref().map_or_else(|| Ok(Vec::new()), |file| file.finish(end, &|| watch.check()))?;
+        for (number, file) in self.files.iter().enumerate() {
+            let Some(file) = file else { continue };
+            let end = file.layout.file_bytes();
+            let mut writes = self.work.windows.iter().flat_map(|window| &window.writes);
+            let has_end = writes.any(|write| write.file == number && write.range.end == end);
+            let sent = file.output.leave(has_end.then_some(end), &|| watch.check())?;
             parts.extend(sent.into_iter().map(|(index, id)| SentPart { file: number, index, id }));
         }
         Ok(parts)

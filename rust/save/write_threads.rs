@@ -93,7 +93,7 @@ impl WriteThreads {
     pub fn acquire(&self, bytes: usize) -> Result<Block> {
         let _span = profile::span(Stage::Slot);
         // A writer keeps the first part of an object to the end.
-        let block_count_min = if matches!(*self.shared.output, Output::File(_)) { 1 } else { 2 };
+        let block_count_min = if self.shared.output.is_object() { 2 } else { 1 };
         let block_count_max = (self.staging_bytes / bytes.max(1)).clamp(block_count_min, BLOCKS_MAX);
         let mut watch = None;
         let mut state = self.shared.lock();

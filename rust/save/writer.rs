@@ -401,7 +401,7 @@ impl Writer {
     /// Submits the filled part of a block to the threads, on a disk padded to whole blocks. Keeps the first part of an
     /// object.
     fn submit(&mut self, mut block: Block) -> Result<()> {
-        if self.data_begin.is_none() && matches!(*self.output, Output::Object(..)) {
+        if self.data_begin.is_none() && self.output.is_object() {
             let watch = Watch::begin();
             self.output.begin_parts(&|| watch.check())?;
             self.data_begin = Some(to_u64(HEADER_RESERVE_BYTES));
@@ -453,13 +453,11 @@ impl Writer {
     /// Ends the output and stores an error, which every later call returns. Adds the tensor whose byte could not be
     /// written.
     fn fail(&mut self, error: Error) -> Error {
-        let error = if matches!(*self.output, Output::File(_)) {
-            error
-        } else {
+        if self.output.is_object() {
             // The service would keep a part that arrives after the abort.
             self.threads.stop();
-            self.output.abandon(error)
-        };
+        }
+        let error = self.output.abandon(error);
         let position = error.position().zip(self.data_begin).and_then(|(position, begin)| position.checked_sub(begin));
         let mut end: u64 = 0;
         let tensor = position.and_then(|position| {

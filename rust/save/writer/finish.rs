@@ -88,5 +88,5 @@ impl Writer {
 
 /// Returns where the data begins in the first block.
 pub(super) fn first_filled(output: &Output) -> usize {
-    if matches!(output, Output::File(_)) { 0 } else { HEADER_RESERVE_BYTES }
+    if output.is_object() { HEADER_RESERVE_BYTES } else { 0 }
 }
