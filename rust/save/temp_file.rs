@@ -2,7 +2,7 @@
 //!
 //! If the file system supports `O_TMPFILE`, the temporary file has no name, and a killed process leaves no file behind.
 //! Publishing links it to a temporary name and renames that, since only a rename can replace a file. On other file
-//! systems the file has the temporary name from the start: `.<name>.<process>-<number>.fst-tmp`, in the same directory.
+//! systems the file has a temporary name from the start: `.<name>.<process>-<number>.fst-tmp`, in the same directory.
 
 use super::file_kernel::FileKernel;
 use super::permissions::Permissions;
@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result};
 use crate::os::file_lock::FileLock;
 use crate::os::local_file::check_regular;
 use crate::source::files::check_local;
-use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, accessat, linkat, openat, unlinkat};
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, accessat, linkat, openat, statat, unlinkat};
 use rustix::io::{Errno, retry_on_intr};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -105,22 +105,48 @@ impl Target {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         loop {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let suffix = format!(".{}-{number}.fst-tmp", process::id());
-            let mut name = vec![b'.'];
-            let room = NAME_BYTES_MAX.saturating_sub(name.len() + suffix.len());
-            name.extend(self.name.as_bytes().iter().take(room));
-            name.extend(suffix.as_bytes());
-            let name = OsString::from_vec(name);
+            let name = self.temporary_name(process::id(), number);
             match make(&name) {
-                Ok(made) => {
-                    let directory = Arc::clone(&self.directory);
-                    return Ok((TemporaryName { directory, name: Some(name), process: process::id() }, made));
-                }
+                Ok(made) => return Ok((TemporaryName::new(&self.directory, name), made)),
                 // A process on another machine that shares the directory may have the same id.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    fn temporary_name(&self, process: u32, number: u64) -> OsString {
+        let suffix = format!(".{process}-{number}.fst-tmp");
+        let mut name = vec![b'.'];
+        let room = NAME_BYTES_MAX.saturating_sub(name.len() + suffix.len());
+        name.extend(self.name.as_bytes().iter().take(room));
+        name.extend(suffix.as_bytes());
+        OsString::from_vec(name)
+    }
+
+    /// Links a file without a name to a temporary name. All processes that have locked their file try the same name first, so
+    /// that a save removes the link of a process that was killed before it renamed the link.
+    fn link_unnamed(&self, file: &File, is_locked: bool) -> io::Result<TemporaryName> {
+        let link = |name: &OsStr| Ok(linkat(CWD, &*proc_path(file), &*self.directory, name, AtFlags::SYMLINK_FOLLOW)?);
+        let shared = self.temporary_name(0, 0);
+        let link_shared = || link(&shared).or_else(|_| self.remove_unlocked(&shared).and_then(|()| link(&shared)));
+        match is_locked.then(link_shared) {
+            Some(Ok(())) => Ok(TemporaryName::new(&self.directory, shared)),
+            _ => self.at_temporary_name(link).map(|(name, ())| name),
+        }
+    }
+
+    /// Removes a link that no process has locked.
+    fn remove_unlocked(&self, name: &OsStr) -> io::Result<()> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = Arc::new(File::from(openat(&*self.directory, name, flags, Mode::empty())?));
+        let _lock = FileLock::try_exclusive(&file)?;
+        // Only the process that has the lock removes the name, so it cannot become that of another file from here on.
+        let (own, named) = (file.metadata()?, statat(&*self.directory, name, AtFlags::SYMLINK_NOFOLLOW)?);
+        if (own.dev(), own.ino()) == (named.st_dev, named.st_ino) {
+            unlinkat(&*self.directory, name, AtFlags::empty())?;
+        }
+        Ok(())
     }
 }
 
@@ -133,6 +159,10 @@ struct TemporaryName {
 }
 
 impl TemporaryName {
+    fn new(directory: &Arc<OwnedFd>, name: OsString) -> TemporaryName {
+        TemporaryName { directory: Arc::clone(directory), name: Some(name), process: process::id() }
+    }
+
     /// Renames the file in its directory, atomically replacing an existing file.
     fn rename_to(mut self, name: &OsStr, kernel: &dyn FileKernel) -> io::Result<()> {
         let Some(own) = &self.name else { return Ok(()) };
@@ -198,13 +228,9 @@ impl TempFile {
     /// Those of the file system. An existing file is unchanged then, and the temporary file is removed.
     pub fn publish(self, kernel: &dyn FileKernel) -> io::Result<()> {
         let TempFile { lock, file, target, temporary } = self;
-        let link = |name: &OsStr| {
-            let source = proc_path(&file);
-            Ok(linkat(CWD, &*source, &*target.directory, name, AtFlags::SYMLINK_FOLLOW)?)
-        };
-        let temporary = match temporary {
-            Some(temporary) => temporary,
-            None => target.at_temporary_name(link)?.0,
+        let Some(temporary) = temporary else {
+            // The lock lasts until the file has its name.
+            return target.link_unnamed(&file, lock.is_ok())?.rename_to(&target.name, kernel);
         };
         // Some file systems refuse to rename an open file.
         drop(lock);

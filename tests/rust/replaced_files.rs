@@ -259,6 +259,19 @@ fn a_relative_path_is_that_of_the_directory_at_the_beginning() {
     assert_eq!(fs::read(first.path().join("link target")).unwrap(), b"");
 }
 
+#[test]
+fn a_save_removes_what_a_killed_save_left() {
+    let (directory, path) = files::new_path("x");
+    let left = directory.path().join(".x.0-0.fst-tmp");
+    for is_in_use in [true, false] {
+        let file = Arc::new(File::create(&left).unwrap());
+        let lock = is_in_use.then(|| FileLock::try_exclusive(&file).unwrap());
+        OutputFile::create(&path, kernel()).unwrap().publish(0, &|| Ok(())).unwrap();
+        drop(lock);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), if is_in_use { 2 } else { 1 });
+    }
+}
+
 /// Kernel of a file system that refuses renames.
 struct WithoutRenames;
 
