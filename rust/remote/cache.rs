@@ -26,12 +26,13 @@ use crate::digest::Algorithm;
 use crate::error::{Error, Result};
 use crate::num::to_u64;
 use crate::options::{self, CacheOptions};
+use crate::os::file_lock::FileLock;
 use crate::os::local_file::LocalFile;
 pub(super) use part::Part;
 pub(super) use queue::add;
 pub use queue::flush;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, fstatvfs};
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -175,17 +176,19 @@ impl Cache {
         Ok(Some(Copy::Part(Arc::new(Part::create(self, entry, length)?))))
     }
 
-    /// Locks the directory against other processes and threads until the file is dropped.
-    fn lock(&self) -> io::Result<File> {
+    /// Locks the directory against other processes and threads until the result is dropped.
+    fn lock(&self) -> io::Result<FileLock> {
         let path = self.directory.join("lock");
-        let lock = open_file(OpenOptions::new().write(true).create(true).truncate(false).mode(FILE_MODE), &path)?;
+        let file =
+            Arc::new(open_file(OpenOptions::new().write(true).create(true).truncate(false).mode(FILE_MODE), &path)?);
         let begin = Instant::now();
         loop {
-            match lock.try_lock() {
-                Ok(()) => return Ok(lock),
+            match FileLock::try_exclusive(&file) {
                 // A process that was stopped may hold the lock for ever.
-                Err(TryLockError::WouldBlock) if begin.elapsed() < LOCK_TIMEOUT => thread::sleep(LOCK_INTERVAL),
-                Err(error) => return Err(error.into()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && begin.elapsed() < LOCK_TIMEOUT => {
+                    thread::sleep(LOCK_INTERVAL);
+                }
+                result => return result,
             }
         }
     }

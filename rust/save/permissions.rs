@@ -51,14 +51,6 @@ impl Permissions {
         })
     }
 
-    /// Reads the permissions of a file that the new file does not replace. Attributes may describe its content.
-    ///
-    /// # Errors
-    /// Those of stat(2).
-    pub(super) fn read_model(path: &Path) -> io::Result<Permissions> {
-        Ok(Permissions { attributes: Vec::new(), ..Permissions::read(path)? })
-    }
-
     /// Gives them to a new file, which only its owner can open so far.
     pub(super) fn apply(&self, file: &File, path: &Path) {
         let mut lost: Vec<String> = Vec::new();

@@ -196,13 +196,13 @@ pub struct TempFile {
 
 impl TempFile {
     /// Creates an empty temporary file for `path`, with the owner, permissions and attributes of the file that it replaces.
-    /// If there is none, the owner and permissions of `model` apply, if that is given and exists.
+    /// If there is none, those of `model` apply, if that is given and exists.
     ///
     /// # Errors
     /// Those of [`Target::open`], and those of creating a file in the directory of `path`.
     pub fn create(path: &Path, model: Option<&Path>) -> Result<TempFile> {
         let target = Target::open(path)?;
-        let permissions = target.existing.clone().or_else(|| read_model(model));
+        let permissions = target.existing.clone().or_else(|| model.and_then(|model| Permissions::read(model).ok()));
         let mode = Mode::from_raw_mode(if permissions.is_some() { PRIVATE_MODE } else { MODE });
         let (file, temporary) = match create_unnamed(&target.directory, mode) {
             Ok(file) => (file, None),
@@ -254,17 +254,13 @@ impl TempFile {
 /// Those of creating a file.
 pub fn create_new(path: &Path, model: Option<&Path>) -> Result<File> {
     let path = &*check_local(path)?;
-    let permissions = read_model(model);
+    let permissions = model.and_then(|model| Permissions::read(model).ok());
     let mode = Mode::from_raw_mode(if permissions.is_some() { PRIVATE_MODE } else { MODE });
     let file = create_at(CWD, path, mode).map_err(|error| cannot_create(error, path))?;
     if let Some(permissions) = permissions {
         permissions.apply(&file, path);
     }
     Ok(file)
-}
-
-fn read_model(model: Option<&Path>) -> Option<Permissions> {
-    model.and_then(|model| Permissions::read_model(model).ok())
 }
 
 /// Checks that the process may write a file. A rename needs no such permission, but a save should.
