@@ -7,7 +7,7 @@ use super::tensor::{device_stream, metadata_of};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::layout;
-use crate::group::save::{self, Layout, RankPlan, RankWindow, SaveRequest, SaveTensor, run_bytes_min};
+use crate::group::save::{self, Layout, RankPlan, RankWindow, SaveRequest, SaveTensor, WRITE_BYTES_MAX, run_bytes_min};
 use crate::num::to_u64;
 use crate::options::Options;
 use crate::save::direct_file::ALIGNMENT;
@@ -44,6 +44,7 @@ pub(super) fn plan_save(
         let files: Vec<_> = metadata.iter().map(|file| metadata_of(&file.entries, !file.entries.is_empty())).collect();
         let request = SaveRequest {
             run_bytes_min: run_bytes_min(&files),
+            write_bytes_max: WRITE_BYTES_MAX,
             files,
             layouts,
             tensors,

@@ -39,6 +39,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Usual size of the largest range that a rank writes at once, in bytes.
+pub const WRITE_BYTES_MAX: u64 = 32 << 20;
+
 /// Tensor of a save by ranks.
 #[derive(Clone, Debug, Hash)]
 pub struct SaveTensor {
@@ -71,6 +74,9 @@ pub struct SaveRequest {
     pub block_bytes: u64,
     /// Smallest part of a tensor that one rank writes, in bytes: [`run_bytes_min`].
     pub run_bytes_min: u64,
+    /// Largest range of a file that a rank writes at once, in bytes, if a block is not larger: [`WRITE_BYTES_MAX`]. Its
+    /// bytes may have to be copied first.
+    pub write_bytes_max: u64,
 }
 
 /// Plan of a save by a group.
@@ -78,6 +84,8 @@ pub struct SaveRequest {
 pub struct SavePlan {
     ranks: usize,
     block_bytes: u64,
+    /// Largest range of a rank, a multiple of blocks.
+    write_bytes_max: u64,
     files: Vec<File>,
     /// Tensors in the order of the files and of their bytes.
     tensors: Vec<Tensor>,
@@ -150,6 +158,8 @@ impl SavePlan {
         let mut plan = SavePlan {
             ranks: request.ranks,
             block_bytes: request.block_bytes,
+            write_bytes_max: (request.write_bytes_max - request.write_bytes_max % request.block_bytes)
+                .max(request.block_bytes),
             files: Vec::with_capacity(request.files.len()),
             tensors: Vec::with_capacity(request.tensors.len()),
             indices: vec![0; request.tensors.len()],

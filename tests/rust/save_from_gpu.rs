@@ -157,6 +157,7 @@ impl<'a> Checkpoint<'a> {
             window_bytes: 1 << 20,
             block_bytes: 4096,
             run_bytes_min: 1,
+            write_bytes_max: u64::MAX,
         })?);
         let work = Arc::new(plan.rank_plan(0));
         atomic_file::create_sized(&self.path(), plan.file(0).unwrap().file_bytes(), None, &|| Ok(()))?;

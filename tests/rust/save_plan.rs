@@ -58,10 +58,11 @@ fn request() -> impl Strategy<Value = SaveRequest> {
     (1_usize..9, 1_usize..3)
         .prop_flat_map(move |(ranks, files)| {
             let tensors = vec(tensor(ranks, files), 0..8);
-            let sizes = (prop_oneof![Just(16_u64), Just(64), Just(512)], 0_u64..100, 0_u64..4096);
+            let block_bytes = prop_oneof![Just(16_u64), Just(64), Just(512)];
+            let sizes = (block_bytes, 0_u64..100, 0_u64..4096, prop_oneof![0_u64..200, Just(u64::MAX)]);
             (tensors, Just((ranks, files)), sizes)
         })
-        .prop_map(|(tensors, (ranks, files), (block_bytes, run_bytes_min, window_bytes))| {
+        .prop_map(|(tensors, (ranks, files), (block_bytes, run_bytes_min, window_bytes, write_bytes_max))| {
             let (layouts, tensors): (Vec<Layout>, Vec<_>) = tensors.into_iter().unzip();
             let tensor = |(position, (shape, file, dtype))| SaveTensor {
                 name: format!("tensor {position}"),
@@ -78,6 +79,7 @@ fn request() -> impl Strategy<Value = SaveRequest> {
                 window_bytes: window_bytes + 8 * block_bytes,
                 block_bytes,
                 run_bytes_min,
+                write_bytes_max,
             }
         })
 }
@@ -193,6 +195,9 @@ proptest! {
                     prop_assert_eq!(write.range.start % request.block_bytes, 0);
                     prop_assert!(write.range.end % request.block_bytes == 0 || write.range.end as usize == file.len());
                     let header = plan.file(write.file).unwrap().header();
+                    let header_blocks = (header.len() as u64).next_multiple_of(request.block_bytes);
+                    let most = request.write_bytes_max.max(header_blocks);
+                    prop_assert!(write.range.end - write.range.start <= most);
                     for byte in write.range.start..write.range.end.min(header.len() as u64) {
                         prop_assert_eq!(file[byte as usize].replace(header[byte as usize]), None);
                     }

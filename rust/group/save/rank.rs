@@ -112,7 +112,8 @@ impl SavePlan {
             let step = tensor.cut.blocks().saturating_mul(self.block_bytes);
             let mut first = begin;
             while first < end {
-                let last = first.saturating_add(step).min(end);
+                let step_end = begin.saturating_add(((first - begin) / step.max(1) + 1).saturating_mul(step));
+                let last = first.saturating_add(self.write_bytes_max).min(step_end).min(end);
                 let window = tensor.window + tensor.cut.window(row, (first - begin) / self.block_bytes);
                 visit(Owned { range: first..last, window });
                 first = last;
@@ -165,7 +166,11 @@ impl SavePlan {
             }
         }
         match window.writes.last_mut() {
-            Some(last) if last.file == number && last.range.end == range.start => {
+            Some(last)
+                if last.file == number
+                    && last.range.end == range.start
+                    && range.end - last.range.start <= self.write_bytes_max =>
+            {
                 last.range.end = range.end;
                 last.sources.end = window.sources.len();
             }
