@@ -202,7 +202,10 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "[{}] ", self.kind.code())?;
         if let Some(path) = &self.path {
-            write_visible(f, &path.to_string_lossy())?;
+            for chunk in path.as_os_str().as_encoded_bytes().utf8_chunks() {
+                write_visible(f, chunk.valid())?;
+                chunk.invalid().iter().try_for_each(|byte| write!(f, "\\x{byte:02x}"))?;
+            }
             f.write_str(": ")?;
         }
         if let Some(name) = &self.tensor {

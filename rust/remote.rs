@@ -11,6 +11,7 @@
 
 mod adaptive_limit;
 pub mod aws_profile;
+mod below;
 mod body;
 mod bucket;
 mod cache;
@@ -26,7 +27,9 @@ mod hub;
 #[doc(hidden)]
 pub mod internals;
 pub mod limits;
+mod listing;
 pub mod location;
+pub mod name;
 pub mod object;
 pub mod parts;
 mod pieces;
@@ -34,6 +37,7 @@ mod progress;
 mod redis;
 mod refusal;
 mod registry;
+mod repository;
 mod retry;
 pub mod runtime;
 pub mod store;

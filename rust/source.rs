@@ -2,7 +2,7 @@
 
 pub(crate) mod directory;
 pub mod files;
-mod index;
+pub(crate) mod index;
 
 use crate::digest::groups::Groups;
 use crate::encryption::chunks::Chunks;
@@ -28,12 +28,22 @@ pub enum Place {
 }
 
 impl Place {
-    /// Returns the absolute path of a local file, or the URL of an object without what may be secret.
+    /// Returns the absolute path of a local file, or the URL of an object without what may be secret, as
+    /// [`files::absolute`] does.
     pub fn absolute(&self) -> String {
         match self {
             Place::Path(path) => files::absolute(path),
-            Place::Url(location) => location.to_string(),
-            Place::Opened(object) => object.location().to_string(),
+            Place::Url(location) => files::absolute(Path::new(&location.to_string())),
+            Place::Opened(object) => files::absolute(object.path()),
+        }
+    }
+
+    /// Returns the path or URL as a text that [`files::place_of`] reads as the same place. It may be secret.
+    pub fn to_text(&self) -> String {
+        match self {
+            Place::Url(location) => location.secret_url(),
+            Place::Opened(object) => object.location().secret_url(),
+            Place::Path(path) => path.to_str().map_or_else(|| files::file_url(path), str::to_owned),
         }
     }
 

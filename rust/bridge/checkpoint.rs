@@ -91,12 +91,7 @@ pub(super) fn tensors_of_bytes(file: &[u8]) -> Result<Vec<ffi::StoredTensor>> {
 
 /// Returns the paths or URLs of the files that `paths` stand for. Opens only index files.
 pub(super) fn resolve_files(paths: &[String]) -> Result<Vec<String>> {
-    let text = |place: Place| match place {
-        Place::Path(path) => path.to_string_lossy().into_owned(),
-        Place::Url(location) => location.secret_url(),
-        Place::Opened(object) => object.location().secret_url(),
-    };
-    watched(|check| Ok(Files::resolve(paths, check)?.places.into_iter().map(text).collect()))
+    watched(|check| Ok(Files::resolve(paths, check)?.places.iter().map(Place::to_text).collect()))
 }
 
 impl Checkpoint {

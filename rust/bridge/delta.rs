@@ -15,7 +15,8 @@ use crate::digest::Algorithm;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::os::sigint::Watch;
-use crate::source::files::Files;
+use crate::source::files::{Files, Listing};
+use crate::source::index::STATE;
 use std::sync::Arc;
 
 /// Open deltas.
@@ -27,12 +28,15 @@ pub(super) struct ElementChanges(Changes);
 /// Frames of several tensors of a new delta.
 pub(super) struct NewFrames(Vec<Option<NewFrame>>);
 
-/// Returns the metadata of the index that a path or URL leads to. Empty if it leads to no index.
+/// Returns the metadata of the index that a path or URL leads to, with the path or URL of the file that it names. Empty if
+/// it leads to no index.
 pub(super) fn index_metadata(path: &str) -> Result<Vec<ffi::MetadataEntry>> {
     let watch = Watch::begin();
     guard_with_log(|| {
-        let files = Files::resolve(&[path], &|| watch.check())?;
-        Ok(files.listings.first().map(|listing| super::checkpoint::entries(&listing.metadata)).unwrap_or_default())
+        let Files { mut listings, .. } = Files::resolve(&[path], &|| watch.check())?;
+        let Listing { mut metadata, state, .. } = listings.pop().unwrap_or_default();
+        metadata.extend(state.map(|state| (STATE.to_owned(), state.to_text())));
+        Ok(super::checkpoint::entries(&metadata))
     })
 }
 

@@ -16,7 +16,8 @@ use crate::options::Options;
 use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::reader;
-use crate::source::files::place_of;
+use crate::remote::name::Name;
+use crate::source::files::{place_below, place_of};
 use crate::source::{Place, Source};
 use std::ops::Range;
 use std::path::Path;
@@ -180,8 +181,12 @@ fn part_begin(total: u64, part: usize, parts: usize) -> u64 {
 /// `integrity` for the first difference; those of opening the files; `io`, `interrupted`.
 pub fn check_manifest(manifest: &Manifest, directory: &Path, options: &Options) -> Result<()> {
     // The only file of a signature may have no name.
-    let path = |name: &str| if name.is_empty() { directory.to_path_buf() } else { directory.join(name) };
-    let places = manifest.entries().map(|(name, _)| place_of(&path(name))).collect::<Result<Vec<_>>>()?;
+    let place = |name: &str| match Name::parse(name) {
+        _ if name.is_empty() => place_of(directory),
+        Ok(name) => place_below(directory, &name),
+        Err(why) => Err(Error::new(Kind::Malformed, format!("{} lists {name:?}, but {why}", manifest.origin()))),
+    };
+    let places = manifest.entries().map(|(name, _)| place(name)).collect::<Result<Vec<_>>>()?;
     let digests: Vec<&InputDigest> = manifest.entries().map(|(_, digest)| digest).collect();
     let digest = |index: usize, source: &Source| {
         let digest = digests.get(index).copied().ok_or_else(|| Error::new(Kind::Internal, "no such file"))?;

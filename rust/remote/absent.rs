@@ -5,15 +5,30 @@
 pub mod limits;
 #[allow(dead_code, reason = "some parts of locations are for requests only")]
 pub mod location;
+#[allow(dead_code, reason = "some parts of names are for requests only")]
+pub mod name;
 pub mod parts;
+#[allow(dead_code, reason = "some parts of repositories are for requests only")]
+mod repository;
 pub mod version;
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, Result};
 use location::Location;
+use name::Name;
 
 fn absent(location: &Location) -> Error {
     let message = "this build of fst has no remote sources: enable the feature remote";
     Error::new(Kind::InvalidArgument, message).at(location.to_string())
+}
+
+impl Location {
+    pub fn child(&self, _: &Name) -> Result<Location> {
+        Err(absent(self))
+    }
+
+    pub fn sibling(&self, _: &Name) -> Result<Location> {
+        Err(absent(self))
+    }
 }
 
 /// Defines the methods of a type without values.
@@ -68,6 +83,7 @@ pub mod object {
 pub mod find {
     use super::absent;
     use super::location::Location;
+    use super::name::Name;
     use super::object::Object;
     use crate::error::Result;
     use crate::os::retry::Check;
@@ -76,7 +92,7 @@ pub mod find {
     pub enum Found {
         Object(Location),
         Opened(Object),
-        Prefix(Location, Vec<String>),
+        Prefix(Location, Vec<Name>),
         Local(PathBuf),
     }
 

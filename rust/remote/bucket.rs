@@ -1,7 +1,9 @@
 //! Buckets of S3, Google Cloud Storage and Azure. `object_store` signs the requests and renews tokens.
 
 use super::aws_profile::Profile;
+use super::listing::{self, Bounds, Keys};
 use super::location::{Location, Service};
+use super::name::Name;
 use super::refusal::{self, Codes, Refusal};
 use super::store::{Answer, Attempt, Failure, FailureClass, Store, Uploads};
 use super::store_options::unknown;
@@ -15,6 +17,7 @@ use futures_util::{StreamExt, TryStreamExt};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path as Key;
 use object_store::{
@@ -45,10 +48,10 @@ struct Opened {
     has_answered: AtomicBool,
 }
 
-/// Interface of a bucket for whole objects, and for objects in parts.
-trait BucketStore: ObjectStore + MultipartStore {}
+/// Interface of a bucket for whole objects, for objects in parts, and for lists of objects.
+trait BucketStore: ObjectStore + MultipartStore + PaginatedListStore {}
 
-impl<T: ObjectStore + MultipartStore> BucketStore for T {}
+impl<T: ObjectStore + MultipartStore + PaginatedListStore> BucketStore for T {}
 
 impl Bucket {
     /// Opens the bucket of a URL. Sends no request.
@@ -112,6 +115,27 @@ impl Bucket {
         }
         Some(Failure::new(FailureClass::Transient, message))
     }
+}
+
+/// Checks that the key of an object or of a prefix arrives as it is. `object_store` removes slashes at both ends, and Azure
+/// reads a backslash as a slash.
+///
+/// # Errors
+/// `invalid-argument`.
+pub(super) fn check_key(location: &Location) -> Result<()> {
+    let key = location.key();
+    let why = match Name::parse(key.strip_suffix('/').unwrap_or(key)) {
+        _ if key.is_empty() => return Ok(()),
+        Ok(_) if location.service() == Service::Azure && key.contains('\\') => "it has a backslash",
+        Ok(_) => return Ok(()),
+        Err(why) => why,
+    };
+    let parts: Vec<&str> = key.split(['/', '\\']).filter(|part| !matches!(*part, "" | "." | "..")).collect();
+    let meant = location.with_key(parts.join("/"));
+    let message = format!(
+        "the key {key:?} would reach the service as another one: {why}; write the key that is meant, such as {meant}"
+    );
+    Err(Error::new(Kind::InvalidArgument, message).at(location.to_string()))
 }
 
 impl Opened {
@@ -336,12 +360,26 @@ impl Store for Bucket {
         Ok(Answer { length, version, range, body })
     }
 
-    async fn list(&self, prefix: &str) -> Attempt<Option<Vec<String>>> {
-        let path = self.path_of(prefix.trim_end_matches('/'))?;
-        let opened = self.opened();
-        let listed = opened.store.list_with_delimiter(Some(&path)).await;
-        let listed = self.ended(&opened, listed, Bucket::failure_of)?;
-        Ok(Some(listed.objects.into_iter().map(|object| object.location.to_string()).collect()))
+    async fn list(&self, directory: &str) -> Attempt<Option<Vec<Name>>> {
+        let prefix = listing::prefix_of(directory);
+        listing::in_time(async {
+            let (mut names, mut bounds, mut page_token) = (Vec::new(), Bounds::default(), None);
+            loop {
+                let options =
+                    PaginatedListOptions { delimiter: Some("/".into()), page_token, ..PaginatedListOptions::default() };
+                let opened = self.opened();
+                let page =
+                    opened.store.list_paginated(Some(&*prefix).filter(|prefix| !prefix.is_empty()), options).await;
+                let page = self.ended(&opened, page, Bucket::failure_of)?;
+                for key in page.result.extensions.get().map_or(&[][..], |Keys(keys)| keys) {
+                    bounds.add(key)?;
+                    names.extend(listing::name_of(key, &prefix));
+                }
+                let Some(next) = page.page_token else { return Ok(Some(names)) };
+                page_token = Some(bounds.next(next)?);
+            }
+        })
+        .await
     }
 
     fn uploads(&self) -> Option<&dyn Uploads> {
@@ -393,7 +431,8 @@ impl Uploads for Bucket {
 
 impl Bucket {
     fn path_of(&self, key: &str) -> Attempt<Key> {
-        Key::parse(key).map_err(|error| Failure::new(FailureClass::Invalid, format!("the key is not valid: {error}")))
+        let exact = Key::parse(key).ok().filter(|path| path.as_ref() == key);
+        exact.ok_or_else(|| Failure::new(FailureClass::Invalid, "the service's client would change this key"))
     }
 
     /// Returns the failure of a request that stores an object.

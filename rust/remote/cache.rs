@@ -241,8 +241,7 @@ pub(super) fn name_of(location: &Location, endpoints: &[String]) -> String {
         Service::Http => location.query().map(unsigned).unwrap_or_default(),
         _ => String::new(),
     };
-    let bare = format!("{}://{}/{}", location.scheme(), location.host(), location.key());
-    format!("{bare}\n{query}\n{}", endpoints.join("\n"))
+    format!("{}://{}\n{query}\n{}", location.scheme(), location.address(), endpoints.join("\n"))
 }
 
 /// Returns a query without the parameters of the signatures in it.

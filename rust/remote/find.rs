@@ -5,9 +5,11 @@ mod hub;
 use super::cache;
 use super::concurrency::Host;
 use super::limits::FIRST_BYTES;
-use super::location::{Location, Service};
+use super::location::Location;
+use super::name::Name;
 use super::object::{Object, open};
 use super::registry;
+use super::repository::RepositoryType;
 use super::retry::repeat;
 use super::runtime;
 use crate::error::{Error, Kind, Result};
@@ -21,7 +23,7 @@ pub enum Found {
     /// An object that was opened to find out whether it exists.
     Opened(Object),
     /// A prefix, with the names of the objects in it.
-    Prefix(Location, Vec<String>),
+    Prefix(Location, Vec<Name>),
     /// A local file or directory: the Hub's own cache holds what the URL names.
     Local(PathBuf),
 }
@@ -31,22 +33,25 @@ pub enum Found {
 /// # Errors
 /// Those of requests, with the URL; that of `check`.
 pub fn find(location: &Location, endings: &[&str], check: Check<'_>) -> Result<Found> {
-    if location.service() == Service::Hub {
-        return hub::find(location, check);
+    let repository = location.repository().filter(|repository| repository.kind() != RepositoryType::Bucket);
+    if let Some(repository) = repository {
+        return hub::find(location, repository, check);
     }
     if endings.iter().any(|ending| location.key().ends_with(ending)) || location.has_query() {
         return Ok(Found::Object(location.clone()));
     }
+    find_listed(location, endings, check)
+}
+
+/// Finds out what a URL stands for by listing the names below it.
+fn find_listed(location: &Location, endings: &[&str], check: Check<'_>) -> Result<Found> {
     let (store, _) = registry::store_of(location)?;
     let url = location.to_string();
     let host = Host::of(location.host());
     let listed = runtime::block_on(check, repeat(&url, &host, None, 0, || store.list(location.key())))?;
     let is_prefix = location.key().is_empty() || location.key().ends_with('/');
     match listed {
-        Some(keys) if !keys.is_empty() => {
-            let name = |key: &String| key.rsplit('/').next().unwrap_or_default().to_owned();
-            Ok(Found::Prefix(location.clone(), keys.iter().map(name).collect()))
-        }
+        Some(names) if !names.is_empty() => Ok(Found::Prefix(location.clone(), names)),
         None if is_prefix => find_by_convention(location, endings, check),
         _ if is_prefix => Err(Error::new(Kind::FileNotFound, "no object begins with this prefix").at(&url)),
         _ => Ok(Found::Object(location.clone())),
@@ -56,8 +61,8 @@ pub fn find(location: &Location, endings: &[&str], check: Check<'_>) -> Result<F
 /// Finds the checkpoint below a prefix of a server that cannot list: the index with the usual name, or the file.
 fn find_by_convention(location: &Location, endings: &[&str], check: Check<'_>) -> Result<Found> {
     for ending in endings {
-        let name = format!("model{ending}");
-        match open(&location.child(&name), FIRST_BYTES, check) {
+        let Ok(name) = Name::parse(&format!("model{ending}")) else { continue };
+        match open(&location.child(&name)?, FIRST_BYTES, check) {
             Ok(object) => return Ok(Found::Opened(object)),
             Err(error) if error.kind() == Kind::FileNotFound => {}
             Err(error) => return Err(error),

@@ -36,10 +36,6 @@ impl Store for HttpStore {
         let response = self.transport.call(request).await.map_err(|error| http_error::failure_of(&error))?;
         answer(response, &range)
     }
-
-    async fn list(&self, _: &str) -> Attempt<Option<Vec<String>>> {
-        Ok(None)
-    }
 }
 
 pub(super) fn range_headers(range: &Range<u64>, version: Option<&Version>) -> HeaderMap {

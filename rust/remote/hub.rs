@@ -1,24 +1,30 @@
-//! Repositories of the Hugging Face Hub: `hf://owner/name[@revision][/path]`.
+//! Repositories of the Hugging Face Hub, and its cache on this machine.
 //!
 //! A revision is resolved to a commit once, and every file is requested of that commit. The Hub answers a request for a
 //! large file with a redirect to a signed link of its storage, which gets no token. What the Hub's own cache on this
-//! machine holds is read from there.
+//! machine holds is read from there. A bucket of the Hub has no commits: its files are requested as they are now.
 
+use super::below::{is_below, url_below};
 use super::host_policy::HostPolicy;
 use super::http::{self, answer, range_headers};
 use super::http_error;
+use super::listing::{self, Bounds, PAGE_BYTES_MAX};
 use super::location::Location;
+use super::name::Name;
+use super::repository::{Repository, RepositoryType};
 use super::store::{Answer, Attempt, Failure, FailureClass, Store};
 use super::store_options;
 use super::transport::{self, Transport};
 use super::version::Version;
 use crate::error::{Error, Kind, Result};
+use crate::num::to_u64;
 use crate::options;
 use crate::os::local_file::open_regular;
 use ::http::header::{self, HeaderMap, HeaderValue};
 use ::http::{Method, StatusCode, Uri};
 use async_trait::async_trait;
 use object_store::client::{HttpResponse, HttpService};
+use reqwest::Url;
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -35,70 +41,31 @@ const LINKED_ETAG: &str = "x-linked-etag";
 /// Number of hexadecimal digits of a commit.
 const COMMIT_DIGITS: usize = 40;
 
-/// File or directory of a repository, as a URL names it.
-pub(super) struct File {
-    /// `owner/name`, or `name` alone.
-    pub(super) repository: String,
-    /// Branch, tag or commit.
-    pub(super) revision: String,
-    /// Path in the repository. Empty for its root.
-    pub(super) path: String,
+/// Returns the directory of the repository in the Hub's cache on this machine.
+fn cache(repository: &Repository) -> Option<PathBuf> {
+    let home = || options::variable("HOME").map(PathBuf::from);
+    let hub = options::variable("HF_HUB_CACHE")
+        .or_else(|| options::variable("HUGGINGFACE_HUB_CACHE"))
+        .map(PathBuf::from)
+        .or_else(|| Some(hub_home(home)?.join("hub")))?;
+    Some(hub.join(repository.cache_folder()))
 }
 
-impl File {
-    /// Splits a URL of the Hub.
-    ///
-    /// # Errors
-    /// `invalid-argument` if it names no repository.
-    pub(super) fn parse(location: &Location) -> Result<File> {
-        let invalid = |message: &str| Error::new(Kind::InvalidArgument, message).at(location.to_string());
-        let (name, path) = location.key().split_once('/').unwrap_or((location.key(), ""));
-        let whole = if name.is_empty() { location.host().to_owned() } else { format!("{}/{name}", location.host()) };
-        let (repository, revision) = whole.split_once('@').unwrap_or((&whole, "main"));
-        let is_name = |part: &str| {
-            !part.is_empty() && part != ".." && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-        };
-        if !repository.split('/').all(is_name) || revision.is_empty() {
-            return Err(invalid("this names no repository; write hf://owner/name, hf://owner/name@revision/path"));
-        }
-        // A revision such as refs/pr/1 is written with %2F, because a slash ends it.
-        let revision = revision.replace("%2F", "/").replace("%2f", "/");
-        let is_inside = |text: &str| text.split('/').all(|part| part != "..");
-        if !is_inside(&revision) || !is_inside(path) {
-            return Err(invalid("a revision or path of the Hub cannot contain \"..\""));
-        }
-        Ok(File { repository: repository.to_owned(), revision, path: path.trim_end_matches('/').to_owned() })
-    }
+/// Returns the directory of the snapshot of a commit in the Hub's cache.
+pub(super) fn snapshot(repository: &Repository, commit: &str) -> Option<PathBuf> {
+    Some(cache(repository)?.join("snapshots").join(commit))
+}
 
-    pub(super) fn repository_at_commit(&self) -> String {
-        format!("{}@{}", self.repository, self.revision)
+/// Returns the commit that the Hub's cache knows for the revision of a repository.
+pub(super) fn cached_commit(repository: &Repository) -> Option<String> {
+    if is_commit(repository.revision()) {
+        return Some(repository.revision().to_owned());
     }
-
-    /// Returns the directory of the snapshot of a commit in the Hub's cache on this machine.
-    pub(super) fn snapshot(&self, commit: &str) -> Option<PathBuf> {
-        Some(self.cache()?.join("snapshots").join(commit))
-    }
-
-    fn cache(&self) -> Option<PathBuf> {
-        let home = || options::variable("HOME").map(PathBuf::from);
-        let hub = options::variable("HF_HUB_CACHE")
-            .or_else(|| options::variable("HUGGINGFACE_HUB_CACHE"))
-            .map(PathBuf::from)
-            .or_else(|| Some(hub_home(home)?.join("hub")))?;
-        Some(hub.join(format!("models--{}", self.repository.replace('/', "--"))))
-    }
-
-    /// Returns the commit that the Hub's cache knows for the revision.
-    pub(super) fn cached_commit(&self) -> Option<String> {
-        if is_commit(&self.revision) {
-            return Some(self.revision.clone());
-        }
-        // A commit is 40 digits, and a FIFO would block.
-        let (file, _) = open_regular(&self.cache()?.join("refs").join(&self.revision)).ok()?;
-        let mut commit = String::new();
-        file.take(64).read_to_string(&mut commit).ok()?;
-        Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
-    }
+    // A commit is 40 digits, and a FIFO would block.
+    let (file, _) = open_regular(&cache(repository)?.join("refs").join(repository.revision())).ok()?;
+    let mut commit = String::new();
+    file.take(64).read_to_string(&mut commit).ok()?;
+    Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
 }
 
 fn hub_home(home: impl Fn() -> Option<PathBuf>) -> Option<PathBuf> {
@@ -141,6 +108,21 @@ impl Access {
         }
         Ok(Access { endpoint: endpoint.trim_end_matches('/').to_owned(), headers, transport })
     }
+
+    /// Asks for a description or a list. Returns the answer, and the address of the next part of a list.
+    async fn ask(&self, address: &Url) -> Attempt<(HttpResponse, Option<Url>)> {
+        let request = transport::get_request(address.as_str(), self.headers.clone())?;
+        let response = self.transport.call(request).await.map_err(|error| http_error::failure_of(&error))?;
+        check_status(response.status())?;
+        let link = response.headers().get(header::LINK).and_then(|link| link.to_str().ok()).unwrap_or_default();
+        let is_next = |link: &&str| link.contains("rel=\"next\"");
+        let next = link.split(',').find(is_next).and_then(|link| link.split(['<', '>']).nth(1));
+        let outside = || Failure::new(FailureClass::Permanent, "the Hub's list goes on at another server");
+        let next = next.map(|next| {
+            address.join(next).ok().filter(|next| is_below(&self.endpoint, next.as_str())).ok_or_else(outside)
+        });
+        Ok((response, next.transpose()?))
+    }
 }
 
 /// Returns the token of the environment, or the one that the Hub's own program has stored.
@@ -168,20 +150,31 @@ pub(super) struct Sibling {
     pub(super) rfilename: String,
 }
 
-pub(super) async fn describe(address: &str, access: &Access) -> Attempt<Description> {
-    let request = transport::get_request(address, access.headers.clone())?;
-    let response = access.transport.call(request).await.map_err(|error| http_error::failure_of(&error))?;
-    check_status(response.status())?;
+/// Entry in the list of a folder.
+#[derive(Deserialize)]
+struct Entry {
+    r#type: String,
+    path: String,
+}
+
+/// Describes a repository at its revision.
+pub(super) async fn describe(repository: &Repository, access: &Access) -> Attempt<Description> {
+    let parts = repository.api().chain(["revision", repository.revision()]);
+    let (response, _) = access.ask(&url_below(&access.endpoint, parts)?).await?;
     parse_description(&http::collect(response, DESCRIPTION_BYTES_MAX).await?)
 }
 
 pub(super) fn parse_description(bytes: &[u8]) -> Attempt<Description> {
-    let invalid = |error| Failure::new(FailureClass::Permanent, format!("the Hub's answer is not valid: {error}"));
-    let described: Description = serde_json::from_slice(bytes).map_err(invalid)?;
+    let described: Description = parse(bytes)?;
     match is_commit(&described.sha) {
         true => Ok(described),
         false => Err(Failure::new(FailureClass::Permanent, "the Hub's answer names no commit")),
     }
+}
+
+fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Attempt<T> {
+    let invalid = |error| Failure::new(FailureClass::Permanent, format!("the Hub's answer is not valid: {error}"));
+    serde_json::from_slice(bytes).map_err(invalid)
 }
 
 fn check_status(status: StatusCode) -> Attempt<()> {
@@ -201,23 +194,24 @@ fn check_status(status: StatusCode) -> Attempt<()> {
     }
 }
 
-pub(super) struct Repository {
+/// Files of one repository at one commit, or of one bucket.
+pub(super) struct HubStore {
     access: Access,
-    repository: String,
-    commit: String,
+    repository: Repository,
     /// Signed links of the storage, by path.
     links: Mutex<HashMap<String, Link>>,
 }
 
-impl Repository {
+impl HubStore {
     pub(super) fn open(
         location: &Location,
         settings: &BTreeMap<String, String>,
         transport: Transport,
-    ) -> Result<Repository> {
-        let File { repository, revision, .. } = File::parse(location)?;
-        let access = Access::new(settings, transport, &location.to_string())?;
-        Ok(Repository { access, repository, commit: revision, links: Mutex::default() })
+    ) -> Result<HubStore> {
+        let url = location.to_string();
+        let unnamed = || Error::new(Kind::Internal, "this names no repository").at(&url);
+        let repository = location.repository().ok_or_else(unnamed)?.clone();
+        Ok(HubStore { access: Access::new(settings, transport, &url)?, repository, links: Mutex::default() })
     }
 
     fn links(&self) -> MutexGuard<'_, HashMap<String, Link>> {
@@ -226,7 +220,7 @@ impl Repository {
 
     /// Asks the Hub for a file. The answer is the file, or a redirect.
     async fn ask(&self, path: &str, range: &Range<u64>) -> Attempt<Asked> {
-        let mut address = format!("{}/{}/resolve/{}/{path}", self.access.endpoint, self.repository, self.commit);
+        let mut address = url_below(&self.access.endpoint, self.repository.files().chain(path.split('/')))?.to_string();
         for _ in 0..3 {
             let mut headers = self.access.headers.clone();
             headers.extend(range_headers(range, None));
@@ -239,11 +233,11 @@ impl Repository {
             let Some(target) = target.map_err(|error| http_error::failure_of(&error))? else {
                 return Ok(Asked::File(response));
             };
-            // A repository that was renamed is at the same host, which may get the token.
-            if target.authority() != asked.authority() {
+            // A repository that was renamed is at the same endpoint, which may get the token.
+            address = target.to_string();
+            if target.authority() != asked.authority() || !is_below(&self.access.endpoint, &address) {
                 return Ok(Asked::Link(Link { target, etag }));
             }
-            address = target.to_string();
         }
         Err(Failure::new(FailureClass::Permanent, "the Hub redirected too often"))
     }
@@ -268,10 +262,14 @@ struct Link {
 }
 
 #[async_trait]
-impl Store for Repository {
+impl Store for HubStore {
     async fn get(&self, path: &str, range: Range<u64>, _: Option<&Version>) -> Attempt<Answer> {
-        // A commit never changes.
-        let version = |etag: Option<String>| Version { id: Some(self.commit.clone()), etag, modified: None };
+        // A commit never changes. The files of a bucket do.
+        let id = (self.repository.kind() != RepositoryType::Bucket).then(|| self.repository.revision().to_owned());
+        let version = |etag: Option<String>, found: &Version| match &id {
+            Some(id) => Version { id: Some(id.clone()), etag, modified: None },
+            None => Version { etag: etag.or_else(|| found.etag.clone()), ..found.clone() },
+        };
         let known = self.links().get(path).cloned();
         if let Some(link) = known {
             let response = self.follow(&link, &range).await?;
@@ -280,7 +278,8 @@ impl Store for Repository {
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::GONE
             );
             if !is_expired {
-                return answer(response, &range).map(|answer| Answer { version: version(link.etag), ..answer });
+                return answer(response, &range)
+                    .map(|answer| Answer { version: version(link.etag, &answer.version), ..answer });
             }
             self.links().remove(path);
         }
@@ -292,10 +291,33 @@ impl Store for Repository {
                 (response, link.etag)
             }
         };
-        answer(response, &range).map(|answer| Answer { version: version(etag), ..answer })
+        answer(response, &range).map(|answer| Answer { version: version(etag, &answer.version), ..answer })
     }
 
-    async fn list(&self, _: &str) -> Attempt<Option<Vec<String>>> {
-        Ok(None)
+    async fn list(&self, folder: &str) -> Attempt<Option<Vec<Name>>> {
+        // Descriptions of other repositories have the names of all files.
+        let commit = match self.repository.kind() {
+            RepositoryType::Bucket => None,
+            RepositoryType::Kernel => Some(self.repository.revision()),
+            _ => return Ok(None),
+        };
+        let folder_part = Some(folder).filter(|folder| !folder.is_empty());
+        let parts = self.repository.api().chain(["tree"]).chain(commit).chain(folder_part);
+        let mut address = url_below(&self.access.endpoint, parts)?;
+        let prefix = listing::prefix_of(folder);
+        listing::in_time(async {
+            let (mut names, mut bounds) = (Vec::new(), Bounds::default());
+            loop {
+                let (response, next) = self.access.ask(&address).await?;
+                let page = http::collect(response, to_u64(PAGE_BYTES_MAX)).await?;
+                for Entry { path, .. } in parse::<Vec<Entry>>(&page)?.iter().filter(|entry| entry.r#type == "file") {
+                    bounds.add(path)?;
+                    names.extend(listing::name_of(path, &prefix));
+                }
+                let Some(next) = next else { return Ok(Some(names)) };
+                address = bounds.next(next)?;
+            }
+        })
+        .await
     }
 }

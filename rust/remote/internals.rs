@@ -7,6 +7,7 @@ pub use super::cache::{ranges::Ranges, unsigned};
 pub use super::get::Target;
 pub use super::host_policy::HostPolicy;
 pub use super::http_error::failure_of;
+pub use super::listing::{Bounds, Keys, take_keys};
 pub use super::pieces::Pieces;
 pub use super::progress::Progress;
 pub use super::redis::split_port;

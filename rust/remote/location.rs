@@ -1,8 +1,10 @@
 //! Locations: URLs of objects and of prefixes.
 
+use super::repository::Repository;
 use crate::error::{Error, Kind, Result};
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Service that answers for a URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -49,9 +51,11 @@ pub struct Location {
     scheme: &'static str,
     /// User name and password, if any, before the host.
     user: Option<String>,
+    /// The repository as its URL names it, for the Hub.
     host: String,
     key: String,
     query: Option<String>,
+    repository: Option<Arc<Repository>>,
 }
 
 impl Location {
@@ -75,6 +79,12 @@ impl Location {
         if rest.chars().any(|character| character.is_control()) {
             return Err(invalid("a URL cannot contain control characters"));
         }
+        if service == Service::Hub {
+            let (repository, path) = Repository::parse(rest).map_err(|message| invalid(&message))?;
+            let (user, host) = (None, repository.to_string());
+            let repository = Some(Arc::new(repository));
+            return Ok(Location { service, scheme, user, host, key: path, query: None, repository });
+        }
         // Keys of objects may contain any character. Only URLs of HTTP have queries and fragments.
         let (rest, query) = match service {
             Service::Http => {
@@ -89,12 +99,10 @@ impl Location {
             Service::Azure => (None, authority),
             _ => authority.rsplit_once('@').map_or((None, authority), |(user, host)| (Some(user.to_owned()), host)),
         };
-        // hf://org/name@revision: the @ belongs to the name.
-        let (user, host) = if service == Service::Hub { (None, authority) } else { (user, host) };
         if host.is_empty() {
             return Err(invalid("the URL names no host or bucket"));
         }
-        Ok(Location { service, scheme, user, host: host.to_owned(), key: key.to_owned(), query })
+        Ok(Location { service, scheme, user, host: host.to_owned(), key: key.to_owned(), query, repository: None })
     }
 
     /// Returns the service that answers.
@@ -107,7 +115,7 @@ impl Location {
         self.scheme
     }
 
-    /// Returns the host with its port, the bucket, the container, or the owner of a repository.
+    /// Returns the host with its port, the bucket, the container, or the repository.
     pub fn host(&self) -> &str {
         &self.host
     }
@@ -132,24 +140,22 @@ impl Location {
         self.query.as_deref()
     }
 
+    /// Returns the repository that a URL of the Hub names.
+    pub(super) fn repository(&self) -> Option<&Repository> {
+        self.repository.as_deref()
+    }
+
     /// Returns the location of another key of the same host, with the same credentials and query.
     #[must_use]
-    pub fn with_key(&self, key: impl Into<String>) -> Location {
+    pub(super) fn with_key(&self, key: impl Into<String>) -> Location {
         Location { key: key.into(), ..self.clone() }
     }
 
-    /// Returns the location of a file beside this one.
+    /// Returns the location of a path in another repository of the Hub.
     #[must_use]
-    pub fn sibling(&self, name: &str) -> Location {
-        let directory = self.key.rsplit_once('/').map_or("", |(directory, _)| directory);
-        self.with_key(if directory.is_empty() { name.to_owned() } else { format!("{directory}/{name}") })
-    }
-
-    /// Returns the location of a file below this prefix.
-    #[must_use]
-    pub fn child(&self, name: &str) -> Location {
-        let prefix = self.key.trim_end_matches('/');
-        self.with_key(if prefix.is_empty() { name.to_owned() } else { format!("{prefix}/{name}") })
+    pub(super) fn with_repository(&self, repository: Repository, path: &str) -> Location {
+        let (host, key) = (repository.to_string(), path.to_owned());
+        Location { host, key, repository: Some(Arc::new(repository)), ..self.clone() }
     }
 
     /// Returns the last part of the path.
@@ -161,14 +167,24 @@ impl Location {
     pub fn secret_url(&self) -> String {
         let user = self.user.as_ref().map(|user| format!("{user}@")).unwrap_or_default();
         let query = self.query.as_ref().map(|query| format!("?{query}")).unwrap_or_default();
-        format!("{}://{user}{}/{}{query}", self.scheme, self.host, self.key)
+        format!("{}://{user}{}{query}", self.scheme, self.address())
+    }
+
+    /// Returns the host and the key, as they are in the URL.
+    pub(super) fn address(&self) -> String {
+        let Location { host, key, repository, .. } = self;
+        match repository {
+            Some(_) if key.is_empty() => host.clone(),
+            Some(repository) if repository.needs_revision() => format!("{host}@{}/{key}", repository.revision()),
+            _ => format!("{host}/{key}"),
+        }
     }
 }
 
 /// Writes the URL without a password or a query, which may be secret.
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}/{}", self.scheme, self.host, self.key)?;
+        write!(f, "{}://{}", self.scheme, self.address())?;
         if self.query.is_some() { f.write_str("?...") } else { Ok(()) }
     }
 }

@@ -15,7 +15,9 @@ mod connection;
 mod credentials;
 mod save;
 
+use super::listing::{self, Bounds};
 use super::location::Location;
+use super::name::Name;
 use super::runtime;
 use super::store::{Answer, Attempt, Failure, FailureClass, Store, Uploads};
 use super::trust::Trust;
@@ -185,19 +187,17 @@ impl Store for Redis {
         self.get_values(connection, &values, &range).await
     }
 
-    async fn list(&self, prefix: &str) -> Attempt<Option<Vec<String>>> {
-        let directory = prefix.trim_end_matches('/');
-        let prefix = if directory.is_empty() { String::new() } else { format!("{directory}/") };
+    async fn list(&self, directory: &str) -> Attempt<Option<Vec<Name>>> {
+        let prefix = listing::prefix_of(directory);
         let mut connection = self.connect().await?;
         let keys = scan(&mut connection, &prefix).await?;
         connection.keep(&self.credentials);
         let name = |key: String| {
-            let name = key.strip_prefix(&prefix).filter(|name| !name.is_empty() && !name.contains('/'))?;
             // Several values may be one file.
-            let file = name.split_once(".safetensors:").map(|(before, _)| format!("{prefix}{before}.safetensors"));
-            Some(file.unwrap_or(key))
+            let file = key.split_once(".safetensors:").map(|(before, _)| format!("{before}.safetensors"));
+            listing::name_of(&file.unwrap_or(key), &prefix)
         };
-        let names: BTreeSet<String> = keys.into_iter().filter_map(name).collect();
+        let names: BTreeSet<Name> = keys.into_iter().filter_map(name).collect();
         Ok(Some(names.into_iter().collect()))
     }
 
@@ -253,19 +253,24 @@ async fn scan(connection: &mut Connection, prefix: &str) -> Attempt<BTreeSet<Str
     let mut pattern: String =
         prefix.chars().flat_map(|c| "\\*?[]".contains(c).then_some('\\').into_iter().chain([c])).collect();
     pattern.push('*');
-    let mut keys = BTreeSet::new();
-    let mut cursor = String::from("0");
-    loop {
-        connection.send(&[&["SCAN", &cursor, "MATCH", &pattern, "COUNT", SCAN_COUNT]]).await?;
-        connection.array().await?;
-        cursor = String::from_utf8_lossy(&connection.bulk().await?).into_owned();
-        for _ in 0..connection.array().await? {
-            keys.extend(String::from_utf8(connection.bulk().await?));
+    listing::in_time(async {
+        let (mut keys, mut bounds, mut cursor) = (BTreeSet::new(), Bounds::default(), String::from("0"));
+        loop {
+            connection.send(&[&["SCAN", &cursor, "MATCH", &pattern, "COUNT", SCAN_COUNT]]).await?;
+            connection.array().await?;
+            cursor = bounds.next(String::from_utf8_lossy(&connection.bulk().await?).into_owned())?;
+            for _ in 0..connection.array().await? {
+                if let Ok(key) = String::from_utf8(connection.bulk().await?) {
+                    bounds.add(&key)?;
+                    keys.insert(key);
+                }
+            }
+            if cursor == "0" {
+                return Ok(keys);
+            }
         }
-        if cursor == "0" {
-            return Ok(keys);
-        }
-    }
+    })
+    .await
 }
 
 /// Returns the first and the last byte of a range that is not empty, as the command `GETRANGE` takes them.

@@ -2,8 +2,11 @@
 //!
 //! Such an answer may repeat the request, also what is secret in it. Only its codes are passed on: `object_store` puts the
 //! body of an answer into the text of its error, from which they are read again.
+//!
+//! An answer without the bytes of an object has a bound, whatever it says.
 
-use super::http_error::{self, HttpResult};
+use super::http_error::{self, HttpResult, refused};
+use super::listing::{self, PAGE_BYTES_MAX, element};
 use super::location::Service;
 use super::store::{Failure, FailureClass};
 use super::transport::Transport;
@@ -18,7 +21,9 @@ use std::fmt;
 /// Hosts that are asked for keys if nothing else has any.
 const METADATA_HOSTS: [&str; 3] = ["169.254.169.254", "169.254.170.2", "metadata.google.internal"];
 /// Number of bytes after which the rest of such an answer is not read. It has about a thousand.
-const ANSWER_BYTES_MAX: usize = 64 << 10;
+const REFUSAL_BYTES_MAX: usize = 64 << 10;
+/// Upper bound for any other answer without the bytes of an object, in bytes: a token, the id of an upload.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// Upper bound for the length of a code or a region, in bytes.
 const WORD_BYTES_MAX: usize = 64;
 /// Header in which S3 states the region of a bucket.
@@ -39,18 +44,33 @@ impl HttpConnector for Codes {
 #[async_trait]
 impl HttpService for Codes {
     async fn call(&self, request: HttpRequest) -> HttpResult<HttpResponse> {
+        let (is_object, is_listing) = (request.headers().contains_key(header::RANGE), listing::is_listing(&request));
         let response = self.0.call(request).await?;
-        if response.status().is_success() {
-            return Ok(response);
-        }
+        let bytes_max = match response.status().is_success() {
+            true if is_object => return Ok(response),
+            true if is_listing => PAGE_BYTES_MAX,
+            true => ANSWER_BYTES_MAX,
+            false => REFUSAL_BYTES_MAX,
+        };
         let (mut parts, body) = response.into_parts();
         let mut text = Vec::new();
         let mut frames = body.bytes_stream();
         while let Some(frame) = frames.try_next().await? {
             text.extend_from_slice(&frame);
-            if text.len() > ANSWER_BYTES_MAX {
+            if text.len() > bytes_max {
                 break;
             }
+        }
+        if parts.status.is_success() {
+            if text.len() > bytes_max {
+                return Err(refused(format!("the service sent more than {bytes_max} bytes where it should send few")));
+            }
+            if is_listing {
+                let (rest, keys) = listing::take_keys(&String::from_utf8_lossy(&text));
+                parts.extensions.insert(keys);
+                text = rest.into_bytes();
+            }
+            return Ok(Response::from_parts(parts, text.into()));
         }
         let refusal = Refusal::of_answer(parts.status, &parts.headers, &String::from_utf8_lossy(&text));
         if refusal.region.is_some() && parts.status.is_redirection() {
@@ -121,10 +141,7 @@ impl Refusal {
     }
 
     fn parse(text: &str) -> Refusal {
-        let value = |name: &str| {
-            let (_, rest) = text.split_once(&format!("<{name}>"))?;
-            rest.split_once(&format!("</{name}>")).map(|(value, _)| value)
-        };
+        let value = |name| element(text, name).map(|(_, value, _)| value);
         let word = |name| value(name).map(str::to_owned);
         Refusal {
             status: None,

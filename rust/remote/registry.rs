@@ -1,9 +1,9 @@
 //! Stores of the process, one for each host, bucket or repository, which keep their tokens between loads.
 
-use super::bucket::Bucket;
+use super::bucket::{self, Bucket};
 use super::host_policy::HostPolicy;
 use super::http::HttpStore;
-use super::hub::{File, Repository};
+use super::hub::HubStore;
 use super::location::{Location, Service};
 use super::redis::Redis;
 use super::store::Store;
@@ -43,18 +43,16 @@ pub(super) fn release() {
 /// `invalid-argument` for options or variables that do not fit.
 pub(super) fn store_of(location: &Location) -> Result<(Arc<dyn Store>, String)> {
     let url = location.to_string();
-    let mut settings = store_options::options_of(&url);
-    let (place, key) = match location.service() {
-        Service::Http => (location.host().to_owned(), location.secret_url()),
-        Service::Hub => {
-            let file = File::parse(location)?;
-            (file.repository_at_commit(), file.path)
-        }
-        Service::S3 | Service::Gcs | Service::Azure | Service::Redis => {
-            (location.host().to_owned(), location.key().to_owned())
+    let mut settings = store_options::options_of(location);
+    let key = match location.service() {
+        Service::Http => location.secret_url(),
+        Service::Hub | Service::Redis => location.key().to_owned(),
+        Service::S3 | Service::Gcs | Service::Azure => {
+            bucket::check_key(location)?;
+            location.key().to_owned()
         }
     };
-    let name = format!("{}://{place}", location.scheme());
+    let name = format!("{}://{}", location.scheme(), location.host());
     let digest = digest(location, &settings);
     if let Some((known, store)) = lock().get(&name)
         && *known == digest
@@ -68,7 +66,7 @@ pub(super) fn store_of(location: &Location) -> Result<(Arc<dyn Store>, String)> 
             let transport = transport.within(HostPolicy::Named);
             Arc::new(HttpStore::new(http_headers(&settings, &url)?, transport))
         }
-        Service::Hub => Arc::new(Repository::open(location, &settings, transport)?),
+        Service::Hub => Arc::new(HubStore::open(location, &settings, transport)?),
         Service::S3 | Service::Gcs | Service::Azure => Arc::new(Bucket::open(location, &settings, transport)?),
         Service::Redis => Arc::new(Redis::open(location, &settings, trust)?),
     };
@@ -80,7 +78,7 @@ pub(super) fn store_of(location: &Location) -> Result<(Arc<dyn Store>, String)> 
 pub(super) fn endpoints(location: &Location) -> Vec<String> {
     let names_server =
         |name: &str| ["ENDPOINT", "EMULATOR"].iter().any(|part| name.to_ascii_uppercase().contains(part));
-    let set = store_options::options_of(&location.to_string()).into_iter();
+    let set = store_options::options_of(location).into_iter();
     let variables = PREFIXES.iter().flat_map(|prefix| options::variables_with_prefix(prefix));
     set.chain(variables).filter(|(name, _)| names_server(name)).map(|(name, value)| format!("{name}={value}")).collect()
 }

@@ -1,5 +1,6 @@
 //! Services that answer requests for ranges of objects.
 
+use super::name::Name;
 use super::version::Version;
 use crate::error::{Error, Kind};
 use async_trait::async_trait;
@@ -17,8 +18,11 @@ pub trait Store: Send + Sync {
     /// With a version, the answer is of that version, or a failure.
     async fn get(&self, key: &str, range: Range<u64>, version: Option<&Version>) -> Attempt<Answer>;
 
-    /// Returns the keys below a prefix, not those in deeper levels. A service without listing returns `None`.
-    async fn list(&self, prefix: &str) -> Attempt<Option<Vec<String>>>;
+    /// Returns the names of the objects in a directory, not those in deeper levels, and not those of keys that a path cannot
+    /// have. A service without listing returns `None`.
+    async fn list(&self, _directory: &str) -> Attempt<Option<Vec<Name>>> {
+        Ok(None)
+    }
 
     /// Returns the requests that store objects, if the service has them.
     fn uploads(&self) -> Option<&dyn Uploads> {

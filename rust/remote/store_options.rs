@@ -1,7 +1,9 @@
 //! Options of stores that a program sets for one place, besides the environment.
 
+use super::location::{Location, Service};
 use crate::error::{Error, Kind, Result};
 use crate::os::per_process::PerProcess;
+use reqwest::Url;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -20,24 +22,35 @@ fn lock() -> MutexGuard<'static, Configurations> {
 /// # Errors
 /// `invalid-argument` if the prefix is not a URL.
 pub fn configure(prefix: &str, options: BTreeMap<String, String>) -> Result<()> {
-    super::location::Location::parse(prefix)?;
+    let prefix = normalized(&Location::parse(prefix)?);
     let mut configurations = lock();
     if options.is_empty() {
-        configurations.remove(prefix);
+        configurations.remove(&prefix);
     } else {
-        configurations.insert(prefix.to_owned(), options);
+        configurations.insert(prefix, options);
     }
     Ok(())
 }
 
-/// Returns the options of a URL: those of the longest prefix that was set.
-pub(super) fn options_of(url: &str) -> BTreeMap<String, String> {
+/// Returns the options of a location: those of the longest prefix of its URL that was set.
+pub(super) fn options_of(location: &Location) -> BTreeMap<String, String> {
+    let url = normalized(location);
     let is_prefix = |prefix: &String| {
-        url.strip_prefix(prefix.trim_end_matches('/')).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        let rest = url.strip_prefix(prefix.trim_end_matches('/'));
+        // Options of a repository are those of all its revisions.
+        let ends: &[char] = if location.service() == Service::Hub { &['/', '@'] } else { &['/'] };
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(ends))
     };
     let configurations = lock();
     let longest = configurations.iter().filter(|(prefix, _)| is_prefix(prefix)).max_by_key(|(prefix, _)| prefix.len());
     longest.map(|(_, options)| options.clone()).unwrap_or_default()
+}
+
+/// Returns a URL without secrets as a server reads it: `https://host/a/../b` is not below `https://host/a`.
+fn normalized(location: &Location) -> String {
+    let shown = location.to_string();
+    let parsed = Some(&shown).filter(|_| location.service() == Service::Http).and_then(|url| Url::parse(url).ok());
+    parsed.map_or(shown, String::from)
 }
 
 /// Returns the error for an option that a service does not have. It does not show the value, which may be secret.

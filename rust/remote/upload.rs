@@ -351,9 +351,9 @@ impl<M> Drop for Sent<M> {
 /// Those of requests, with the URL; that of `check`.
 pub fn names_beside(location: &Location, check: Check<'_>) -> Result<Vec<String>> {
     let upload = Upload::open(location)?;
-    let directory = upload.key.rsplit_once('/').map_or("", |(directory, _)| directory);
-    let keys = upload.run(None, 0, check, || upload.store.list(directory))?.unwrap_or_default();
-    Ok(keys.iter().map(|key| key.rsplit('/').next().unwrap_or_default().to_owned()).collect())
+    let directory = upload.key.rfind('/').and_then(|slash| upload.key.get(..=slash)).unwrap_or_default();
+    let names = upload.run(None, 0, check, || upload.store.list(directory))?.unwrap_or_default();
+    Ok(names.iter().map(ToString::to_string).collect())
 }
 
 /// Removes an object. It need not exist.

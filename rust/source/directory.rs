@@ -1,7 +1,7 @@
 //! Which files of a directory, or of a remote prefix, are its checkpoint.
 
 use crate::error::{Error, Kind, Result};
-use std::ffi::OsString;
+use std::ffi::OsStr;
 
 /// Suffix of the index file of a sharded checkpoint, a convention of the Hugging Face libraries.
 pub(super) const INDEX_SUFFIX: &str = ".safetensors.index.json";
@@ -11,25 +11,25 @@ pub(crate) const FILE_SUFFIX: &str = ".safetensors";
 const PYTORCH_SUFFIXES: [&str; 4] = [".bin", ".ckpt", ".pt", ".pth"];
 
 /// Checkpoint of a directory.
-pub(super) enum Chosen {
+pub(super) enum Chosen<N> {
     /// Name of its index file.
-    Index(OsString),
+    Index(N),
     /// Sorted names of its files.
-    Files(Vec<OsString>),
+    Files(Vec<N>),
 }
 
 /// Chooses the checkpoint among the names in a directory.
 ///
 /// # Errors
 /// `is-a-directory` if no name is that of a safetensors file, `invalid-argument` if there are several index files.
-pub(super) fn choose(names: impl IntoIterator<Item = OsString>) -> Result<Chosen> {
-    let has_suffix = |name: &OsString, suffix| name.to_string_lossy().ends_with(suffix);
+pub(super) fn choose<N: AsRef<OsStr> + Ord>(names: Vec<N>) -> Result<Chosen<N>> {
+    let has_suffix = |name: &N, suffix: &str| name.as_ref().as_encoded_bytes().ends_with(suffix.as_bytes());
     let (mut indexes, others): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| has_suffix(name, INDEX_SUFFIX));
     let (mut files, others): (Vec<_>, Vec<_>) = others.into_iter().partition(|name| has_suffix(name, FILE_SUFFIX));
     // A directory may contain several variants. The one without a suffix is the default.
-    let plain = OsString::from(format!("model{INDEX_SUFFIX}"));
-    if indexes.contains(&plain) {
-        return Ok(Chosen::Index(plain));
+    let plain = format!("model{INDEX_SUFFIX}");
+    if let Some(position) = indexes.iter().position(|name| name.as_ref() == plain.as_str()) {
+        return Ok(Chosen::Index(indexes.swap_remove(position)));
     }
     match (indexes.len(), files.is_empty()) {
         (0, true) => {

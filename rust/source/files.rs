@@ -9,8 +9,9 @@ use crate::os::retry::Check;
 use crate::remote::find::{self, Found};
 use crate::remote::limits::FIRST_BYTES;
 use crate::remote::location::{self, Location, Service};
+use crate::remote::name::Name;
 use crate::remote::object::{self, Object};
-use percent_encoding::percent_decode_str;
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
@@ -58,6 +59,8 @@ pub struct Listing {
     pub listed: usize,
     /// Metadata of the index. Empty without one.
     pub metadata: BTreeMap<String, String>,
+    /// File beside the index with values that are not tensors, if the index names one.
+    pub state: Option<Place>,
 }
 
 impl Listing {
@@ -147,7 +150,7 @@ impl Resolver<'_> {
         match choose(names).map_err(|error| error.at(directory))? {
             Chosen::Index(name) => self.add_index(&directory.join(name)),
             Chosen::Files(names) => {
-                let places = names.into_iter().map(|name| Place::Path(directory.join(name)));
+                let places = names.into_iter().map(|name| Place::Path(directory.join(name))).collect();
                 let shown = absolute(directory);
                 self.add_listing(Listing::of(directory, shown.trim_end_matches('/')), places);
                 Ok(())
@@ -174,19 +177,16 @@ impl Resolver<'_> {
                 self.files.places.push(Place::Opened(Arc::new(object)));
                 Ok(())
             }
-            Found::Prefix(prefix, names) => {
-                let child = |name: &OsString| prefix.child(&name.to_string_lossy());
-                let names = names.into_iter().map(OsString::from);
-                match choose(names).map_err(|error| error.at(prefix.to_string()))? {
-                    Chosen::Index(name) => self.add_remote_index(&child(&name)),
-                    Chosen::Files(names) => {
-                        let shown = prefix.to_string();
-                        let places = names.iter().map(|name| Place::Url(child(name)));
-                        self.add_listing(Listing::of(Path::new(&shown), shown.trim_end_matches('/')), places);
-                        Ok(())
-                    }
+            Found::Prefix(prefix, names) => match choose(names).map_err(|error| error.at(prefix.to_string()))? {
+                Chosen::Index(name) => self.add_remote_index(&prefix.child(&name)?),
+                Chosen::Files(names) => {
+                    let places =
+                        names.iter().map(|name| prefix.child(name).map(Place::Url)).collect::<Result<Vec<_>>>()?;
+                    let path = PathBuf::from(prefix.to_string());
+                    self.add_listing(Listing::of(&path, absolute(&path).trim_end_matches('/')), places);
+                    Ok(())
                 }
-            }
+            },
         }
     }
 
@@ -209,10 +209,7 @@ impl Resolver<'_> {
         };
         let content = content.map_err(|fault| fault.at(index))?;
         let directory = index.parent().unwrap_or(Path::new(""));
-        self.add_shards(index, parent_of(&absolute(index)), is_compared, content, |name| {
-            Place::Path(directory.join(name))
-        });
-        Ok(())
+        self.add_shards(index, is_compared, content, |name| Ok(Place::Path(directory.join(name))))
     }
 
     fn add_remote_index(&mut self, index: &Location) -> Result<()> {
@@ -223,21 +220,18 @@ impl Resolver<'_> {
         let bytes = find::read_all(index, INDEX_BYTES_MAX, self.check)?;
         let is_compared = self.compare.map_or(Ok(false), |compare| compare(index.path(), &bytes))?;
         let content = index::read(bytes.as_slice()).map_err(|fault| fault.at(index.path()))?;
-        let place_of = |name: &str| Place::Url(index.location().sibling(name));
-        self.add_shards(index.path(), parent_of(&index.location().to_string()), is_compared, content, place_of);
-        Ok(())
+        self.add_shards(index.path(), is_compared, content, |name| index.location().sibling(name).map(Place::Url))
     }
 
     fn add_shards(
         &mut self,
         index: &Path,
-        directory: &str,
         is_compared: bool,
         content: Index,
-        place_of: impl Fn(&str) -> Place,
-    ) {
+        place_of: impl Fn(&Name) -> Result<Place>,
+    ) -> Result<()> {
         let path: Arc<Path> = Arc::from(index);
-        let Index { shards, metadata } = content;
+        let Index { shards, metadata, state } = content;
         let before = self.files.index_entries.len();
         let mut places = Vec::with_capacity(shards.len());
         for (file, names) in shards {
@@ -247,14 +241,17 @@ impl Resolver<'_> {
                 file: position,
                 index: Arc::clone(&path),
             }));
-            places.push(place_of(&file));
+            places.push(place_of(&file)?);
         }
         let listed = self.files.index_entries.len() - before;
-        let listing = Listing { is_compared, listed, metadata, ..Listing::of(index, directory) };
-        self.add_listing(listing, places.into_iter());
+        let state = state.as_ref().map(place_of).transpose()?;
+        let listing =
+            Listing { is_compared, listed, metadata, state, ..Listing::of(index, parent_of(&absolute(index))) };
+        self.add_listing(listing, places);
+        Ok(())
     }
 
-    fn add_listing(&mut self, listing: Listing, places: impl Iterator<Item = Place>) {
+    fn add_listing(&mut self, listing: Listing, places: Vec<Place>) {
         let begin = self.files.places.len();
         self.files.places.extend(places);
         self.files.listings.push(Listing { files: begin..self.files.places.len(), ..listing });
@@ -295,10 +292,22 @@ pub fn parent_of(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(directory, _)| directory)
 }
 
-/// Returns the absolute path of a local file as text.
+/// Returns the absolute path of a local file as text, or a URL. The names of files in both are as a manifest lists them: in
+/// URLs of HTTP they are encoded.
 pub fn absolute(path: &Path) -> String {
+    let text = path.to_string_lossy();
+    match location::is_url(path) {
+        true if text.starts_with("http") => percent_decode_str(&text).decode_utf8_lossy().into_owned(),
+        true => text.into_owned(),
+        false => std::path::absolute(path).as_deref().unwrap_or(path).to_string_lossy().into_owned(),
+    }
+}
+
+/// Returns the `file://` URL of a local path, which any bytes can be part of.
+pub(super) fn file_url(path: &Path) -> String {
     let absolute = std::path::absolute(path);
-    absolute.as_deref().unwrap_or(path).to_string_lossy().into_owned()
+    let bytes = absolute.as_deref().unwrap_or(path).as_os_str().as_bytes();
+    format!("file:///{}", percent_encode(bytes.strip_prefix(b"/").unwrap_or(bytes), NON_ALPHANUMERIC))
 }
 
 fn file_name(path: &Path) -> String {
@@ -324,6 +333,17 @@ pub fn place_of(path: &Path) -> Result<Place> {
     Ok(match url_of(path)? {
         Some(location) => Place::Url(location),
         None => Place::Path(local_path(path)?),
+    })
+}
+
+/// Returns the place of a file below a directory or the URL of one.
+///
+/// # Errors
+/// Those of [`place_of`], and of [`Location::child`].
+pub fn place_below(directory: &Path, name: &Name) -> Result<Place> {
+    Ok(match url_of(directory)? {
+        Some(location) => Place::Url(location.child(name)?),
+        None => Place::Path(local_path(directory)?.join(name)),
     })
 }
 

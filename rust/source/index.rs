@@ -4,19 +4,21 @@
 //! rest of the file may hold anything.
 
 use crate::error::{Error, Kind, Result};
+use crate::remote::name::Name;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::error::Category;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io::{BufReader, Read};
-use std::path::{Component, Path};
 
 const WEIGHT_MAP: &str = "weight_map";
 const METADATA: &str = "metadata";
+/// Key of the metadata that names the file with values that are not tensors. torch_ext/fst/_save/leftovers.py has the same.
+pub(crate) const STATE: &str = "fst.state";
 
 /// Sorted names of tensors by the name of their file.
-type Shards = BTreeMap<String, BTreeSet<String>>;
+type Shards = BTreeMap<Name, BTreeSet<String>>;
 
 /// Content of an index.
 pub(super) struct Index {
@@ -24,6 +26,8 @@ pub(super) struct Index {
     pub(super) shards: Shards,
     /// Texts, numbers and booleans of the metadata, as texts.
     pub(super) metadata: BTreeMap<String, String>,
+    /// Name of the file with values that are not tensors.
+    pub(super) state: Option<Name>,
 }
 
 /// Reads an index.
@@ -40,9 +44,10 @@ pub(super) fn read(file: impl Read) -> Result<Index> {
     })
 }
 
-/// Returns whether a file name stays inside the directory of the index.
-fn is_inside(file: &str) -> bool {
-    !file.is_empty() && Path::new(file).components().all(|part| matches!(part, Component::Normal(_)))
+/// Parses the name of a file in the directory of the index. `owner` says what has it, for errors.
+fn parse_name<E: serde::de::Error>(file: &str, owner: &str) -> std::result::Result<Name, E> {
+    let refused = |why| E::custom(format!("{owner}: expected the name of a file beside the index, but {why}"));
+    Name::parse_relative(file).map_err(refused)
 }
 
 struct IndexVisitor;
@@ -65,7 +70,8 @@ impl<'de> Visitor<'de> for IndexVisitor {
             }
         }
         let absent = || A::Error::custom(format!("expected an object {WEIGHT_MAP:?} of tensor names to file names"));
-        Ok(Index { shards: shards.ok_or_else(absent)?, metadata })
+        let state = metadata.get(STATE).map(|file| parse_name(file, STATE)).transpose()?;
+        Ok(Index { shards: shards.ok_or_else(absent)?, metadata, state })
     }
 }
 
@@ -158,14 +164,10 @@ impl<'de> Visitor<'de> for WeightMapVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
         let mut shards = Shards::new();
         while let Some(name) = map.next_key::<String>()? {
-            match map.next_value()? {
-                FileName::Text(file) if is_inside(&file) => shards.entry(file).or_default().insert(name),
-                _ => {
-                    return Err(A::Error::custom(format!(
-                        "tensor {name:?}: expected the name of a file beside the index"
-                    )));
-                }
+            let FileName::Text(file) = map.next_value()? else {
+                return Err(A::Error::custom(format!("tensor {name:?}: expected the name of a file beside the index")));
             };
+            shards.entry(parse_name(&file, &format!("tensor {name:?}"))?).or_default().insert(name);
         }
         Ok(WeightMap(shards))
     }

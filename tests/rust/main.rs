@@ -23,6 +23,8 @@ mod layout;
 mod leases;
 mod memory;
 mod mesh;
+#[cfg(feature = "remote")]
+mod names;
 mod options;
 mod page_cache;
 mod plan;

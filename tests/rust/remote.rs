@@ -4,6 +4,7 @@ use fst::remote::internals::{
     HostPolicy, Ranges, Refusal, Transport, failure_of, http_answer, split_port, unsigned, with_rules_of_aws,
 };
 use fst::remote::location::Location;
+use fst::remote::name::Name;
 use fst::remote::parts::{PART_BYTES_MIN, PARTS_MAX, Parts};
 use fst::remote::store::FailureClass;
 use http::{HeaderMap, Method, StatusCode};
@@ -29,7 +30,7 @@ proptest! {
         let shown = match Location::parse(&url) {
             Ok(location) => {
                 prop_assert_eq!(location.secret_url(), url);
-                format!("{location} {location:?} {:?}", location.sibling("n"))
+                format!("{location} {location:?} {:?}", location.sibling(&Name::parse("n").unwrap()))
             }
             Err(error) => error.to_string(),
         };

@@ -171,10 +171,6 @@ impl Store for Script {
         let version = version.cloned().unwrap_or_default();
         Ok(Answer { length: 1000, version, range, body: body.boxed() })
     }
-
-    async fn list(&self, _: &str) -> Attempt<Option<Vec<String>>> {
-        Ok(None)
-    }
 }
 
 fn content(range: &Range<u64>) -> Vec<u8> {

@@ -43,7 +43,7 @@ from fst._core.arguments import Path, path_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
-from fst._core.urls import is_remote, split_query, without_secrets
+from fst._core.urls import is_remote, local_path_of, without_secrets
 from fst._distributed.dcp_writer import StorageWriter, group_of_plan
 from fst._distributed.load import device_message, fill_shards, open_for_group
 from fst._distributed.shards import ShardRequest
@@ -236,7 +236,8 @@ class _UnreadableMetadata(Mapping[str, STORAGE_TYPES]):
 def _open(path: str, group: Group, key: EncryptionKey | None) -> list[_Source]:
     # Rank 0 lists the directory for all.
     names = group.run_on_all(lambda: json.dumps(_shard_files(path, key)) if group.rank == 0 else None)
-    paths = [os.path.join(path, name) for name in json.loads(group.broadcast_text(names, 0))] or [path]
+    directory = local_path_of(path)
+    paths = [path_of(os.path.join(directory, name)) for name in json.loads(group.broadcast_text(names, 0))] or [path]
     return [_read_source(open_for_group(each, group, encryption_key=key)) for each in paths]
 
 
@@ -247,13 +248,8 @@ def _load_state(path: str, group: Group) -> dict[str, Tensor]:
     """
 
     def load() -> dict[str, Tensor]:
-        name = ops.index_metadata(path).get(STATE_KEY) if group.rank == 0 else None
-        if name is None:
-            return {}
-        # A signature may be that of all files beside the index. Their requests have its query, too.
-        location, query = split_query(path)
-        directory = os.path.dirname(location) if location.endswith(_INDEX_SUFFIX) else location
-        return load_file(os.path.join(directory, os.path.basename(name)) + query)
+        state_path = ops.index_metadata(path).get(STATE_KEY) if group.rank == 0 else None
+        return {} if state_path is None else load_file(state_path)
 
     state = group.run_on_all(load)
     is_first = group.rank == 0
@@ -268,12 +264,13 @@ def _shard_files(path: str, key: EncryptionKey | None) -> list[str]:
 
     A prefix of a store holds no shards, since PyTorch saves them to directories.
     """
-    if is_remote(path) or not os.path.isdir(path):
+    directory = local_path_of(path)
+    if is_remote(path) or not os.path.isdir(directory):
         return []
-    files = sorted(file.name for file in FilePath(path).glob("*.safetensors"))
+    files = sorted(file.name for file in FilePath(directory).glob("*.safetensors"))
     if not files:
         return []
-    first = OpenCheckpoint(os.path.join(path, files[0]), encryption_key=key)
+    first = OpenCheckpoint(os.path.join(directory, files[0]), encryption_key=key)
     return files if any(_SHARDING_INFO in metadata for _, metadata in first.metadata()) else []
 
 

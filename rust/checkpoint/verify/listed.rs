@@ -7,7 +7,6 @@ use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::os::retry::Check;
 use crate::os::sigint::Watch;
-use crate::remote::location::is_url;
 use crate::source::directory::FILE_SUFFIX;
 use crate::source::files::{Files, Listing, absolute, parent_of, place_of};
 use crate::source::{Place, Source};
@@ -21,15 +20,10 @@ use std::sync::Arc;
 /// `integrity` if the manifest has none, or one of a file of another length.
 pub(crate) fn digest_of(source: &Source, manifest: &Manifest) -> Result<InputDigest> {
     let missing = || Error::new(Kind::Integrity, manifest.missing()).at(source.path());
-    let digest = manifest.find(&absolute_of(source.path())).ok_or_else(missing)?.clone();
+    // The name in a manifest may contain directories that a relative path lacks.
+    let digest = manifest.find(&absolute(source.path())).ok_or_else(missing)?.clone();
     check_length(&digest, source.path(), source.length(), manifest.origin())?;
     Ok(digest)
-}
-
-/// Returns a URL, or the absolute path of a local file. The name in a manifest may contain directories that a relative
-/// path lacks.
-fn absolute_of(path: &Path) -> String {
-    if is_url(path) { path.to_string_lossy().into_owned() } else { absolute(path) }
 }
 
 /// Resolves paths to files that are to be compared with a manifest, and compares index files that it lists.
@@ -83,7 +77,7 @@ fn listed_in<'a>(path: &str, name: Option<&'a str>, directory: &str) -> impl Ite
 
 /// Compares the content of an index with its digest in a manifest. Returns whether the manifest has one.
 fn compare_index(manifest: &Manifest, index: &Path, bytes: &[u8]) -> Result<bool> {
-    let Some((_, digest)) = manifest.find_entry(&absolute_of(index)).filter(|(name, _)| !name.is_empty()) else {
+    let Some((_, digest)) = manifest.find_entry(&absolute(index)).filter(|(name, _)| !name.is_empty()) else {
         return Ok(false);
     };
     let (digest, origin, end) = (digest.clone(), manifest.origin(), to_u64(bytes.len()));

@@ -95,3 +95,13 @@ def test_files_of_the_core_need_no_lock_and_a_minute(command, tmp_path, monkeypa
 def test_directory_must_exist(command, tmp_path):
     done = command("clean", tmp_path / "nothing")
     assert (done.returncode, done.stderr) == (1, f"fst: {tmp_path / 'nothing'}: No such file or directory\n")
+
+
+def test_directories_are_local(command, tmp_path):
+    """A URL of a store is refused in words, and a file:// URL is a directory."""
+    run = command("clean", "s3://user:secret@b/k/")
+    assert run.returncode == 2
+    assert "s3://b/k/: give local directories" in run.stderr
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b" / ".model.safetensors.0123abcd.fst-tmp").touch()
+    assert command("clean", f"file://{tmp_path}/a%20b").stdout.startswith("removed ")

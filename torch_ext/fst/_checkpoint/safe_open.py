@@ -17,7 +17,7 @@ from fst._checkpoint.slice import Loaded, Slice, Source
 from fst._core.arguments import Device, Paths, VerifyRequest, device_of, path_of, verify_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.errors import SafetensorError, TensorNotFoundError
-from fst._core.urls import is_url
+from fst._core.urls import is_remote
 
 
 class TensorMeta(NamedTuple):
@@ -265,7 +265,7 @@ def _open(filename: Paths, verify: str, encryption_key: EncryptionKey | None) ->
         return OpenCheckpoint(filename, verify=verify, encryption_key=encryption_key)
     except FileNotFoundError as error:
         # Only fst shows URLs without what may be secret.
-        if not isinstance(filename, (str, os.PathLike)) or is_url(path_of(filename)):
+        if not isinstance(filename, (str, os.PathLike)) or is_remote(path_of(filename)):
             raise
         # With one argument, the text equals safetensors', without the number of the error.
         missing = FileNotFoundError(f"No such file or directory: {os.fspath(filename)}")

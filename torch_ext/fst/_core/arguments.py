@@ -1,18 +1,18 @@
 """Normalizes user arguments (paths, names, devices, dtypes, metadata) to operator arguments."""
 
+import contextlib
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote
 
 import torch
 
 from fst._core.dtypes import SCALAR_TYPES
 from fst._core.signature import Signature
 from fst._core.signature_request import request_of, statement_of_identity
-from fst._core.urls import is_collapsed
+from fst._core.urls import is_collapsed, is_url
 from fst._core.verify import Verify
 
 Path = str | os.PathLike[str]
@@ -44,10 +44,10 @@ _Item = TypeVar("_Item")
 
 
 def path_of(path: Path) -> str:
-    """Returns a path or a URL as text."""
+    """Returns a path or a URL as UTF-8 text. A path of other bytes becomes a `file://` URL with escapes."""
     # Classes with subclass hooks, such as os.PathLike and Mapping, are slow to check. The usual types come first.
     if isinstance(path, str):
-        return _utf8(path)
+        return _path_text(path)
     if not isinstance(path, os.PathLike):
         raise TypeError(f"a path must be a str or an os.PathLike, not {type(path).__name__}")
     text = os.fspath(path)
@@ -56,20 +56,19 @@ def path_of(path: Path) -> str:
     if is_collapsed(text):
         scheme = text.partition(":")[0]
         raise ValueError(f"{scheme}:/...: pathlib removed a slash of this URL; pass the URL as a str")
-    return _utf8(text)
+    return _path_text(text)
 
 
-def is_url(path: str) -> bool:
-    """Returns whether a path is the URL of a remote store. The core checks its scheme."""
-    scheme, separator, _ = path.partition("://")
-    return bool(separator) and re.fullmatch(r"[A-Za-z0-9+.-]+", scheme) is not None and scheme != "file"
-
-
-def local_path_of(path: str) -> str:
-    """Returns the absolute path of a local path or a file:// URL."""
-    if path.startswith("file://"):
-        return unquote(urlsplit(path).path)
-    return os.path.abspath(path)
+def _path_text(path: str) -> str:
+    try:
+        return _utf8(path)
+    except ValueError:
+        if is_url(path):
+            raise
+        # As `open` encodes it. Code points that stand for no byte are an error.
+        with contextlib.suppress(UnicodeEncodeError):
+            return f"file://{quote(os.path.abspath(os.fsencode(path)))}"
+        raise
 
 
 def _utf8(text: str) -> str:

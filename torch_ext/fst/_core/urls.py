@@ -1,16 +1,18 @@
 """URLs, which may stand for paths."""
 
+import os
 import re
+from urllib.parse import unquote_to_bytes
 
+_URL = re.compile(r"[A-Za-z0-9+.-]+://")
 # Schemes of rust/remote/location.rs, and the scheme of local files.
 _SCHEMES = ("http", "https", "s3", "gs", "az", "abfss", "hf", "redis", "rediss", "file")
 _COLLAPSED = re.compile(rf"({'|'.join(_SCHEMES)}):/[^/]")
 
 
 def is_url(path: str) -> bool:
-    """Returns whether a path is a URL."""
-    scheme, separator, _ = path.partition("://")
-    return bool(separator) and scheme.lower() in _SCHEMES
+    """Returns whether a path is a URL, as the core does. The core checks its scheme."""
+    return _URL.match(path) is not None
 
 
 def is_remote(path: str) -> bool:
@@ -18,26 +20,26 @@ def is_remote(path: str) -> bool:
     return is_url(path) and not path.startswith("file://")
 
 
+def local_path_of(path: str) -> str:
+    """Returns the absolute path of a local path or a file:// URL."""
+    if path.startswith("file://"):
+        return os.fsdecode(unquote_to_bytes(path.removeprefix("file://").removeprefix("localhost")))
+    return os.path.abspath(path)
+
+
 def is_collapsed(path: str) -> bool:
     """Returns whether a path was a URL before `pathlib` removed one of its slashes."""
     return _COLLAPSED.match(path) is not None
-
-
-def split_query(path: str) -> tuple[str, str]:
-    """Splits an HTTP URL from its query, which begins with a question mark. Other paths have none."""
-    if path.partition("://")[0].lower() not in ("http", "https"):
-        return path, ""
-    url, separator, query = path.partition("#")[0].partition("?")
-    return url, separator + query
 
 
 def without_secrets(path: str) -> str:
     """Returns a path, or a URL without a password and a query, as errors show it."""
     if not is_remote(path):
         return path
-    path, query = split_query(path)
     scheme, _, rest = path.partition("://")
-    scheme = scheme.lower()
+    scheme, query = scheme.lower(), ""
+    if scheme in ("http", "https") or scheme not in _SCHEMES:
+        rest, query, _ = rest.partition("#")[0].partition("?")
     host, _, key = rest.partition("/")
     if scheme not in ("az", "abfss", "hf"):
         host = host.rpartition("@")[2]

@@ -8,8 +8,9 @@ from pathlib import Path as LocalPath
 from torch import Tensor
 
 from fst._core import classes, ops
-from fst._core.arguments import Digests, Path, digests_of, is_url, local_path_of, metadata_of, path_of
+from fst._core.arguments import Digests, Path, digests_of, metadata_of, path_of
 from fst._core.encryption_key import EncryptionKey, core_key
+from fst._core.urls import is_remote, local_path_of
 from fst._save.background import background
 from fst._save.check import check_max_shard_bytes, check_tensors
 from fst._save.host_copy import HostCopy
@@ -114,7 +115,7 @@ def save_file_async(
     """
     checked = check_tensors(tensors)
     text = path_of(path)
-    absolute_path = text if is_url(text) else local_path_of(text)
+    absolute_path = text if is_remote(text) else local_path_of(text)
     options = digests_of(digests, metadata_of(metadata)), check_max_shard_bytes(max_shard_bytes)
     key = core_key(encryption_key)
 
@@ -141,8 +142,8 @@ def save_indexed(
     def write(shard: Mapping[str, Tensor], file: str, model: str, number: int, count: int) -> None:
         _write_shard(*shard_of(shard), file, model, None)
 
-    if is_url(directory):
-        save_object_shards(tensors, f"{directory.rstrip('/')}/{_NAME}", max_shard_bytes, write, index_metadata)
+    if is_remote(directory):
+        save_object_shards(tensors, f"{directory.removesuffix('/')}/{_NAME}", max_shard_bytes, write, index_metadata)
     else:
         local = LocalPath(local_path_of(directory) if directory.startswith("file://") else directory)
         local.mkdir(parents=True, exist_ok=True)
@@ -169,7 +170,7 @@ def _save(
         bound = {_SHARD_KEY: f"{save}:{number}:{count}"} if is_encrypted and count > 1 else {}
         _write_shard(shard, {**(metadata or {}), **bound} or None, file, model, key)
 
-    if is_url(path):
+    if is_remote(path):
         save_object_shards(tensors, path, max_shard_bytes, write)
     else:
         local = local_path_of(path) if path.startswith("file://") else path
@@ -186,7 +187,7 @@ def _write_shard(
     """Writes one file. If it is new, it gets the owner and permissions of the file `model`, unless that is empty."""
     # Operators take no keys, since graphs would contain them.
     save = ops.save_shard if key is None else key.save_shard
-    save(list(tensors.values()), list(tensors), path, metadata, model)
+    save(list(tensors.values()), list(tensors), path_of(path), metadata, path_of(model))
 
 
 def write_file(tensors: Mapping[str, Tensor], path: str, metadata: dict[str, str] | None) -> None:

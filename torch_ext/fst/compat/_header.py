@@ -8,6 +8,7 @@ from typing import Any
 from fst._core.arguments import Path, path_of
 from fst._core.classes import Checkpoint
 from fst._core.source import Source
+from fst._core.urls import local_path_of
 
 
 def read_header(path: Path) -> tuple[dict[str, str] | None, dict[str, dict[str, Any]], int]:
@@ -22,7 +23,7 @@ def read_header(path: Path) -> tuple[dict[str, str] | None, dict[str, dict[str, 
         Errors of `fst.load_file` for paths and headers.
     """
     text = path_of(path)
-    if os.path.isdir(text) or text.endswith(".index.json"):
+    if os.path.isdir(local_path_of(text)) or text.endswith(".index.json"):
         raise IsADirectoryError(errno.EISDIR, "expected one file; name the files one by one", text)
     checkpoint = Checkpoint([text])
     tensors = {name: checkpoint.tensor_info(name) for name in checkpoint.names()}

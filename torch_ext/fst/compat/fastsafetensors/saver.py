@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 import fst
-from fst._core.arguments import Path, is_url, path_of
+from fst._core.arguments import Path, path_of
 from fst._core.dtypes import PACKED, shape_in_torch
+from fst._core.urls import is_remote, local_path_of
 from fst.compat.fastsafetensors.frameworks import TensorBase, get_framework_op
 from fst.compat.fastsafetensors.st_types import DType, as_torch_dtype
 
@@ -137,7 +138,7 @@ class ParallelSaver:
             Errors of `fst.Writer` and of `fill`.
         """
         base = path_of(base)
-        if is_url(base):
+        if is_remote(base):
             raise ValueError(f"{base}: only local files are saved here; use fst.save_file with max_shard_bytes")
         if header_align != 8:
             raise NotImplementedError(f"fst aligns headers to 8 bytes; header_align={header_align} is not supported")
@@ -147,7 +148,8 @@ class ParallelSaver:
             raise ValueError("the names of the entries must be unique")
         shards = _distribute(entries, self.num_shards)
         texts = self._metadata(shards, metadata or {}, shard0_metadata or {})
-        directory = os.path.dirname(os.path.abspath(base))
+        base = local_path_of(base)
+        directory = os.path.dirname(base)
         os.makedirs(directory, exist_ok=True)
         needed = self.min_free_bytes + sum(entry.nbytes for entry in entries)
         free = shutil.disk_usage(directory).free

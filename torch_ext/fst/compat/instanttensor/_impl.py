@@ -6,7 +6,7 @@ from pathlib import Path as LocalPath
 import torch
 
 from fst._core.arguments import Path, path_of
-from fst._core.urls import is_remote
+from fst._core.urls import is_remote, local_path_of
 from fst.compat._header import read_header as read_safetensors_metadata
 from fst.compat.instanttensor._backend import Backend, BackendPolicy
 from fst.compat.instanttensor._safe_open import safe_open
@@ -25,7 +25,7 @@ def file_in_memory(filename: Path) -> bool:
     path = path_of(filename)
     if is_remote(path):
         return False
-    device = os.stat(path).st_dev
+    device = os.stat(local_path_of(path)).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     mounts = [line.split() for line in LocalPath("/proc/self/mountinfo").read_text().splitlines()]
     # The type of the file system follows the separator.

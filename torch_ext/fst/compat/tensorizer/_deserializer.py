@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import fst
-from fst._core.arguments import device_of
+from fst._core.arguments import device_of, paths_of
 from fst._core.classes import Checkpoint
 from fst._core.dtypes import CASTABLE
 from fst._core.encryption_key import core_key
@@ -109,7 +109,7 @@ class TensorDeserializer(Mapping[Key, Any]):
         self._path = without_secrets(self._secret_path)
         try:
             with configured(self._secret_path, self._options):
-                checkpoint = Checkpoint([self._secret_path], key=core_key(self._key))
+                checkpoint = Checkpoint(paths_of(self._secret_path), key=core_key(self._key))
         except IntegrityError as error:
             raise CryptographyError(f"Tensor decryption was requested, but is not possible: {error}") from None
         except ValueError as error:

@@ -1,0 +1,109 @@
+"""Local paths whose bytes are not UTF-8, in every call that takes a path."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load
+
+import fst
+import fst.dcp
+from fst.compat.instanttensor import safe_open as instanttensor_open
+from fst.compat.tensorizer import TensorDeserializer, TensorSerializer
+
+TENSORS = {"a": torch.arange(12.0), "b": torch.ones(12)}
+
+
+def assert_loaded(tensors):
+    assert {name: tensor.tolist() for name, tensor in tensors.items()} == {
+        name: tensor.tolist() for name, tensor in TENSORS.items()
+    }
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    """Returns a new directory whose name is not UTF-8. It is the working directory."""
+    directory = os.fsdecode(os.path.join(os.fsencode(tmp_path), b"d\xff %41#?"))
+    os.mkdir(directory)
+    monkeypatch.chdir(directory)
+    return directory
+
+
+@pytest.mark.parametrize("is_absolute", [True, False])
+def test_saves_and_loads(directory, is_absolute):
+    path = os.path.join(directory if is_absolute else "", os.fsdecode(b"m\xfe.safetensors"))
+    fst.save_file(TENSORS, path)
+    with open(path, "rb") as file:
+        assert_loaded(load(file.read()))
+    assert_loaded(fst.load_file(path))
+    assert_loaded(dict(fst.stream(path)))
+    fst.save_file_async(TENSORS, path).result()
+    with fst.Writer(path) as writer:
+        for name, tensor in TENSORS.items():
+            writer.write(name, tensor)
+    with fst.safe_open(path) as file:
+        assert_loaded({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    with instanttensor_open(path, "pt", "cpu") as file:
+        assert file.get_tensor("a").equal(TENSORS["a"])
+    out = {name: torch.empty_like(tensor) for name, tensor in TENSORS.items()}
+    fst.load_into(path, list(out), list(out.values()))
+    assert_loaded(out)
+    assert fst.tensor_names(path) == ["a", "b"]
+    serializer = TensorSerializer(f"{path}.tensors")
+    serializer.write_state_dict(TENSORS)
+    serializer.close()
+    assert_loaded(TensorDeserializer(f"{path}.tensors", device="cpu"))
+    with pytest.raises(FileNotFoundError, match=r"none\\xfd\.safetensors: "):
+        fst.load_file(os.fsdecode(b"none\xfd.safetensors"))
+
+
+def test_directory(directory):
+    weight_map = {}
+    for name, tensor in TENSORS.items():
+        weight_map[name] = f"{name}.safetensors"
+        fst.save_file({name: tensor}, os.path.join(directory, weight_map[name]))
+    assert_loaded(fst.load_file(directory))
+    index = os.path.join(directory, "model.safetensors.index.json")
+    with open(index, "w") as file:
+        json.dump({"metadata": {"fst.state": "values"}, "weight_map": weight_map}, file)
+    assert_loaded(fst.load_file(index))
+    fst.save_file({"step": torch.frombuffer(bytearray(b"7"), dtype=torch.uint8)}, os.path.join(directory, "values"))
+    state = {name: torch.empty_like(tensor) for name, tensor in TENSORS.items()}
+    reader = fst.dcp.StorageReader(directory)
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    assert_loaded(state)
+    assert bytes(reader._state["step"].numpy()) == b"7"
+
+
+def test_names_and_urls_are_strict(directory):
+    for use in [
+        lambda: fst.save_file({"\udcff": torch.ones(1)}, "m.safetensors"),
+        lambda: fst.load_file("\ud800.safetensors"),
+        lambda: fst.load_file("s3://bucket/\udcff.safetensors"),
+        lambda: fst.load_file("file:///\udcff.safetensors"),
+    ]:
+        with pytest.raises(ValueError, match="cannot be encoded as UTF-8"):
+            use()
+
+
+def test_ascii_file_system(directory):
+    """A name in UTF-8 is one of single bytes under the POSIX locale."""
+    fst.save_file(TENSORS, "ä.safetensors")
+    program = "import fst, os; [path] = os.listdir(); print(*fst.load_file(path))"
+    environ = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    run = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (0, "a b\n"), run.stderr
+
+
+@pytest.mark.parametrize("name", ["../s", "..\\..\\s/../s", "/s", "a//s", ".\t./s"])
+def test_values_of_an_index_are_beside_it(tmp_path, name):
+    fst.save_file(TENSORS, tmp_path / "m.safetensors")
+    metadata = {"fst.state": name}
+    index = {"metadata": metadata, "weight_map": dict.fromkeys(TENSORS, "./m.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(fst.SafetensorError, match=r"fst\.state: expected the name of a file beside the index"):
+        fst.load_file(tmp_path)
