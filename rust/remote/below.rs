@@ -29,7 +29,7 @@ impl Location {
     fn join(&self, directory: &str, name: &Name) -> Result<Location> {
         // Keys of stores and paths in repositories are no URLs.
         if self.service() != Service::Http {
-            return Ok(self.with_key(format!("{directory}{name}")));
+            return Ok(self.with_key(format!("{directory}{}", name.as_str())));
         }
         let encoded = name.encoded();
         let location = self.with_key(format!("{directory}{encoded}"));
@@ -39,7 +39,7 @@ impl Location {
             .zip(parse(&location))
             .is_some_and(|(base, url)| path_below(&base, &url) == Some(&encoded));
         let outside = || {
-            let message = format!("{name:?} would be outside the directory of this URL; write the URL without `\\`");
+            let message = format!("{encoded:?} would be outside the directory of this URL; write the URL without `\\`");
             Error::new(Kind::InvalidArgument, message).at(self.to_string())
         };
         is_below.then_some(location).ok_or_else(outside)

@@ -1,7 +1,7 @@
 //! Buckets of S3, Google Cloud Storage and Azure. `object_store` signs the requests and renews tokens.
 
 use super::aws_profile::Profile;
-use super::listing::{self, Bounds, Keys};
+use super::listing::{self, Keys};
 use super::location::{Location, Service};
 use super::name::Name;
 use super::refusal::{self, Codes, Refusal};
@@ -361,25 +361,17 @@ impl Store for Bucket {
     }
 
     async fn list(&self, directory: &str) -> Attempt<Option<Vec<Name>>> {
-        let prefix = listing::prefix_of(directory);
-        listing::in_time(async {
-            let (mut names, mut bounds, mut page_token) = (Vec::new(), Bounds::default(), None);
-            loop {
-                let options =
-                    PaginatedListOptions { delimiter: Some("/".into()), page_token, ..PaginatedListOptions::default() };
-                let opened = self.opened();
-                let page =
-                    opened.store.list_paginated(Some(&*prefix).filter(|prefix| !prefix.is_empty()), options).await;
-                let page = self.ended(&opened, page, Bucket::failure_of)?;
-                for key in page.result.extensions.get().map_or(&[][..], |Keys(keys)| keys) {
-                    bounds.add(key)?;
-                    names.extend(listing::name_of(key, &prefix));
-                }
-                let Some(next) = page.page_token else { return Ok(Some(names)) };
-                page_token = Some(bounds.next(next)?);
-            }
-        })
-        .await
+        let prefix = Some(listing::prefix_of(directory)).filter(|prefix| !prefix.is_empty());
+        let page = |page_token| async {
+            let delimiter = Some("/".into());
+            let options = PaginatedListOptions { delimiter, page_token, ..PaginatedListOptions::default() };
+            let opened = self.opened();
+            let page = opened.store.list_paginated(prefix.as_deref(), options).await;
+            let mut page = self.ended(&opened, page, Bucket::failure_of)?;
+            let keys = page.result.extensions.remove().map_or(Vec::new(), |Keys(keys)| keys);
+            Ok((keys, page.page_token))
+        };
+        listing::names(directory, page).await.map(Some)
     }
 
     fn uploads(&self) -> Option<&dyn Uploads> {

@@ -9,7 +9,6 @@ use super::location::Location;
 use super::name::Name;
 use super::object::{Object, open};
 use super::registry;
-use super::repository::RepositoryType;
 use super::retry::repeat;
 use super::runtime;
 use crate::error::{Error, Kind, Result};
@@ -33,18 +32,17 @@ pub enum Found {
 /// # Errors
 /// Those of requests, with the URL; that of `check`.
 pub fn find(location: &Location, endings: &[&str], check: Check<'_>) -> Result<Found> {
-    let repository = location.repository().filter(|repository| repository.kind() != RepositoryType::Bucket);
-    if let Some(repository) = repository {
-        return hub::find(location, repository, check);
+    match location.repository().filter(|repository| !repository.is_bucket()) {
+        Some(repository) => hub::find(location, repository, endings, check),
+        None => find_listed(location, endings, check),
     }
+}
+
+/// Finds out what a URL stands for, if the names below it can be listed at most.
+fn find_listed(location: &Location, endings: &[&str], check: Check<'_>) -> Result<Found> {
     if endings.iter().any(|ending| location.key().ends_with(ending)) || location.has_query() {
         return Ok(Found::Object(location.clone()));
     }
-    find_listed(location, endings, check)
-}
-
-/// Finds out what a URL stands for by listing the names below it.
-fn find_listed(location: &Location, endings: &[&str], check: Check<'_>) -> Result<Found> {
     let (store, _) = registry::store_of(location)?;
     let url = location.to_string();
     let host = Host::of(location.host());

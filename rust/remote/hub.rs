@@ -8,10 +8,10 @@ use super::below::{is_below, url_below};
 use super::host_policy::HostPolicy;
 use super::http::{self, answer, range_headers};
 use super::http_error;
-use super::listing::{self, Bounds, PAGE_BYTES_MAX};
+use super::listing::{self, ANSWER_BYTES_MAX};
 use super::location::Location;
 use super::name::Name;
-use super::repository::{Repository, RepositoryType};
+use super::repository::Repository;
 use super::store::{Answer, Attempt, Failure, FailureClass, Store};
 use super::store_options;
 use super::transport::{self, Transport};
@@ -265,9 +265,9 @@ struct Link {
 impl Store for HubStore {
     async fn get(&self, path: &str, range: Range<u64>, _: Option<&Version>) -> Attempt<Answer> {
         // A commit never changes. The files of a bucket do.
-        let id = (self.repository.kind() != RepositoryType::Bucket).then(|| self.repository.revision().to_owned());
-        let version = |etag: Option<String>, found: &Version| match &id {
-            Some(id) => Version { id: Some(id.clone()), etag, modified: None },
+        let id = Some(self.repository.revision()).filter(|_| !self.repository.is_bucket());
+        let version = |etag: Option<String>, found: &Version| match id {
+            Some(id) => Version { id: Some(id.to_owned()), etag, modified: None },
             None => Version { etag: etag.or_else(|| found.etag.clone()), ..found.clone() },
         };
         let known = self.links().get(path).cloned();
@@ -295,29 +295,19 @@ impl Store for HubStore {
     }
 
     async fn list(&self, folder: &str) -> Attempt<Option<Vec<Name>>> {
-        // Descriptions of other repositories have the names of all files.
-        let commit = match self.repository.kind() {
-            RepositoryType::Bucket => None,
-            RepositoryType::Kernel => Some(self.repository.revision()),
-            _ => return Ok(None),
-        };
+        if !self.repository.has_lists() {
+            return Ok(None);
+        }
+        let commit = Some(self.repository.revision()).filter(|_| !self.repository.is_bucket());
         let folder_part = Some(folder).filter(|folder| !folder.is_empty());
         let parts = self.repository.api().chain(["tree"]).chain(commit).chain(folder_part);
-        let mut address = url_below(&self.access.endpoint, parts)?;
-        let prefix = listing::prefix_of(folder);
-        listing::in_time(async {
-            let (mut names, mut bounds) = (Vec::new(), Bounds::default());
-            loop {
-                let (response, next) = self.access.ask(&address).await?;
-                let page = http::collect(response, to_u64(PAGE_BYTES_MAX)).await?;
-                for Entry { path, .. } in parse::<Vec<Entry>>(&page)?.iter().filter(|entry| entry.r#type == "file") {
-                    bounds.add(path)?;
-                    names.extend(listing::name_of(path, &prefix));
-                }
-                let Some(next) = next else { return Ok(Some(names)) };
-                address = bounds.next(next)?;
-            }
-        })
-        .await
+        let first = &url_below(&self.access.endpoint, parts)?;
+        let page = |next: Option<Url>| async move {
+            let (response, next) = self.access.ask(next.as_ref().unwrap_or(first)).await?;
+            let page = http::collect(response, to_u64(ANSWER_BYTES_MAX)).await?;
+            let files = parse::<Vec<Entry>>(&page)?.into_iter().filter(|entry| entry.r#type == "file");
+            Ok((files.map(|entry| entry.path).collect(), next))
+        };
+        listing::names(folder, page).await.map(Some)
     }
 }

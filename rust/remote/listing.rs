@@ -2,15 +2,15 @@
 
 use super::name::Name;
 use super::store::{Attempt, Failure, FailureClass};
-use http::{Method, Request, header};
 use quick_xml::escape::unescape;
 use std::collections::HashSet;
 use std::future::Future;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Upper bound for one answer with keys, in bytes. Azure answers with up to 5,000 names of up to 1,024 characters.
-pub(super) const PAGE_BYTES_MAX: usize = 32 << 20;
+/// Upper bound for an answer without the bytes of an object, in bytes. Azure answers with up to 5,000 names of up to 1,024
+/// characters.
+pub(super) const ANSWER_BYTES_MAX: usize = 32 << 20;
 /// Upper bound for all keys of a listing, in bytes.
 const LISTING_BYTES_MAX: usize = 64 << 20;
 /// Upper bound for the requests of a listing. S3 answers each with up to 1,000 keys.
@@ -71,6 +71,30 @@ pub(super) async fn in_time<T>(listing: impl Future<Output = Attempt<T>>) -> Att
     timeout(LISTING_TIME_MAX, listing).await.unwrap_or_else(late)
 }
 
+/// Lists the names in a directory. `page` returns the keys of one answer, and the beginning of the next one.
+///
+/// # Errors
+/// Those of `page`; a failure if the listing exceeds a bound.
+pub(super) async fn names<T: AsRef<str>, F>(directory: &str, mut page: impl FnMut(Option<T>) -> F) -> Attempt<Vec<Name>>
+where
+    F: Future<Output = Attempt<(Vec<String>, Option<T>)>>,
+{
+    let prefix = prefix_of(directory);
+    in_time(async {
+        let (mut names, mut bounds, mut begin) = (Vec::new(), Bounds::default(), None);
+        loop {
+            let (keys, next) = page(begin.take()).await?;
+            for key in keys {
+                bounds.add(&key)?;
+                names.extend(name_of(&key, &prefix));
+            }
+            let Some(next) = next else { return Ok(names) };
+            begin = Some(bounds.next(next)?);
+        }
+    })
+    .await
+}
+
 /// Returns the prefix of all keys in a directory, which may end with a slash.
 pub(super) fn prefix_of(directory: &str) -> String {
     let slash = if directory.is_empty() || directory.ends_with('/') { "" } else { "/" };
@@ -86,15 +110,6 @@ pub(super) fn name_of(key: &str, prefix: &str) -> Option<Name> {
 /// Keys in an answer of the service of a bucket.
 #[derive(Clone, Debug)]
 pub struct Keys(pub Vec<String>);
-
-/// Returns whether a request to the service of a bucket lists keys.
-pub(super) fn is_listing<T>(request: &Request<T>) -> bool {
-    let query = request.uri().query().unwrap_or_default();
-    let has = |parameter| query.split('&').any(|other| other == parameter);
-    request.method() == Method::GET
-        && !request.headers().contains_key(header::RANGE)
-        && (has("list-type=2") || has("comp=list"))
-}
 
 /// Takes the keys of objects out of a listing of S3, Google Cloud Storage or Azure.
 ///

@@ -72,19 +72,25 @@ impl Location {
                 "the scheme {scheme:?} is not built in; give a local path or a URL that begins with file://, {}",
                 names.join(", ")
             );
-            return Err(Error::new(Kind::InvalidArgument, message).at(shown_unparsed(url)));
+            let shown = Location::split("http", Service::Http, rest).to_string().replacen("http", scheme, 1);
+            return Err(Error::new(Kind::InvalidArgument, message).at(shown.trim_start_matches("://")));
         };
-        let invalid =
-            |message: &str| Error::new(Kind::InvalidArgument, message).at(format!("{scheme}://{}", shown_rest(rest)));
+        let mut location = Location::split(scheme, service, rest);
+        let invalid = |message: &str| Error::new(Kind::InvalidArgument, message).at(location.to_string());
         if rest.chars().any(|character| character.is_control()) {
             return Err(invalid("a URL cannot contain control characters"));
         }
+        if location.host.is_empty() {
+            return Err(invalid("the URL names no host or bucket"));
+        }
         if service == Service::Hub {
             let (repository, path) = Repository::parse(rest).map_err(|message| invalid(&message))?;
-            let (user, host) = (None, repository.to_string());
-            let repository = Some(Arc::new(repository));
-            return Ok(Location { service, scheme, user, host, key: path, query: None, repository });
+            location = location.with_repository(repository, &path);
         }
+        Ok(location)
+    }
+
+    fn split(scheme: &'static str, service: Service, rest: &str) -> Location {
         // Keys of objects may contain any character. Only URLs of HTTP have queries and fragments.
         let (rest, query) = match service {
             Service::Http => {
@@ -96,13 +102,10 @@ impl Location {
         let (authority, key) = rest.split_once('/').unwrap_or((rest, ""));
         let (user, host) = match service {
             // In abfss://container@account.dfs.core.windows.net, the part before the @ is the container.
-            Service::Azure => (None, authority),
+            Service::Azure | Service::Hub => (None, authority),
             _ => authority.rsplit_once('@').map_or((None, authority), |(user, host)| (Some(user.to_owned()), host)),
         };
-        if host.is_empty() {
-            return Err(invalid("the URL names no host or bucket"));
-        }
-        Ok(Location { service, scheme, user, host: host.to_owned(), key: key.to_owned(), query, repository: None })
+        Location { service, scheme, user, host: host.to_owned(), key: key.to_owned(), query, repository: None }
     }
 
     /// Returns the service that answers.
@@ -200,16 +203,4 @@ pub fn is_url(path: &Path) -> bool {
     path.to_str().and_then(|text| text.split_once("://")).is_some_and(|(scheme, _)| {
         !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
     })
-}
-
-/// Returns a URL of an unknown scheme without what may be secret.
-fn shown_unparsed(url: &str) -> String {
-    url.split_once("://").map_or_else(|| url.to_owned(), |(scheme, rest)| format!("{scheme}://{}", shown_rest(rest)))
-}
-
-fn shown_rest(rest: &str) -> String {
-    let (before, has_query) = rest.split_once('?').map_or((rest, false), |(before, _)| (before, true));
-    let (authority, path) = before.split_once('/').map_or((before, None), |(authority, path)| (authority, Some(path)));
-    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-    format!("{host}{}{}", path.map(|path| format!("/{path}")).unwrap_or_default(), if has_query { "?..." } else { "" })
 }

@@ -1,8 +1,6 @@
 //! Names of files below a prefix.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use std::ffi::OsStr;
-use std::fmt;
 use std::path::Path;
 
 /// Characters that are escaped in a URL: all but the unreserved ones of RFC 3986.
@@ -40,14 +38,6 @@ impl Name {
         }
     }
 
-    /// Parses a name in an index, where `./` at the beginning stands for the directory of the index.
-    ///
-    /// # Errors
-    /// Those of [`parse`](Name::parse).
-    pub fn parse_relative(text: &str) -> Result<Name, &'static str> {
-        Name::parse(text.strip_prefix("./").unwrap_or(text))
-    }
-
     /// Returns the name as it is: a key of a store, or a path of a file.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -69,20 +59,8 @@ pub(super) fn encode(part: &str) -> String {
     utf8_percent_encode(part, ESCAPED).to_string()
 }
 
-impl AsRef<OsStr> for Name {
-    fn as_ref(&self) -> &OsStr {
-        OsStr::new(&self.0)
-    }
-}
-
 impl AsRef<Path> for Name {
     fn as_ref(&self) -> &Path {
         Path::new(&self.0)
-    }
-}
-
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }

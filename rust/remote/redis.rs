@@ -193,9 +193,10 @@ impl Store for Redis {
         let keys = scan(&mut connection, &prefix).await?;
         connection.keep(&self.credentials);
         let name = |key: String| {
+            let name = listing::name_of(&key, &prefix)?;
             // Several values may be one file.
-            let file = key.split_once(".safetensors:").map(|(before, _)| format!("{before}.safetensors"));
-            listing::name_of(&file.unwrap_or(key), &prefix)
+            let file = name.as_str().split_once(".safetensors:").map(|(before, _)| format!("{before}.safetensors"));
+            file.map_or(Some(name), |file| Name::parse(&file).ok())
         };
         let names: BTreeSet<Name> = keys.into_iter().filter_map(name).collect();
         Ok(Some(names.into_iter().collect()))

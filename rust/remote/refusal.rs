@@ -6,7 +6,7 @@
 //! An answer without the bytes of an object has a bound, whatever it says.
 
 use super::http_error::{self, HttpResult, refused};
-use super::listing::{self, PAGE_BYTES_MAX, element};
+use super::listing::{self, ANSWER_BYTES_MAX, element};
 use super::location::Service;
 use super::store::{Failure, FailureClass};
 use super::transport::Transport;
@@ -22,8 +22,6 @@ use std::fmt;
 const METADATA_HOSTS: [&str; 3] = ["169.254.169.254", "169.254.170.2", "metadata.google.internal"];
 /// Number of bytes after which the rest of such an answer is not read. It has about a thousand.
 const REFUSAL_BYTES_MAX: usize = 64 << 10;
-/// Upper bound for any other answer without the bytes of an object, in bytes: a token, the id of an upload.
-const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// Upper bound for the length of a code or a region, in bytes.
 const WORD_BYTES_MAX: usize = 64;
 /// Header in which S3 states the region of a bucket.
@@ -44,35 +42,31 @@ impl HttpConnector for Codes {
 #[async_trait]
 impl HttpService for Codes {
     async fn call(&self, request: HttpRequest) -> HttpResult<HttpResponse> {
-        let (is_object, is_listing) = (request.headers().contains_key(header::RANGE), listing::is_listing(&request));
+        let is_object = request.headers().contains_key(header::RANGE);
         let response = self.0.call(request).await?;
-        let bytes_max = match response.status().is_success() {
-            true if is_object => return Ok(response),
-            true if is_listing => PAGE_BYTES_MAX,
-            true => ANSWER_BYTES_MAX,
-            false => REFUSAL_BYTES_MAX,
-        };
+        let is_success = response.status().is_success();
+        if is_success && is_object {
+            return Ok(response);
+        }
+        let bytes_max = if is_success { ANSWER_BYTES_MAX } else { REFUSAL_BYTES_MAX };
         let (mut parts, body) = response.into_parts();
         let mut text = Vec::new();
         let mut frames = body.bytes_stream();
-        while let Some(frame) = frames.try_next().await? {
+        while text.len() <= bytes_max
+            && let Some(frame) = frames.try_next().await?
+        {
             text.extend_from_slice(&frame);
-            if text.len() > bytes_max {
-                break;
-            }
         }
-        if parts.status.is_success() {
-            if text.len() > bytes_max {
-                return Err(refused(format!("the service sent more than {bytes_max} bytes where it should send few")));
-            }
-            if is_listing {
-                let (rest, keys) = listing::take_keys(&String::from_utf8_lossy(&text));
-                parts.extensions.insert(keys);
-                text = rest.into_bytes();
-            }
-            return Ok(Response::from_parts(parts, text.into()));
+        if is_success && text.len() > bytes_max {
+            return Err(refused(format!("the service sent more than {bytes_max} bytes that are not of an object")));
         }
-        let refusal = Refusal::of_answer(parts.status, &parts.headers, &String::from_utf8_lossy(&text));
+        let text = String::from_utf8_lossy(&text);
+        if is_success {
+            let (rest, keys) = listing::take_keys(&text);
+            parts.extensions.insert(keys);
+            return Ok(Response::from_parts(parts, rest.into()));
+        }
+        let refusal = Refusal::of_answer(parts.status, &parts.headers, &text);
         if refusal.region.is_some() && parts.status.is_redirection() {
             // A redirect without a location, whose body would not be passed on.
             parts.status = StatusCode::BAD_REQUEST;

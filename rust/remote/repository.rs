@@ -8,26 +8,16 @@ use std::fmt;
 /// Revision of a URL that states none.
 const DEFAULT_REVISION: &str = "main";
 
-/// Type of a repository: the first part of a URL, and of paths of the Hub's API.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum RepositoryType {
-    Model,
-    Dataset,
-    Space,
-    Kernel,
-    /// Files without revisions.
-    Bucket,
-}
-
-use RepositoryType::{Bucket, Dataset, Kernel, Model, Space};
-
-const TYPES: [(RepositoryType, &str); 5] =
-    [(Model, "models"), (Dataset, "datasets"), (Space, "spaces"), (Kernel, "kernels"), (Bucket, "buckets")];
+/// Types of repositories, as URLs and the Hub's API name them. Files of a bucket have no revisions.
+const TYPES: [&str; 5] = [MODELS, "datasets", "spaces", KERNELS, BUCKETS];
+const MODELS: &str = "models";
+const KERNELS: &str = "kernels";
+const BUCKETS: &str = "buckets";
 
 /// Repository at a revision.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Repository {
-    kind: RepositoryType,
+    kind: &'static str,
     /// `owner/name`, or `name` alone.
     id: Name,
     /// Branch, tag or commit, if the URL states one.
@@ -41,17 +31,17 @@ impl Repository {
     /// What is wrong, and what to write.
     pub(super) fn parse(text: &str) -> Result<(Repository, String), String> {
         let (first, rest) = text.split_once('/').unwrap_or((text, ""));
-        let named = |(_, plural): &&(RepositoryType, &str)| plural.strip_suffix('s') == Some(first) || *plural == first;
-        let (kind, rest) = match TYPES.iter().find(named) {
-            Some((_, plural)) if *plural != first => return Err(format!("write hf://{plural}/{rest}")),
-            Some((kind, _)) => (*kind, rest),
-            None => (Model, text),
+        let (kind, rest) = match TYPES.iter().find(|plural| plural.starts_with(first) && plural.len() - first.len() < 2)
+        {
+            Some(plural) if *plural != first => return Err(format!("write hf://{plural}/{rest}")),
+            Some(kind) => (*kind, rest),
+            None => (MODELS, text),
         };
         let rest = rest.trim_end_matches('/');
         // An @ further on belongs to the name of a file.
         let stated = rest.split_once('@').filter(|(id, _)| id.matches('/').count() < 2);
         let (id, revision, path) = match stated {
-            Some(_) if kind == Bucket => {
+            Some(_) if kind == BUCKETS => {
                 return Err("a bucket of the Hub has no revisions; remove the part from the @ on".into());
             }
             Some((id, rest)) => {
@@ -66,7 +56,7 @@ impl Repository {
         let unnamed = || "this names no repository; write hf://owner/name, or hf://owner/name@revision/path".to_owned();
         let is_part = |part: &str| part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
         let id = Name::parse(id).ok().filter(|id| id.parts().all(is_part)).ok_or_else(unnamed)?;
-        if kind == Bucket && id.parts().count() != 2 {
+        if kind == BUCKETS && id.parts().count() != 2 {
             return Err("this names no bucket of the Hub; write hf://buckets/owner/name".into());
         }
         let decode = |revision: &str| Name::parse(&percent_decode_str(revision).decode_utf8().ok()?).ok();
@@ -79,8 +69,13 @@ impl Repository {
         Ok((Repository { kind, id, revision }, path.to_owned()))
     }
 
-    pub(super) fn kind(&self) -> RepositoryType {
-        self.kind
+    pub(super) fn is_bucket(&self) -> bool {
+        self.kind == BUCKETS
+    }
+
+    /// Returns whether the Hub lists the files of a folder, and not all files in the description of the repository.
+    pub(super) fn has_lists(&self) -> bool {
+        self.is_bucket() || self.kind == KERNELS
     }
 
     pub(super) fn revision(&self) -> &str {
@@ -99,46 +94,41 @@ impl Repository {
 
     /// Returns the repository without an owner, and the path in it, for which the same URL may stand: `hf://name/path`.
     pub(super) fn without_owner(&self, path: &str) -> Option<(Repository, String)> {
-        let (name, file) =
-            self.id.as_str().split_once('/').filter(|_| self.kind != Bucket && self.revision.is_none())?;
+        let (name, file) = self.id.as_str().split_once('/').filter(|_| !self.is_bucket() && self.revision.is_none())?;
         let path = if path.is_empty() { file.to_owned() } else { format!("{file}/{path}") };
         Some((Repository { id: Name::parse(name).ok()?, ..self.clone() }, path))
     }
 
     /// Returns the parts of the paths of the repository in the Hub's API.
     pub(super) fn api(&self) -> impl Iterator<Item = &str> {
-        ["api", plural(self.kind)].into_iter().chain(self.id.parts())
+        ["api", self.kind].into_iter().chain(self.id.parts())
     }
 
     /// Returns the parts of the paths of the repository's files.
     pub(super) fn files(&self) -> impl Iterator<Item = &str> {
-        let commit = (self.kind != Bucket).then(|| self.revision());
-        let kind = (self.kind != Model).then(|| plural(self.kind));
+        let commit = Some(self.revision()).filter(|_| !self.is_bucket());
+        let kind = Some(self.kind).filter(|kind| *kind != MODELS);
         kind.into_iter().chain(self.id.parts()).chain(["resolve"]).chain(commit)
     }
 
     /// Returns the name of the repository's folder in the Hub's cache on this machine.
     pub(super) fn cache_folder(&self) -> String {
-        [plural(self.kind)].into_iter().chain(self.id.parts()).collect::<Vec<_>>().join("--")
+        [self.kind].into_iter().chain(self.id.parts()).collect::<Vec<_>>().join("--")
     }
 }
 
 /// Writes the repository as its URL does.
 impl fmt::Display for Repository {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.kind != Model {
-            write!(f, "{}/", plural(self.kind))?;
+        if self.kind != MODELS {
+            write!(f, "{}/", self.kind)?;
         }
-        write!(f, "{}", self.id)?;
+        f.write_str(self.id.as_str())?;
         // A slash would end the revision.
         self.revision
             .as_ref()
             .map_or(Ok(()), |revision| write!(f, "@{}", revision.as_str().replace('%', "%25").replace('/', "%2F")))
     }
-}
-
-fn plural(kind: RepositoryType) -> &'static str {
-    TYPES.iter().find(|(other, _)| *other == kind).map_or("", |(_, plural)| plural)
 }
 
 /// Splits a text after `count` parts between slashes.

@@ -353,7 +353,7 @@ pub fn names_beside(location: &Location, check: Check<'_>) -> Result<Vec<String>
     let upload = Upload::open(location)?;
     let directory = upload.key.rfind('/').and_then(|slash| upload.key.get(..=slash)).unwrap_or_default();
     let names = upload.run(None, 0, check, || upload.store.list(directory))?.unwrap_or_default();
-    Ok(names.iter().map(ToString::to_string).collect())
+    Ok(names.iter().map(|name| name.as_str().to_owned()).collect())
 }
 
 /// Removes an object. It need not exist.

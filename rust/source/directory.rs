@@ -1,7 +1,7 @@
 //! Which files of a directory, or of a remote prefix, are its checkpoint.
 
 use crate::error::{Error, Kind, Result};
-use std::ffi::OsStr;
+use std::path::Path;
 
 /// Suffix of the index file of a sharded checkpoint, a convention of the Hugging Face libraries.
 pub(super) const INDEX_SUFFIX: &str = ".safetensors.index.json";
@@ -22,13 +22,13 @@ pub(super) enum Chosen<N> {
 ///
 /// # Errors
 /// `is-a-directory` if no name is that of a safetensors file, `invalid-argument` if there are several index files.
-pub(super) fn choose<N: AsRef<OsStr> + Ord>(names: Vec<N>) -> Result<Chosen<N>> {
-    let has_suffix = |name: &N, suffix: &str| name.as_ref().as_encoded_bytes().ends_with(suffix.as_bytes());
+pub(super) fn choose<N: AsRef<Path> + Ord>(names: Vec<N>) -> Result<Chosen<N>> {
+    let has_suffix = |name: &N, suffix: &str| name.as_ref().as_os_str().as_encoded_bytes().ends_with(suffix.as_bytes());
     let (mut indexes, others): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| has_suffix(name, INDEX_SUFFIX));
     let (mut files, others): (Vec<_>, Vec<_>) = others.into_iter().partition(|name| has_suffix(name, FILE_SUFFIX));
     // A directory may contain several variants. The one without a suffix is the default.
     let plain = format!("model{INDEX_SUFFIX}");
-    if let Some(position) = indexes.iter().position(|name| name.as_ref() == plain.as_str()) {
+    if let Some(position) = indexes.iter().position(|name| name.as_ref().as_os_str() == plain.as_str()) {
         return Ok(Chosen::Index(indexes.swap_remove(position)));
     }
     match (indexes.len(), files.is_empty()) {

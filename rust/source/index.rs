@@ -47,7 +47,8 @@ pub(super) fn read(file: impl Read) -> Result<Index> {
 /// Parses the name of a file in the directory of the index. `owner` says what has it, for errors.
 fn parse_name<E: serde::de::Error>(file: &str, owner: &str) -> std::result::Result<Name, E> {
     let refused = |why| E::custom(format!("{owner}: expected the name of a file beside the index, but {why}"));
-    Name::parse_relative(file).map_err(refused)
+    // A path may begin with the directory of the index.
+    Name::parse(file.strip_prefix("./").unwrap_or(file)).map_err(refused)
 }
 
 struct IndexVisitor;

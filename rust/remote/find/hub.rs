@@ -8,7 +8,7 @@ use crate::remote::hub::{Access, Description, cached_commit, describe, is_commit
 use crate::remote::listing;
 use crate::remote::location::Location;
 use crate::remote::name::Name;
-use crate::remote::repository::{Repository, RepositoryType};
+use crate::remote::repository::Repository;
 use crate::remote::retry::repeat;
 use crate::remote::runtime;
 use crate::remote::store_options;
@@ -19,19 +19,26 @@ use std::path::PathBuf;
 /// Finds out what a URL of the Hub stands for, and pins its commit.
 ///
 /// `hf://a/b` is the repository `b` of `a`, or else the file or folder `b` of the repository `a`, which has no owner.
-pub(super) fn find(location: &Location, repository: &Repository, check: Check<'_>) -> Result<Found> {
+pub(super) fn find(location: &Location, repository: &Repository, endings: &[&str], check: Check<'_>) -> Result<Found> {
+    let find = |repository: &Repository, path: &str| find_in(location, repository, path, endings, check);
     let path = location.key();
-    let found = find_in(location, repository, path, check);
+    let found = find(repository, path);
     let is_refused = |error: &Error| matches!(error.kind(), Kind::FileNotFound | Kind::PermissionDenied);
     match (found, repository.without_owner(path)) {
         (Err(error), Some((repository, path))) if is_refused(&error) => {
-            find_in(location, &repository, &path, check).map_err(|other| if is_refused(&other) { error } else { other })
+            find(&repository, &path).map_err(|other| if is_refused(&other) { error } else { other })
         }
         (found, _) => found,
     }
 }
 
-fn find_in(location: &Location, repository: &Repository, path: &str, check: Check<'_>) -> Result<Found> {
+fn find_in(
+    location: &Location,
+    repository: &Repository,
+    path: &str,
+    endings: &[&str],
+    check: Check<'_>,
+) -> Result<Found> {
     let url = location.to_string();
     let in_cache = |commit: &str| Some(snapshot(repository, commit)?.join(path));
     if is_offline() {
@@ -54,9 +61,8 @@ fn find_in(location: &Location, repository: &Repository, path: &str, check: Chec
     if siblings.iter().any(|sibling| sibling.rfilename == path) {
         return Ok(local.filter(|path| path.is_file()).map_or(Found::Object(pinned), Found::Local));
     }
-    // The Hub describes no files of kernels.
-    if repository.kind() == RepositoryType::Kernel {
-        return super::find_listed(&pinned, &[], check);
+    if repository.has_lists() {
+        return super::find_listed(&pinned, endings, check);
     }
     let prefix = listing::prefix_of(path);
     let names: Vec<Name> =
@@ -65,8 +71,7 @@ fn find_in(location: &Location, repository: &Repository, path: &str, check: Chec
         let message = format!("the repository has no file or folder {path:?} at this revision");
         return Err(Error::new(Kind::FileNotFound, message).at(&url));
     }
-    let is_weight =
-        |name: &&Name| [".safetensors", ".safetensors.index.json"].iter().any(|ending| name.as_str().ends_with(ending));
+    let is_weight = |name: &&Name| endings.iter().any(|ending| name.as_str().ends_with(ending));
     let mut weights = names.iter().filter(is_weight).peekable();
     let is_cached = |local: &PathBuf| weights.peek().is_some() && weights.all(|name| local.join(name).is_file());
     Ok(local.filter(is_cached).map_or(Found::Prefix(pinned, names), Found::Local))

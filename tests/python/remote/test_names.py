@@ -304,7 +304,7 @@ class Endless(Serving):
     def __init__(self) -> None:
         class EndlessHandler(Handler):
             def do_POST(self) -> None:  # noqa: N802
-                self.send(200, {}, b"<InitiateMultipartUploadResult>" + b" " * (2 << 20))
+                self.send(200, {}, b"<InitiateMultipartUploadResult>" + b" " * (33 << 20))
 
         self.endpoint = f"http://127.0.0.1:{self.serve(ThreadingHTTPServer(('127.0.0.1', 0), EndlessHandler))}"
 
@@ -338,5 +338,5 @@ def test_answers_of_buckets_end(http_server, configure, scheme):
     if scheme != "az":  # Azure has no such request.
         with Endless() as server:
             configure(url, **OPTIONS[scheme], **{name: server.endpoint})
-            with pytest.raises(OSError, match="sent more than 1048576 bytes"):
+            with pytest.raises(OSError, match="sent more than 33554432 bytes"):
                 ops.create_save_file(f"{url}m.safetensors", 1 << 20, "")
