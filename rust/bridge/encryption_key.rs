@@ -5,6 +5,7 @@ use crate::encryption::{key, keyring};
 use crate::error::Result;
 use crate::save::file_kernel::Linux;
 use crate::save::rotate::rotate;
+use crate::source::files::check_local;
 use std::path::Path;
 
 /// Key of a user.
@@ -17,7 +18,10 @@ pub(super) fn encryption_key(bytes: &[u8], label: &str) -> Result<Box<Encryption
 
 /// Reads a key from a file.
 pub(super) fn key_of_file(path: &str, label: &str) -> Result<Box<EncryptionKey>> {
-    guard(|| Ok(Box::new(EncryptionKey(key::EncryptionKey::from_file(Path::new(path))?.with_label(label)?))))
+    guard(|| {
+        let path = check_local(Path::new(path))?;
+        Ok(Box::new(EncryptionKey(key::EncryptionKey::from_file(&path)?.with_label(label)?)))
+    })
 }
 
 /// Copies a passphrase.

@@ -148,8 +148,8 @@ class ParallelSaver:
             raise ValueError("the names of the entries must be unique")
         shards = _distribute(entries, self.num_shards)
         texts = self._metadata(shards, metadata or {}, shard0_metadata or {})
-        base = local_path_of(base)
-        directory = os.path.dirname(base)
+        base = local_path_of(base) if base.startswith("file://") else base
+        directory = os.path.dirname(os.path.abspath(base))
         os.makedirs(directory, exist_ok=True)
         needed = self.min_free_bytes + sum(entry.nbytes for entry in entries)
         free = shutil.disk_usage(directory).free
