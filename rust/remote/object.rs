@@ -5,7 +5,7 @@ use super::concurrency::{Host, Permit};
 use super::first_bytes::{FirstBytes, Received};
 use super::get::Target;
 use super::limits::{FIRST_BYTES, GAP_BYTES};
-use super::location::{Location, Service};
+use super::location::Location;
 use super::pieces::Pieces;
 use super::registry;
 use super::runtime::{self, Runtime};
@@ -171,10 +171,10 @@ impl Object {
     }
 
     /// Returns the SHA-256 of the object in hexadecimal numbers, if the Hugging Face Hub states it: the entity tag of its
-    /// large files.
+    /// large files in repositories.
     pub fn hub_sha256(&self) -> Option<&str> {
-        let etag = self.version.etag.as_deref().filter(|_| self.location.service() == Service::Hub)?;
-        Some(etag.trim_matches('"'))
+        self.location.repository().filter(|repository| !repository.is_bucket())?;
+        Some(self.version.etag.as_deref()?.trim_matches('"'))
     }
 
     /// Returns the version.
