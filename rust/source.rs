@@ -2,7 +2,7 @@
 
 pub(crate) mod directory;
 pub mod files;
-pub(crate) mod index;
+mod index;
 
 use crate::digest::groups::Groups;
 use crate::encryption::chunks::Chunks;

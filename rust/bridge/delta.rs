@@ -16,7 +16,6 @@ use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::os::sigint::Watch;
 use crate::source::files::{Files, Listing};
-use crate::source::index::STATE;
 use std::sync::Arc;
 
 /// Open deltas.
@@ -33,10 +32,8 @@ pub(super) struct NewFrames(Vec<Option<NewFrame>>);
 pub(super) fn index_metadata(path: &str) -> Result<Vec<ffi::MetadataEntry>> {
     let watch = Watch::begin();
     guard_with_log(|| {
-        let Files { mut listings, .. } = Files::resolve(&[path], &|| watch.check())?;
-        let Listing { mut metadata, state, .. } = listings.pop().unwrap_or_default();
-        metadata.extend(state.map(|state| (STATE.to_owned(), state.to_text())));
-        Ok(super::checkpoint::entries(&metadata))
+        let files = Files::resolve(&[path], &|| watch.check())?;
+        Ok(super::checkpoint::entries(&files.listings.first().map(Listing::metadata_with_paths).unwrap_or_default()))
     })
 }
 

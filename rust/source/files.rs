@@ -2,7 +2,7 @@
 
 use super::Place;
 use super::directory::{Chosen, FILE_SUFFIX, INDEX_SUFFIX, choose};
-use super::index::{self, Index};
+use super::index::{self, Index, STATE};
 use crate::error::{Error, Kind, Result};
 use crate::os::local_file::open_regular;
 use crate::os::retry::Check;
@@ -66,6 +66,13 @@ pub struct Listing {
 impl Listing {
     fn of(path: &Path, directory: &str) -> Listing {
         Listing { path: path.to_path_buf(), directory: directory.to_owned(), ..Listing::default() }
+    }
+
+    /// Returns the metadata of the index, with the path or URL of the file that it names in place of the name.
+    pub fn metadata_with_paths(&self) -> BTreeMap<String, String> {
+        let mut metadata = self.metadata.clone();
+        metadata.extend(self.state.as_ref().map(|state| (STATE.to_owned(), state.to_text())));
+        metadata
     }
 }
 
