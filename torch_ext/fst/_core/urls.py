@@ -27,6 +27,11 @@ def local_path_of(path: str) -> str:
     return os.path.abspath(path)
 
 
+def below(directory: str, name: str) -> str:
+    """Returns the path or URL of a file in a directory. A second slash at its end belongs to the key of an object."""
+    return f"{directory.removesuffix('/')}/{name}"
+
+
 def is_collapsed(path: str) -> bool:
     """Returns whether a path was a URL before `pathlib` removed one of its slashes."""
     return _COLLAPSED.match(path) is not None

@@ -26,7 +26,7 @@ from fst._core.arguments import (
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
-from fst._core.urls import is_remote, local_path_of
+from fst._core.urls import below, is_remote, local_path_of
 from fst._distributed.agreement import check_equal, comparable, distinct_on_all, number_distinct
 from fst._distributed.descriptions import Description, describe, digest, merge
 from fst._distributed.group_save import GroupCheckpoint
@@ -222,7 +222,7 @@ class _Prepared(NamedTuple):
 def path_in_directory(directory: Path) -> LocalPath | str:
     """Returns the path of the checkpoint in a directory, or its URL."""
     text = path_of(directory)
-    return f"{text.removesuffix('/')}/{NAME}" if is_remote(text) else LocalPath(local_path_of(text)) / NAME
+    return below(text, NAME) if is_remote(text) else LocalPath(local_path_of(text)) / NAME
 
 
 def _check_state_dict(state_dict: Mapping[str, Tensor]) -> None:

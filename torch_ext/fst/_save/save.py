@@ -10,7 +10,7 @@ from torch import Tensor
 from fst._core import classes, ops
 from fst._core.arguments import Digests, Path, digests_of, metadata_of, path_of
 from fst._core.encryption_key import EncryptionKey, core_key
-from fst._core.urls import is_remote, local_path_of
+from fst._core.urls import below, is_remote, local_path_of
 from fst._save.background import background
 from fst._save.check import check_max_shard_bytes, check_tensors
 from fst._save.host_copy import HostCopy
@@ -143,7 +143,7 @@ def save_indexed(
         _write_shard(*shard_of(shard), file, model, None)
 
     if is_remote(directory):
-        save_object_shards(tensors, f"{directory.removesuffix('/')}/{_NAME}", max_shard_bytes, write, index_metadata)
+        save_object_shards(tensors, below(directory, _NAME), max_shard_bytes, write, index_metadata)
     else:
         local = LocalPath(local_path_of(directory) if directory.startswith("file://") else directory)
         local.mkdir(parents=True, exist_ok=True)
