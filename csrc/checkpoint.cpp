@@ -47,6 +47,10 @@ c10::Dict<std::string, std::string> OpenCheckpoint::metadata() const {
   return to_dict(call_core([&] { return checkpoint_->metadata(); }));
 }
 
+c10::Dict<std::string, std::string> OpenCheckpoint::index_metadata() const {
+  return to_dict(checkpoint_->index_metadata());
+}
+
 std::vector<OpenCheckpoint::Texts> OpenCheckpoint::texts() const {
   std::vector<Texts> files;
   for (const auto& file : checkpoint_->metadata_by_file()) {

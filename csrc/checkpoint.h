@@ -49,6 +49,9 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // Returns the metadata of the only file. Throws if there are several.
   c10::Dict<std::string, std::string> metadata() const;
 
+  // Returns the metadata of the index that the first path leads to. Empty if it leads to no index.
+  c10::Dict<std::string, std::string> index_metadata() const;
+
   // Returns the path and the metadata of each file that has metadata.
   std::vector<Texts> texts() const;
 

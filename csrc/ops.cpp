@@ -128,18 +128,14 @@ void save_tensors(at::TensorList tensors, Strings names, const std::string& path
 }
 
 void save_shard(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata,
-                const std::string& model) {
-  save_file(tensors, names, path, metadata, model);
+                const std::string& permissions_from) {
+  save_file(tensors, names, path, metadata, permissions_from);
 }
 
 void save_encrypted_shard(const c10::intrusive_ptr<OpenEncryptionKey>& key, const std::vector<at::Tensor>& tensors,
-                          Strings names, const std::string& path, const Metadata& metadata, const std::string& model) {
-  save_file(tensors, names, path, metadata, model, key);
-}
-
-std::vector<std::string> list_names_beside(const std::string& url) {
-  const auto names = call_core([&] { return names_beside(to_rust(url)); });
-  return {names.begin(), names.end()};
+                          Strings names, const std::string& path, const Metadata& metadata,
+                          const std::string& permissions_from) {
+  save_file(tensors, names, path, metadata, permissions_from, key);
 }
 
 // Changes as lists: positions, which are none where all elements change, and values.
@@ -160,23 +156,6 @@ int64_t start_profile() { return profile_start(); }
 
 std::string stop_profile(int64_t profile) {
   return std::string(call_core([&] { return profile_stop(profile); }));
-}
-
-std::string make_save_file(const std::string& path, int64_t bytes, const std::string& model) {
-  return std::string(call_core([&] { return create_save_file(to_rust(path), bytes, to_rust(model)); }));
-}
-
-int64_t bytes_of_part(int64_t bytes) {
-  return call_core([&] { return part_bytes(bytes); });
-}
-
-void end_upload(const std::string& url, const std::string& upload, c10::IntArrayRef indices, Strings parts) {
-  const auto ids = to_rust(parts);
-  call_core([&] { complete_upload(to_rust(url), to_rust(upload), slice_of(indices), slice_of(ids)); });
-}
-
-void drop_upload(const std::string& url, const std::string& upload) {
-  call_core([&] { abort_upload(to_rust(url), to_rust(upload)); });
 }
 
 }  // namespace
@@ -216,17 +195,11 @@ TORCH_LIBRARY(fst, m) {
         {at::Tag::pt2_compliant_tag});
   def_io("save_file(Tensor[] tensors, str[] names, str path, *, Dict(str, str)? metadata=None) -> ()");
   // Steps of a save in several files, and the files of a checkpoint, for the Python package only.
-  def_io("_save_shard(Tensor[] tensors, str[] names, str path, Dict(str, str)? metadata, str model) -> ()");
-  def_io("_write_bytes(Tensor bytes, str path, str model) -> ()");
+  def_io("_save_shard(Tensor[] tensors, str[] names, str path, Dict(str, str)? metadata, str permissions_from) -> ()");
+  def_io("_write_bytes(Tensor bytes, str path, str permissions_from) -> ()");
   def_io("_load_bytes(Tensor file) -> (str[], Tensor[])");
   def_io("_check_target(str path) -> ()");
-  def_io("_link_file(str source, str path) -> ()");
-  def_io("_create_save_file(str path, int bytes, str model) -> str");
-  def_io("_part_bytes(int bytes) -> int");
-  def_io("_complete_upload(str url, str upload, int[] indices, str[] parts) -> ()");
-  def_io("_abort_upload(str url, str upload) -> ()");
-  def_io("_names_beside(str url) -> str[]");
-  def_io("_remove_object(str url) -> ()");
+  def_io("_remove_stale_files(str directory) -> str");
   def_io("_checkpoint_files(str[] paths) -> str[]");
   // Steps of new deltas, for the Python package only.
   def_io("_index_metadata(str path) -> Dict(str, str)");
@@ -290,6 +263,7 @@ TORCH_LIBRARY(fst, m) {
       .def("shapes", &OpenCheckpoint::shapes)
       .def("metadata", &OpenCheckpoint::metadata)
       .def("texts", &OpenCheckpoint::texts)
+      .def("index_metadata", &OpenCheckpoint::index_metadata)
       .def("entry", &OpenCheckpoint::entry, "", {torch::arg("name")})
       .def("module_indices", &OpenCheckpoint::module_indices, "", {torch::arg("names")})
       .def("differing_hashes", &OpenCheckpoint::differing_hashes, "", {torch::arg("names"), torch::arg("tensors")})
@@ -384,11 +358,10 @@ TORCH_LIBRARY(fst, m) {
       .def("unpack", &GroupLoad::unpack, "", {torch::arg("window"), torch::arg("received")})
       .def("finish", &GroupLoad::finish);
   m.class_<OpenSavePlan>("SavePlan")
-      .def(torch::init<Strings, const at::Tensor&, const OpenSavePlan::MetadataOfFiles&, int64_t, int64_t,
-                       std::optional<int64_t>>(),
+      .def(torch::init<Strings, const at::Tensor&, const OpenSavePlan::MetadataOfFiles&, int64_t, int64_t, bool>(),
            "Plan of a save by a group of ranks: writes and exchanges of each rank.",
            {torch::arg("names"), torch::arg("numbers"), torch::arg("metadata"), torch::arg("ranks"),
-            torch::arg("window_bytes"), torch::arg("block_bytes") = none})
+            torch::arg("window_bytes"), torch::arg("has_parts") = false})
       .def("windows", &OpenSavePlan::windows)
       .def("collective", &OpenSavePlan::collective, "", {torch::arg("window")})
       .def("splits", &OpenSavePlan::splits, "", {torch::arg("rank"), torch::arg("window")})
@@ -396,6 +369,9 @@ TORCH_LIBRARY(fst, m) {
       .def("file_bytes", &OpenSavePlan::file_bytes)
       .def("has_digests", &OpenSavePlan::has_digests)
       .def("digest", &OpenSavePlan::digest);
+  m.class_<CheckpointSave>("CheckpointSave")
+      .def(torch::init<>(), "Files of a checkpoint that a save replaces.")
+      .def("call", &CheckpointSave::call, "", {torch::arg("method"), torch::arg("request")});
   m.class_<GroupSave>("GroupSave")
       .def(torch::init<const c10::intrusive_ptr<OpenSavePlan>&, int64_t, Strings, Strings, const GroupSave::Tensors&>(),
            "Executes the plan of a save on one rank.",
@@ -443,13 +419,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("_write_bytes", write_bytes);
   m.impl("_load_bytes", load_bytes);
   m.impl("_check_target", pass<check_target, std::string>);
-  m.impl("_link_file", pass<link_file, std::string, std::string>);
-  m.impl("_create_save_file", make_save_file);
-  m.impl("_part_bytes", bytes_of_part);
-  m.impl("_complete_upload", end_upload);
-  m.impl("_abort_upload", drop_upload);
-  m.impl("_names_beside", list_names_beside);
-  m.impl("_remove_object", pass<remove_object, std::string>);
+  m.impl("_remove_stale_files", pass<remove_stale_files, std::string>);
   m.impl("_checkpoint_files", checkpoint_files);
   m.impl("_index_metadata", index_metadata_of);
   m.impl("_update_source", update_source_of);

@@ -21,7 +21,7 @@ namespace fst {
 namespace {
 
 rust::Box<SavePlan> plan_of(Strings names, const at::Tensor& numbers, const OpenSavePlan::MetadataOfFiles& metadata,
-                            int64_t ranks, int64_t window_bytes, std::optional<int64_t> block_bytes) {
+                            int64_t ranks, int64_t window_bytes, bool has_parts) {
   if (numbers.scalar_type() != at::kLong || numbers.dim() != 1) {
     throw_invalid_argument("numbers must be a 1-d int64 tensor on the CPU");
   }
@@ -38,9 +38,8 @@ rust::Box<SavePlan> plan_of(Strings names, const at::Tensor& numbers, const Open
     files.push_back(std::move(described));
   }
   const auto names_of = to_rust(names);
-  return call_core([&] {
-    return plan_save(slice_of(names_of), decoded, slice_of(files), ranks, window_bytes, block_bytes.value_or(-1));
-  });
+  return call_core(
+      [&] { return plan_save(slice_of(names_of), decoded, slice_of(files), ranks, window_bytes, has_parts); });
 }
 
 // Copies elements of a tensor, in row-major order from the element `begin` on, to a contiguous 1-d tensor.
@@ -290,8 +289,8 @@ DeviceStreams streams_of(const std::vector<LocalElements>& tensors) {
 }  // namespace
 
 OpenSavePlan::OpenSavePlan(Strings names, const at::Tensor& numbers, const MetadataOfFiles& metadata, int64_t ranks,
-                           int64_t window_bytes, std::optional<int64_t> block_bytes)
-    : plan_(plan_of(names, numbers, metadata, ranks, window_bytes, block_bytes)) {}
+                           int64_t window_bytes, bool has_parts)
+    : plan_(plan_of(names, numbers, metadata, ranks, window_bytes, has_parts)) {}
 
 std::string OpenSavePlan::collective(int64_t window) const {
   check_window(window);

@@ -25,10 +25,10 @@ class OpenSavePlan : public torch::CustomClassHolder {
   using MetadataOfFiles = c10::List<c10::Dict<std::string, std::string>>;
 
   // `numbers` has the layouts and the tensors, encoded as rust/bridge/rank_save.rs describes. `metadata` has the
-  // metadata of each file. Empty ones are left out. `block_bytes` is the size of the blocks of a file that have one
-  // writer, or None for those of local files.
+  // metadata of each file. Empty ones are left out. A block, which has one writer, is a part of an object if
+  // the files have parts.
   OpenSavePlan(Strings names, const at::Tensor& numbers, const MetadataOfFiles& metadata, int64_t ranks,
-               int64_t window_bytes, std::optional<int64_t> block_bytes);
+               int64_t window_bytes, bool has_parts);
 
   int64_t windows() const { return static_cast<int64_t>(plan_->windows()); }
 
@@ -76,7 +76,7 @@ class GroupSave : public torch::CustomClassHolder {
   // File, index and id of a part of an object.
   using SentParts = std::vector<std::tuple<int64_t, int64_t, std::string>>;
 
-  // Opens the files at `paths`, which `create_save_file` has made, with the id of the upload that it returned for each.
+  // Opens the files at `paths`, which a `CheckpointSave` has created, with the id of the upload of each.
   // `tensors` has the local tensor of the rank for each tensor of the plan, or None where it holds no elements. A 1-d
   // tensor of the used elements may stand for the local tensor.
   GroupSave(const c10::intrusive_ptr<OpenSavePlan>& plan, int64_t rank, Strings paths, Strings uploads,

@@ -148,10 +148,10 @@ at::Tensor Memory::copy(const std::string& name, const at::Tensor& tensor) {
   return copied;
 }
 
-rust::Box<NewFile> describe_file(const std::string& path, const Metadata& metadata, const std::string& model,
+rust::Box<NewFile> describe_file(const std::string& path, const Metadata& metadata, const std::string& permissions_from,
                                  const OpenEncryptionKey::Optional& key) {
   const auto entries = metadata_entries_of(metadata);
-  auto file = new_file(to_rust(path), to_rust(model), slice_of(entries), metadata.has_value());
+  auto file = new_file(to_rust(path), to_rust(permissions_from), slice_of(entries), metadata.has_value());
   if (key) {
     file->encrypt_with((*key)->key());
   }
@@ -159,9 +159,9 @@ rust::Box<NewFile> describe_file(const std::string& path, const Metadata& metada
 }
 
 void save_file(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata,
-               const std::string& model, const OpenEncryptionKey::Optional& key) {
+               const std::string& permissions_from, const OpenEncryptionKey::Optional& key) {
   const auto described = describe_all(tensors, names, describe);
-  const auto file = describe_file(path, metadata, model, key);
+  const auto file = describe_file(path, metadata, permissions_from, key);
   const DeviceStreams streams(tensors);
   auto save = call_core([&] { return begin_save(*file, slice_of(described), streams.all()); });
   Appender appender(save, streams);
@@ -172,9 +172,13 @@ void save_file(at::TensorList tensors, Strings names, const std::string& path, c
   call_core([&] { finish_save(std::move(save)); });
 }
 
-void write_bytes(const at::Tensor& bytes, const std::string& path, const std::string& model) {
+void write_bytes(const at::Tensor& bytes, const std::string& path, const std::string& permissions_from) {
   const auto data = bytes_of(bytes);
-  call_core([&] { write_file(to_rust(path), to_rust(model), data); });
+  call_core([&] { write_file(to_rust(path), to_rust(permissions_from), data); });
+}
+
+std::string CheckpointSave::call(const std::string& method, const std::string& request) const {
+  return std::string(call_core([&] { return files_->call(to_rust(method), to_rust(request)); }));
 }
 
 at::Tensor serialize(at::TensorList tensors, Strings names, const Metadata& metadata) {

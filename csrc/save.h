@@ -26,9 +26,10 @@ NewTensor describe_dense(const std::string& name, const at::Tensor& tensor);
 NewTensor describe(const std::string& name, const at::Tensor& tensor);
 
 // Describes a safetensors file for the core. If no file is at `path`, the new one gets the owner and permissions of the
-// file `model`, unless that is empty. The file is encrypted with the key, or else, if the metadata name the label of a
-// registered key, with that.
-rust::Box<NewFile> describe_file(const std::string& path, const Metadata& metadata, const std::string& model = "",
+// file `permissions_from`, unless that is empty. The file is encrypted with the key, or else, if the metadata name the
+// label of a registered key, with that.
+rust::Box<NewFile> describe_file(const std::string& path, const Metadata& metadata,
+                                 const std::string& permissions_from = "",
                                  const OpenEncryptionKey::Optional& key = std::nullopt);
 
 // `torch.classes.fst.Memory`: functions of the memory of tensors. PyTorch dispatches operators on wrappers of tensors,
@@ -48,10 +49,20 @@ class Memory : public torch::CustomClassHolder {
 // Operator fst::save_file. Writes a temporary file, flushes it and moves it to `path`. The arguments are those of
 // `describe_file`.
 void save_file(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata,
-               const std::string& model = "", const OpenEncryptionKey::Optional& key = std::nullopt);
+               const std::string& permissions_from = "", const OpenEncryptionKey::Optional& key = std::nullopt);
 
 // Writes bytes on the CPU to a file as save_file does.
-void write_bytes(const at::Tensor& bytes, const std::string& path, const std::string& model);
+void write_bytes(const at::Tensor& bytes, const std::string& path, const std::string& permissions_from);
+
+// `torch.classes.fst.CheckpointSave`: files of a checkpoint that a save replaces. Its state is the core's. Requests and
+// answers of its methods are JSON, as in rust/save/checkpoint.rs.
+class CheckpointSave : public torch::CustomClassHolder {
+ public:
+  std::string call(const std::string& method, const std::string& request) const;
+
+ private:
+  const rust::Box<SavedFiles> files_ = saved_files();
+};
 
 // Operator fst::serialize. Returns the bytes of the file that `save_file` would write, on the CPU. If a tensor is on
 // the meta device, the result is a meta tensor of the same size.

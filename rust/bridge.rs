@@ -35,13 +35,10 @@ use self::encryption_key::{EncryptionKey, encryption_key, key_for_save, key_of_f
 use self::error::{exception_of, invalid_argument, out_of_memory, version_conflict};
 use self::group::{GroupPlan, RankPlan, mesh_indices, plan_group, plan_rank};
 use self::profile::profile_stop;
-use self::rank_save::{
-    RankSave, SavePlan, abort_upload, complete_upload, create_save_file, finish_rank_save, open_rank_save, part_bytes,
-    plan_save,
-};
+use self::rank_save::{RankSave, SavePlan, finish_rank_save, open_rank_save, plan_save};
 use self::save::{
-    AnySave, FileLayout, NewFile, begin_save, check_target, check_tensor, finish_save, lay_out_file, link_file,
-    names_beside, new_file, read_mapped, remove_object, write_file,
+    AnySave, FileLayout, NewFile, SavedFiles, begin_save, check_target, check_tensor, finish_save, lay_out_file,
+    new_file, read_mapped, remove_stale_files, saved_files, write_file,
 };
 use self::selection::{Recording, Selection, ViewGuard, Views};
 use self::source::{Source, open_source};
@@ -283,6 +280,7 @@ mod ffi {
         fn shapes(self: &Checkpoint) -> Result<Vec<i64>>;
         fn metadata(self: &Checkpoint) -> Result<Vec<MetadataEntry>>;
         fn metadata_by_file(self: &Checkpoint) -> Vec<FileMetadata>;
+        fn index_metadata(self: &Checkpoint) -> Vec<MetadataEntry>;
         fn tensor_info(self: &Checkpoint, name: &str) -> Result<TensorInfo>;
         fn module_indices(self: &Checkpoint, names: &[String]) -> Result<Vec<u16>>;
         unsafe fn differing_hashes(
@@ -418,7 +416,8 @@ mod ffi {
         fn read(self: &Source, begin: u64, into: &mut [u8]) -> Result<()>;
 
         type NewFile;
-        fn new_file(path: &str, model: &str, metadata: &[MetadataEntry], has_metadata: bool) -> Box<NewFile>;
+        fn new_file(path: &str, permissions_from: &str, metadata: &[MetadataEntry], has_metadata: bool)
+        -> Box<NewFile>;
         fn encrypt_with(self: &mut NewFile, key: &EncryptionKey);
 
         unsafe fn read_mapped(tensor: &str, address: u64, into: &mut [u8]) -> Result<()>;
@@ -427,15 +426,18 @@ mod ffi {
 
         type AnySave;
         fn check_target(path: &str) -> Result<()>;
-        fn write_file(path: &str, model: &str, bytes: &[u8]) -> Result<()>;
-        fn link_file(source: &str, path: &str) -> Result<()>;
-        fn names_beside(url: &str) -> Result<Vec<String>>;
-        fn remove_object(url: &str) -> Result<()>;
+        fn write_file(path: &str, permissions_from: &str, bytes: &[u8]) -> Result<()>;
         fn begin_save(file: &NewFile, tensors: &[NewTensor], streams: &[DeviceStream]) -> Result<Box<AnySave>>;
         fn order(self: &AnySave) -> Vec<usize>;
         fn scratch_bytes(self: &AnySave, extents: &[Extent]) -> Vec<u64>;
         unsafe fn append(self: &mut AnySave, extents: &[Extent], scratch: &[MemoryRange]) -> Result<()>;
         fn finish_save(save: Box<AnySave>) -> Result<()>;
+
+        fn remove_stale_files(directory: &str) -> Result<String>;
+
+        type SavedFiles;
+        fn saved_files() -> Box<SavedFiles>;
+        fn call(self: &SavedFiles, method: &str, request: &str) -> Result<String>;
 
         type FileLayout;
         fn lay_out_file(
@@ -503,7 +505,7 @@ mod ffi {
             metadata: &[NewMetadata],
             ranks: i64,
             window_bytes: i64,
-            block_bytes: i64,
+            has_parts: bool,
         ) -> Result<Box<SavePlan>>;
         fn ranks(self: &SavePlan) -> usize;
         fn windows(self: &SavePlan) -> usize;
@@ -518,10 +520,6 @@ mod ffi {
         fn receive_splits(self: &SavePlan, rank: usize, window: usize) -> Vec<i64>;
         fn has_digests(self: &SavePlan) -> bool;
         fn digest(self: &SavePlan) -> u64;
-        fn create_save_file(path: &str, bytes: i64, model: &str) -> Result<String>;
-        fn part_bytes(bytes: i64) -> Result<i64>;
-        fn complete_upload(url: &str, upload: &str, indices: &[i64], parts: &[String]) -> Result<()>;
-        fn abort_upload(url: &str, upload: &str) -> Result<()>;
 
         type RankSave;
         fn open_rank_save(

@@ -1,6 +1,7 @@
 //! Open checkpoint: its files, their checked headers, and an index of tensor names across all files.
 
 pub mod dtype_rules;
+mod one_save;
 pub mod region;
 pub mod selection;
 mod shared;
@@ -16,12 +17,13 @@ use crate::error::{Error, Kind, Result};
 use crate::format::encryption::{self, Encrypted};
 use crate::format::header::{Entry, Header};
 use crate::format::shard::{self, Shard};
-use crate::os::retry::Check;
+use crate::os::retry::{Check, SharedCheck};
 use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::profile::{self, Stage};
 use crate::remote::location::Location;
 use crate::source::files::{Files, Listing};
+use crate::source::replaced::SAVE_KEY;
 use crate::source::{Place, Protection, Source, UnitSource};
 use hashbrown::HashTable;
 use std::collections::BTreeMap;
@@ -72,6 +74,8 @@ pub struct Checkpoint {
     partial: Partial,
     /// Directories and index files that stand for several of the files.
     listings: Vec<Listing>,
+    /// Ids of the saves that index files state.
+    saves: Vec<String>,
     /// The caller's URLs of objects and prefixes.
     urls: Vec<Location>,
 }
@@ -147,13 +151,16 @@ impl Checkpoint {
             return Checkpoint::open_with_headers(paths, headers, options);
         }
         let watch = Watch::begin();
-        let files = options.verify.verify.resolve(paths, &|| watch.check())?;
-        let count = files.places.len();
-        Checkpoint::from_files(files, options.verify.partial, |_, place| {
-            let source = Source::open_one_of(count, place, &|| watch.check())?;
-            let json = Header::read_bytes(&source, &|| watch.check())?;
-            OpenFile::new(source, &json, options, &|| watch.check())
-        })
+        let check: SharedCheck<'_> = &|| watch.check();
+        let open = |files: Files| {
+            let count = files.places.len();
+            Checkpoint::from_files(files, options.verify.partial, |_, place| {
+                let source = Source::open_one_of(count, place, check)?;
+                let json = Header::read_bytes(&source, check)?;
+                OpenFile::new(source, &json, options, check)
+            })
+        };
+        one_save::open_files(|| options.verify.verify.resolve(paths, check), open, check)
     }
 
     /// Opens the files in parallel with `open`, and indexes their names.
@@ -163,7 +170,7 @@ impl Checkpoint {
         open: impl Fn(usize, &Place) -> Result<OpenFile> + Sync,
     ) -> Result<Checkpoint> {
         let _span = profile::span(Stage::Open);
-        let Files { places, index_entries, listings, urls } = files;
+        let Files { places, index_entries, listings, urls, .. } = files;
         let is_remote = !places.iter().all(|place| matches!(place, Place::Path(_)));
         let threads = if is_remote { REMOTE_HEADER_THREADS } else { HEADER_THREADS };
         let missing = || Error::new(Kind::Internal, "no such file");
@@ -176,7 +183,8 @@ impl Checkpoint {
         };
         let counts = files.iter().scan(0, add).collect();
         let (merged, hasher) = (HashTable::new(), RandomState::new());
-        let mut checkpoint = Checkpoint { files, merged, hasher, counts, partial, listings, urls };
+        let saves = listings.iter().filter_map(|listing| listing.metadata.get(SAVE_KEY).cloned()).collect();
+        let mut checkpoint = Checkpoint { files, merged, hasher, counts, partial, listings, saves, urls };
         checkpoint.merge()?;
         for index_entry in index_entries {
             let lacking =
@@ -271,6 +279,11 @@ impl Checkpoint {
     /// Returns the directories and index files that stand for several of the files.
     pub fn listings(&self) -> &[Listing] {
         &self.listings
+    }
+
+    /// Returns the ids of the saves to which the files of index files belong, or those that another process has found.
+    pub fn saves(&self) -> &[String] {
+        &self.saves
     }
 
     /// Returns the metadata in the header of a checkpoint with a single file.

@@ -17,7 +17,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 ///
 /// # Errors
 /// `internal` if the system has none.
-fn fill_random(bytes: &mut [u8]) -> Result<()> {
+pub(crate) fn fill_random(bytes: &mut [u8]) -> Result<()> {
     let missing = |_| Error::new(Kind::Internal, "the system has no random numbers for a key");
     SystemRandom::new().fill(bytes).map_err(missing)
 }

@@ -262,6 +262,7 @@ impl Group {
         for source in self.checkpoint.sources() {
             (source.path().file_name(), source.length()).hash(&mut hasher);
         }
+        self.checkpoint.saves().hash(&mut hasher);
         for (source, entry) in self.checkpoint.entries() {
             (source, entry.name, entry.dtype, entry.shape, entry.begin).hash(&mut hasher);
         }

@@ -9,6 +9,7 @@
 //! ```
 
 pub mod atomic_file;
+pub mod checkpoint;
 mod chunks;
 mod digester;
 pub mod direct_file;

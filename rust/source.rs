@@ -2,7 +2,8 @@
 
 pub(crate) mod directory;
 pub mod files;
-mod index;
+pub mod index;
+pub mod replaced;
 
 use crate::digest::groups::Groups;
 use crate::encryption::chunks::Chunks;

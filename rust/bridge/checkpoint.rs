@@ -20,7 +20,7 @@ use crate::load::views::Mappings;
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::reader::{self, Access, ChosenReader, ReaderKind};
-use crate::source::files::Files;
+use crate::source::files::{Files, Listing};
 use crate::source::{Place, Source};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -144,6 +144,12 @@ impl Checkpoint {
             entries: entries(metadata),
         };
         self.files.metadata_by_file().map(file).collect()
+    }
+
+    /// Returns the metadata of the index that the first path leads to, with the path or URL of the file that it names. Empty
+    /// if it leads to no index.
+    pub(super) fn index_metadata(&self) -> Vec<ffi::MetadataEntry> {
+        entries(&self.files.listings().first().map(Listing::metadata_with_paths).unwrap_or_default())
     }
 
     pub(super) fn tensor_info(&self, name: &str) -> Result<ffi::TensorInfo> {

@@ -35,7 +35,7 @@ pub(super) fn watched<T>(work: impl FnOnce(Check<'_>) -> Result<T>) -> Result<T>
 }
 
 /// Starts the log to stderr that `FST_LOG` requests. Rust programs install their own subscriber.
-fn start_log() -> Result<()> {
+pub(super) fn start_log() -> Result<()> {
     static IS_STARTED: AtomicBool = AtomicBool::new(false);
     if !IS_STARTED.load(Ordering::Relaxed)
         && let Some(level) = options::log_level_from_env()?

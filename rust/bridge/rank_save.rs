@@ -1,8 +1,8 @@
 //! Saves by groups of ranks, and the part of one rank.
 
 use super::ffi;
-use super::guard::{guard, guard_with_log, watched};
-use super::save::{decode_extents, path_of};
+use super::guard::{guard, guard_with_log};
+use super::save::decode_extents;
 use super::tensor::{device_stream, metadata_of};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
@@ -13,8 +13,11 @@ use crate::options::Options;
 use crate::save::direct_file::ALIGNMENT;
 use crate::save::output;
 use crate::save::rank_save::{self, SentPart};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// Upper bound for the header of a file, in bytes.
+const HEADER_BYTES_MAX: u64 = 100 << 20;
 
 /// Plan that is identical on all ranks of a group.
 pub(super) struct SavePlan {
@@ -26,14 +29,14 @@ pub(super) struct SavePlan {
 
 /// Plans a save. `numbers` has the count of layouts, the layouts as [`Layout::decode`] takes them, and for each tensor the
 /// index of its file, its dtype as a value of `c10::ScalarType`, the index of its layout, the number of dimensions and the
-/// sizes of the full tensor. A negative `block_bytes` stands for the blocks of local files.
+/// sizes of the full tensor. Blocks are those of local files, or parts of objects.
 pub(super) fn plan_save(
     names: &[String],
     numbers: &[i64],
     metadata: &[ffi::NewMetadata],
     ranks: i64,
     window_bytes: i64,
-    block_bytes: i64,
+    has_parts: bool,
 ) -> Result<Box<SavePlan>> {
     guard_with_log(|| {
         let invalid = |message: String| Error::new(Kind::InvalidArgument, message);
@@ -42,6 +45,16 @@ pub(super) fn plan_save(
         };
         let (layouts, tensors) = decode(names, numbers)?;
         let files: Vec<_> = metadata.iter().map(|file| metadata_of(&file.entries, !file.entries.is_empty())).collect();
+        let mut largest = vec![HEADER_BYTES_MAX; files.len()];
+        for tensor in &tensors {
+            if let Some(bytes) = largest.get_mut(tensor.file) {
+                let elements = tensor.shape.iter().fold(1_u64, |product, &size| product.saturating_mul(size));
+                *bytes = bytes.saturating_add(elements.saturating_mul(tensor.dtype.item_bytes()));
+            }
+        }
+        let largest = largest.into_iter().max().unwrap_or_default();
+        let request_bytes = Options::from_env()?.request_bytes;
+        let part_bytes = has_parts.then(|| output::part_bytes(largest, request_bytes));
         let request = SaveRequest {
             run_bytes_min: run_bytes_min(&files),
             write_bytes_max: WRITE_BYTES_MAX,
@@ -50,7 +63,7 @@ pub(super) fn plan_save(
             tensors,
             ranks: usize::try_from(ranks).map_err(|_| invalid(format!("the group has {ranks} ranks")))?,
             window_bytes: size(window_bytes, "window_bytes")?,
-            block_bytes: u64::try_from(block_bytes).unwrap_or(to_u64(ALIGNMENT)),
+            block_bytes: to_u64(part_bytes.unwrap_or(ALIGNMENT)),
         };
         let plan = Arc::new(save::SavePlan::new(&request)?);
         Ok(Box::new(SavePlan { plan, names: names.to_vec(), work: Mutex::default() }))
@@ -155,39 +168,6 @@ impl SavePlan {
             _ => Arc::clone(work.insert(Arc::new(self.plan.rank_plan(rank)))),
         }
     }
-}
-
-/// Creates a file of `bytes` bytes, which several ranks open, or begins an upload. Returns the id of the upload, or an empty
-/// text for a file, which gets the permissions of `model`, unless that is empty.
-pub(super) fn create_save_file(path: &str, bytes: i64, model: &str) -> Result<String> {
-    watched(|check| {
-        let bytes = length_of(bytes).map_err(|error| error.at(path))?;
-        output::create_shared(Path::new(path), bytes, path_of(model), check)
-    })
-}
-
-/// Returns the size of the parts of an object of at most `bytes` bytes.
-pub(super) fn part_bytes(bytes: i64) -> Result<i64> {
-    guard(|| Ok(signed(to_u64(output::part_bytes(length_of(bytes)?, Options::from_env()?.request_bytes)))))
-}
-
-/// Ends an upload with the parts of all ranks, given their indices and ids.
-pub(super) fn complete_upload(url: &str, upload: &str, indices: &[i64], parts: &[String]) -> Result<()> {
-    watched(|check| {
-        let index = |&index: &i64| usize::try_from(index).unwrap_or(usize::MAX);
-        let parts = indices.iter().map(index).zip(parts.iter().cloned()).collect();
-        output::complete_shared(Path::new(url), upload.to_owned(), parts, check)
-    })
-}
-
-/// Drops the parts of an upload.
-pub(super) fn abort_upload(url: &str, upload: &str) -> Result<()> {
-    guard(|| output::abort_shared(Path::new(url), upload.to_owned()))
-}
-
-fn length_of(bytes: i64) -> Result<u64> {
-    let negative = |_| Error::new(Kind::InvalidArgument, format!("the length is {bytes}; it cannot be negative"));
-    u64::try_from(bytes).map_err(negative)
 }
 
 /// Save of one rank in progress.

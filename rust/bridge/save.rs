@@ -2,32 +2,40 @@
 
 use super::encryption_key::EncryptionKey;
 use super::ffi;
-use super::guard::{guard, guard_with_log, watched};
+use super::guard::{guard, guard_with_log, start_log, watched};
 use super::tensor::{device_stream, metadata_of, new_tensor};
 use crate::device::Scratch;
 use crate::digest::Hash;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::format::layout::{Layout, Tensor};
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::memory;
 use crate::save::Extent;
-use crate::save::atomic_file;
+use crate::save::checkpoint::{self, CheckpointSave, stale};
 use crate::save::file_kernel::Linux;
 use crate::save::file_save::{self, FileSave};
 use crate::save::memory::Mapped;
 use crate::save::output::{self, Output};
+use crate::source::files::check_local;
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// Safetensors file of a save or a writer.
 pub(super) struct NewFile(pub(super) file_save::NewFile);
 
-/// Describes a new file. It gets the permissions of `model`, unless that is empty, if none is at `path`.
-pub(super) fn new_file(path: &str, model: &str, metadata: &[ffi::MetadataEntry], has_metadata: bool) -> Box<NewFile> {
+/// Describes a new file. It gets the permissions of `permissions_from`, unless that is empty, if none is at `path`.
+pub(super) fn new_file(
+    path: &str,
+    permissions_from: &str,
+    metadata: &[ffi::MetadataEntry],
+    has_metadata: bool,
+) -> Box<NewFile> {
     Box::new(NewFile(file_save::NewFile {
         path: PathBuf::from(path),
-        model: path_of(model).map(Path::to_path_buf),
+        model: path_of(permissions_from).map(Path::to_path_buf),
         metadata: metadata_of(metadata, has_metadata),
         key: None,
     }))
@@ -102,34 +110,58 @@ pub(super) fn finish_save(save: Box<AnySave>) -> Result<()> {
     guard(|| save.0.finish())
 }
 
-/// Writes a complete file. A new file gets the permissions of `model`, unless that is empty.
-pub(super) fn write_file(path: &str, model: &str, bytes: &[u8]) -> Result<()> {
+/// Writes a complete file. A new file gets the permissions of `permissions_from`, unless that is empty.
+pub(super) fn write_file(path: &str, permissions_from: &str, bytes: &[u8]) -> Result<()> {
     watched(|check| {
-        let mut output = Output::open(Path::new(path), path_of(model))?;
-        output.prepare_growing(&Options::from_env()?);
-        output.write(bytes.to_vec(), bytes.len(), 0, check)?;
-        output.publish(to_u64(bytes.len()), check)
+        let output = Output::open(Path::new(path), path_of(permissions_from))?;
+        checkpoint::write_file(output, bytes.to_vec(), check)
     })
 }
 
-/// Returns the names of the objects beside the object of a URL.
-pub(super) fn names_beside(url: &str) -> Result<Vec<String>> {
-    watched(|check| output::names_beside(Path::new(url), check))
+/// Removes the files that killed saves have left in a directory. Returns their paths and sizes in JSON.
+pub(super) fn remove_stale_files(directory: &str) -> Result<String> {
+    watched(|check| encode(&stale::remove_stale(&check_local(Path::new(directory))?, None, stale::AGE, check)?))
 }
 
-/// Removes the object of a URL. It need not exist.
-pub(super) fn remove_object(url: &str) -> Result<()> {
-    watched(|check| output::remove(Path::new(url), check))
+/// Save of a checkpoint in several files, once it has begun.
+pub(super) struct SavedFiles(OnceLock<CheckpointSave>);
+
+pub(super) fn saved_files() -> Box<SavedFiles> {
+    Box::new(SavedFiles(OnceLock::new()))
+}
+
+impl SavedFiles {
+    /// Calls a method of the save. Requests and results are in JSON.
+    pub(super) fn call(&self, method: &str, request: &str) -> Result<String> {
+        let invalid = |message: &str| Error::new(Kind::InvalidArgument, message);
+        let begun = || self.0.get().ok_or_else(|| invalid("the save has not begun"));
+        start_log()?;
+        watched(|check| match method {
+            "begin" => {
+                let save = CheckpointSave::begin(&parse(request)?, || Box::new(Linux), check)?;
+                let names = save.names();
+                self.0.set(save).map_err(|_| invalid("the save has begun already"))?;
+                encode(&names)
+            }
+            "create" => encode(&begun()?.create(&parse::<Vec<u64>>(request)?, check)?),
+            "commit" => encode(&begun()?.commit(&parse(request)?, check)?),
+            "abandon" => encode(&self.0.get().map(CheckpointSave::abandon)),
+            _ => Err(Error::new(Kind::Internal, format!("a save has no method {method:?}"))),
+        })
+    }
+}
+
+fn parse<'a, T: Deserialize<'a>>(request: &'a str) -> Result<T> {
+    serde_json::from_str(request).map_err(|error| Error::new(Kind::InvalidArgument, error.to_string()))
+}
+
+fn encode(result: &impl Serialize) -> Result<String> {
+    serde_json::to_string(result).map_err(|error| Error::new(Kind::Internal, error.to_string()))
 }
 
 /// Checks that a save can create or replace what is at `path`.
 pub(super) fn check_target(path: &str) -> Result<()> {
     guard(|| output::check_target(Path::new(path)))
-}
-
-/// Gives the complete file `source` the name `path`, too.
-pub(super) fn link_file(source: &str, path: &str) -> Result<()> {
-    watched(|check| atomic_file::link(Path::new(source), Path::new(path), &Linux, check))
 }
 
 /// Returns the path that a text names, or `None` if it is empty.

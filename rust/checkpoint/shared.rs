@@ -2,21 +2,23 @@
 //! The first bytes of an object, which came with its header, are shared, too, so that no process requests them again.
 //!
 //! ```text
-//! k as u64 | k bytes of URLs that the first process was given
+//! k as u64 | k bytes of URLs that the first process was given, and of the ids of the saves that it found
 //! for each file   file length, n, k, h, m as u64
 //!                 n bytes of name | k bytes of object | h first bytes of the object | m bytes of header
 //! ```
 
-use super::{Checkpoint, OpenFile, OpenOptions};
+use super::{Checkpoint, OpenFile, OpenOptions, one_save};
 use crate::error::{Error, Kind, Result};
 use crate::format::header::Header;
 use crate::num::{to_u64, to_usize};
+use crate::os::retry::SharedCheck;
 use crate::os::sigint::Watch;
 use crate::remote::find;
 use crate::remote::location::Location;
 use crate::remote::object;
 use crate::remote::version::Version;
 use crate::source::files::{self, Files};
+use crate::source::replaced::SAVE_KEY;
 use crate::source::{Place, Source};
 use serde::{Deserialize, Serialize};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -63,7 +65,7 @@ impl Checkpoint {
     pub fn export_headers(&self) -> Result<Vec<u8>> {
         let encode = |error: serde_json::Error| Error::new(Kind::Internal, error.to_string());
         let urls: Vec<String> = self.urls.iter().map(Location::secret_url).collect();
-        let urls = serde_json::to_vec(&urls).map_err(encode)?;
+        let urls = serde_json::to_vec(&(urls, &self.saves)).map_err(encode)?;
         let watch = Watch::begin();
         let mut shared = [to_u64(urls.len()).to_le_bytes().as_slice(), urls.as_slice()].concat();
         for OpenFile { source, .. } in &self.files {
@@ -90,24 +92,24 @@ impl Checkpoint {
         shared: &[u8],
         options: &OpenOptions,
     ) -> Result<Checkpoint> {
-        let (urls, headers) = parse(shared)?;
+        let (urls, saves, headers) = parse(shared)?;
         check_urls(paths, &urls)?;
         let objects = headers.iter().map(SharedHeader::object).collect::<Result<Vec<_>>>()?;
         let watch = Watch::begin();
-        let are_remote = !objects.is_empty() && objects.iter().all(Option::is_some);
-        let files = if are_remote && paths.iter().all(|path| matches!(files::url_of(path.as_ref()), Ok(Some(_)))) {
+        let check: SharedCheck<'_> = &|| watch.check();
+        let at_first = |error: Error| paths.iter().take(1).fold(error, Error::at);
+        let are_remote = !objects.is_empty()
+            && objects.iter().all(Option::is_some)
+            && paths.iter().all(|path| matches!(files::url_of(path.as_ref()), Ok(Some(_))));
+        let resolve = || {
+            if !are_remote {
+                return Files::resolve(paths, check);
+            }
             let place = |object: &SharedObject| Location::parse(&object.url).map(Place::Url);
             let places = objects.iter().flatten().map(place).collect::<Result<Vec<_>>>()?;
-            Files { places, urls, ..Files::default() }
-        } else {
-            Files::resolve(paths, &|| watch.check())?
+            Ok(Files { places, urls: urls.clone(), ..Files::default() })
         };
-        if headers.len() != files.places.len() {
-            let found = files.places.len();
-            let message = format!("found {found} files, but the shared headers describe {}", headers.len());
-            return Err(paths.iter().take(1).fold(mismatch(message), Error::at));
-        }
-        Checkpoint::from_files(files, options.verify.partial, |index, place| {
+        let open_file = |index: usize, place: &Place| {
             let undescribed = || mismatch("no shared header describes the file".into());
             let shared = headers.get(index).ok_or_else(undescribed)?;
             let source = match (place, objects.get(index)) {
@@ -115,15 +117,29 @@ impl Checkpoint {
                     let (version, head) = (object.version.clone(), shared.head.to_vec());
                     Source::Object(Arc::new(object::open_known(location, shared.file_bytes, version, head)?))
                 }
-                _ => Source::open(place, &|| watch.check())?,
+                _ => Source::open(place, check)?,
             };
             shared.check(&source, place).map_err(|error| error.at(source.path()))?;
-            let file = OpenFile::new(source, shared.header, options, &|| watch.check())?;
+            let file = OpenFile::new(source, shared.header, options, check)?;
             // Every request for an object asks for the version whose header was read.
             let digest = || HeaderDigest { digest: digest(shared.header), is_checked: AtomicBool::new(false) };
             let expected = (!file.source.is_remote()).then(digest);
             Ok(OpenFile { expected, ..file })
-        })
+        };
+        let open = |files: Files| {
+            let found: Vec<_> = files.listings.iter().filter_map(|listing| listing.metadata.get(SAVE_KEY)).collect();
+            if !are_remote && !found.iter().copied().eq(&saves) {
+                let message = "the checkpoint was replaced while the ranks opened it; load it again";
+                return Err(at_first(Error::new(Kind::SourceChanged, message)));
+            }
+            if headers.len() != files.places.len() {
+                let found = files.places.len();
+                let message = format!("found {found} files, but the shared headers describe {}", headers.len());
+                return Err(at_first(mismatch(message)));
+            }
+            Ok(Checkpoint { saves: saves.clone(), ..Checkpoint::from_files(files, options.verify.partial, open_file)? })
+        };
+        one_save::open_files(resolve, open, check)
     }
 
     /// Checks that these files begin with the headers that another process read.
@@ -188,10 +204,10 @@ fn check_urls<P: AsRef<Path>>(paths: &[P], others: &[Location]) -> Result<()> {
     }
 }
 
-/// Returns the URLs that the other process was given, and the headers.
-fn parse(mut shared: &[u8]) -> Result<(Vec<Location>, Vec<SharedHeader<'_>>)> {
+/// Returns the URLs that the other process was given, the ids of the saves that it found, and the headers.
+fn parse(mut shared: &[u8]) -> Result<(Vec<Location>, Vec<String>, Vec<SharedHeader<'_>>)> {
     let length = take_number(&mut shared)?;
-    let urls: Vec<String> = serde_json::from_slice(take(&mut shared, to_usize(length))?)
+    let (urls, saves): (Vec<String>, _) = serde_json::from_slice(take(&mut shared, to_usize(length))?)
         .map_err(|error| mismatch(format!("the shared headers have no URLs: {error}")))?;
     let urls = urls.iter().map(|url| Location::parse(url)).collect::<Result<Vec<_>>>()?;
     let mut headers = Vec::new();
@@ -204,7 +220,7 @@ fn parse(mut shared: &[u8]) -> Result<(Vec<Location>, Vec<SharedHeader<'_>>)> {
         let [name, object, head, header] = lengths.map(|length| take(&mut shared, to_usize(length)));
         headers.push(SharedHeader { file_bytes, name: name?, object: object?, head: head?, header: header? });
     }
-    Ok((urls, headers))
+    Ok((urls, saves, headers))
 }
 
 fn take_number(shared: &mut &[u8]) -> Result<u64> {

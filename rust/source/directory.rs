@@ -1,6 +1,9 @@
 //! Which files of a directory, or of a remote prefix, are its checkpoint.
 
 use crate::error::{Error, Kind, Result};
+use std::ffi::OsString;
+use std::fs;
+use std::io;
 use std::path::Path;
 
 /// Suffix of the index file of a sharded checkpoint, a convention of the Hugging Face libraries.
@@ -50,4 +53,11 @@ pub(super) fn choose<N: AsRef<Path> + Ord>(names: Vec<N>) -> Result<Chosen<N>> {
             format!("this directory holds {count} index files; give the path of one of them"),
         )),
     }
+}
+
+/// Lists the names in a directory.
+pub(crate) fn names_in(directory: &Path) -> Result<Vec<OsString>> {
+    let failed = |error: io::Error| Error::from_io(error, directory, "cannot list");
+    let names = fs::read_dir(directory).map_err(failed)?.map(|entry| Ok(entry?.file_name()));
+    names.collect::<io::Result<_>>().map_err(failed)
 }

@@ -1,8 +1,9 @@
 //! Files of a checkpoint, from the path or URL of a file, of a directory, or of the index file of a sharded checkpoint.
 
 use super::Place;
-use super::directory::{Chosen, FILE_SUFFIX, INDEX_SUFFIX, choose};
+use super::directory::{Chosen, FILE_SUFFIX, INDEX_SUFFIX, choose, names_in};
 use super::index::{self, Index, STATE};
+use super::replaced::Version;
 use crate::error::{Error, Kind, Result};
 use crate::os::local_file::open_regular;
 use crate::os::retry::Check;
@@ -15,7 +16,7 @@ use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Read};
+use std::io::Read;
 use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -42,6 +43,8 @@ pub struct Files {
     pub listings: Vec<Listing>,
     /// The caller's URLs of objects and prefixes.
     pub urls: Vec<Location>,
+    /// Versions of the directories and index files, to compare once the files are open.
+    pub versions: Vec<Version>,
 }
 
 /// Directory, prefix or index file that a caller named instead of the files.
@@ -149,14 +152,19 @@ impl Resolver<'_> {
     }
 
     fn add_directory(&mut self, directory: &Path) -> Result<()> {
-        let failed = |error: io::Error| Error::from_io(error, directory, "cannot list");
-        let mut names = Vec::new();
-        for entry in fs::read_dir(directory).map_err(failed)? {
-            names.push(entry.map_err(failed)?.file_name());
-        }
-        match choose(names).map_err(|error| error.at(directory))? {
-            Chosen::Index(name) => self.add_index(&directory.join(name)),
+        match choose(names_in(directory)?).map_err(|error| error.at(directory))? {
+            Chosen::Index(name) => {
+                let index = directory.join(name);
+                match self.add_index(&index) {
+                    // A save of a single file has removed it.
+                    Err(error) if error.kind() == Kind::FileNotFound && fs::symlink_metadata(&index).is_err() => {
+                        self.add_directory(directory)
+                    }
+                    added => added,
+                }
+            }
             Chosen::Files(names) => {
+                self.files.versions.push(Version::Directory(directory.to_path_buf(), names.clone()));
                 let places = names.into_iter().map(|name| Place::Path(directory.join(name))).collect();
                 let shown = absolute(directory);
                 self.add_listing(Listing::of(directory, shown.trim_end_matches('/')), places);
@@ -205,16 +213,17 @@ impl Resolver<'_> {
             return Err(Error::new(Kind::Malformed, message).at(index));
         }
         // A file that grows meanwhile is read only up to its length at the start.
-        let mut file = file.take(length);
+        let mut content = (&file).take(length);
         let (is_compared, content) = match self.compare {
-            None => (false, index::read(file)),
+            None => (false, index::read(content)),
             Some(compare) => {
                 let mut bytes = Vec::new();
-                file.read_to_end(&mut bytes).map_err(|error| Error::from_io(error, index, "cannot read"))?;
+                content.read_to_end(&mut bytes).map_err(|error| Error::from_io(error, index, "cannot read"))?;
                 (compare(index, &bytes)?, index::read(bytes.as_slice()))
             }
         };
         let content = content.map_err(|fault| fault.at(index))?;
+        self.files.versions.push(Version::File(index.to_path_buf(), file));
         let directory = index.parent().unwrap_or(Path::new(""));
         self.add_shards(index, is_compared, content, |name| Ok(Place::Path(directory.join(name))))
     }
@@ -227,6 +236,7 @@ impl Resolver<'_> {
         let bytes = find::read_all(index, INDEX_BYTES_MAX, self.check)?;
         let is_compared = self.compare.map_or(Ok(false), |compare| compare(index.path(), &bytes))?;
         let content = index::read(bytes.as_slice()).map_err(|fault| fault.at(index.path()))?;
+        self.files.versions.push(Version::Object(index.location().clone(), index.version().clone()));
         self.add_shards(index.path(), is_compared, content, |name| index.location().sibling(name).map(Place::Url))
     }
 

@@ -8,6 +8,7 @@ mod aws_profile;
 mod cast;
 mod cast_batch;
 mod checkpoint;
+mod checkpoint_save;
 mod conformance;
 mod delta;
 mod digest_groups;

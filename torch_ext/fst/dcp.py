@@ -38,7 +38,6 @@ from torch.futures import Future
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.region import Region
-from fst._core import ops
 from fst._core.arguments import Path, path_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
@@ -48,7 +47,7 @@ from fst._distributed.dcp_writer import StorageWriter, group_of_plan
 from fst._distributed.load import device_message, fill_shards, open_for_group
 from fst._distributed.shards import ShardRequest
 from fst._load.load import load_file
-from fst._save.leftovers import STATE_KEY
+from fst._save.shards import STATE_KEY
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -59,6 +58,8 @@ __all__ = ["StorageReader", "StorageWriter"]
 _SHARDING_INFO = "DCP_SHARDING_INFO"
 _CPU = torch.device("cpu")
 _INDEX_SUFFIX = ".safetensors.index.json"
+# Number of times that the files are opened if saves replace them.
+_TRIES_MAX = 10
 _NOTHING = torch.empty(0, dtype=torch.uint8, device=_CPU)
 
 
@@ -127,8 +128,7 @@ class StorageReader(storage.StorageReader):
         """Returns the metadata in the headers. If they cannot be read, any access to the result raises the error."""
         try:
             group = Group.alone(_CPU) if self._group is None else Group.of(self._group, _CPU)
-            self._sources = _open(self.path, group, self._encryption_key)
-            self._state = _load_state(self.path, group)
+            self._sources, self._state = _open(self.path, group, self._encryption_key)
         except Exception as error:
             # `load` ignores an exception here and later reports only that there are no metadata.
             return Metadata(_UnreadableMetadata(error))  # pyrefly: ignore[bad-argument-type]
@@ -233,28 +233,42 @@ class _UnreadableMetadata(Mapping[str, STORAGE_TYPES]):
         raise self._error
 
 
-def _open(path: str, group: Group, key: EncryptionKey | None) -> list[_Source]:
+def _open(path: str, group: Group, key: EncryptionKey | None) -> tuple[list[_Source], dict[str, Tensor]]:
+    """Opens the files of a checkpoint. Returns them, and its values that are not tensors, of the same save."""
     # Rank 0 lists the directory for all.
     names = group.run_on_all(lambda: json.dumps(_shard_files(path, key)) if group.rank == 0 else None)
     directory = local_path_of(path)
     paths = [path_of(os.path.join(directory, name)) for name in json.loads(group.broadcast_text(names, 0))] or [path]
-    return [_read_source(open_for_group(each, group, encryption_key=key)) for each in paths]
+    tries_left = _TRIES_MAX
+    while True:
+        tries_left -= 1
+        checkpoints = [open_for_group(each, group, encryption_key=key) for each in paths]
+        state = _load_state(path, checkpoints[0], group, tries_left)
+        if state is not None:
+            return [_read_source(checkpoint) for checkpoint in checkpoints], state
 
 
-def _load_state(path: str, group: Group) -> dict[str, Tensor]:
-    """Returns the values that are no tensors, as bytes, of a checkpoint that `StorageWriter` has written.
+def _load_state(path: str, checkpoint: OpenCheckpoint, group: Group, tries_left: int) -> dict[str, Tensor] | None:
+    """Returns the values that are not tensors, as bytes, of a checkpoint that `StorageWriter` has written.
 
-    Rank 0 reads them for all.
+    Rank 0 reads them for all. The result is `None` if another save has removed them.
     """
 
-    def load() -> dict[str, Tensor]:
-        state_path = ops.index_metadata(path).get(STATE_KEY) if group.rank == 0 else None
-        return {} if state_path is None else load_file(state_path)
+    def load() -> dict[str, Tensor] | None:
+        state_path = checkpoint.index_metadata().get(STATE_KEY) if group.rank == 0 else None
+        try:
+            return {} if state_path is None else load_file(state_path)
+        except FileNotFoundError:
+            if tries_left == 0:
+                raise
+            return None
 
     state = group.run_on_all(load)
     is_first = group.rank == 0
-    lengths = json.dumps({name: len(value) for name, value in state.items()}) if is_first else None
-    shared = json.loads(group.broadcast_text(lengths, 0))
+    lengths = None if state is None else {name: len(value) for name, value in state.items()}
+    shared = json.loads(group.broadcast_text(json.dumps(lengths) if is_first else None, 0))
+    if shared is None or state is None:
+        return None
     values = group.broadcast(torch.cat([*state.values(), _NOTHING]) if is_first else None, 0)
     return dict(zip(shared, torch.split_with_sizes(values, list(shared.values())), strict=True))
 

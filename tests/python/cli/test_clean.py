@@ -1,16 +1,16 @@
 """`fst clean`: temporary files that killed saves have left."""
 
-import fcntl
 import json
 import os
 from unittest import mock
 
+import pytest
 import torch
 
 import fst
 from forked import run_in_fork
 from fst._core import ops
-from fst._save import leftovers
+from fst._core.classes import CheckpointSave
 
 
 def save(directory, value):
@@ -56,10 +56,34 @@ def test_files_of_a_killed_save_are_removed(command, tmp_path):
     assert "s3://b/k/: give local directories" in refused.stderr
 
 
-def test_files_that_the_index_names_stay(command, tmp_path):
+def kill_between_indices(directory):
+    """Saves, and ends before the first file is linked to its final name, which a directory has."""
+    final = directory / "model-00001-of-00002.safetensors"
+
+    def commit(*arguments, function=CheckpointSave.commit):
+        final.unlink()
+        final.mkdir()
+        try:
+            function(*arguments)
+        finally:
+            os._exit(0)
+
+    def run():
+        with mock.patch.object(CheckpointSave, "commit", commit):
+            save(directory, 2)
+
+    run_in_fork(run)
+    final.rmdir()
+
+
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_files_that_the_index_names_stay(command, tmp_path, is_followed):
     """A save that ends between its two indices leaves a checkpoint of temporary names. The next save removes it."""
     save(tmp_path, 1)
-    kill_save(tmp_path, "link_file", 1)
+    kill_between_indices(tmp_path)
+    if is_followed:
+        # By a save that is killed after it has looked for files of killed saves.
+        kill_save(tmp_path, "save_shard", 2)
     command("clean", tmp_path)
     assert fst.load_file(tmp_path)["a"][0] == 2
     save(tmp_path, 3)
@@ -82,19 +106,8 @@ def test_files_of_a_running_save_stay(command, tmp_path, monkeypatch):
     assert fst.load_file(tmp_path)["a"][0] == 2
 
 
-def test_files_of_the_core_need_no_lock_and_a_minute(command, tmp_path, monkeypatch):
-    """Where files have names from the beginning, as on NFS. Files of users with similar names stay."""
-    old, locked = tmp_path / ".a.safetensors.1-0.fst-tmp", tmp_path / ".b.safetensors.1-0.fst-tmp"
-    for path in (old, locked, tmp_path / "model.safetensors.20261126", tmp_path / ".c.fst-tmp"):
-        path.write_bytes(b"1234")
-    assert command("clean", tmp_path).stdout == "0 files removed, 0 B\n"
-    monkeypatch.setattr(leftovers, "_CORE_FILE_SECONDS", -1)
-    with locked.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert command("clean", tmp_path).stdout == f"removed {old}, 4 B\n1 file removed, 4 B\n"
-    assert len(os.listdir(tmp_path)) == 3
-
-
 def test_directory_must_exist(command, tmp_path):
     done = command("clean", tmp_path / "nothing")
-    assert (done.returncode, done.stderr) == (1, f"fst: {tmp_path / 'nothing'}: No such file or directory\n")
+    message = f"fst: {tmp_path / 'nothing'}: cannot list: No such file or directory (os error 2)\n"
+    assert (done.returncode, done.stderr) == (1, message)
+    assert "s3://b/k: this step takes a local path only" in command("clean", "s3://b/k").stderr

@@ -13,6 +13,7 @@ from torch.distributed.tensor import Replicate, Shard
 import fst
 import fst.dcp
 from fst._core import ops
+from fst._core.classes import CheckpointSave
 from ranks import on_ranks
 from rawfile import assert_all_same
 from test_save_distributed import dtensor_of, meshes, saved_in
@@ -115,14 +116,16 @@ def test_group(tmp_path):
     assert_all_same(saved_in(tmp_path / str(pair)), tensors)
 
 
-@pytest.mark.parametrize("name", ["create_save_file", "save_shard", "write_bytes"])
-def test_failure_keeps_the_old_checkpoint(tmp_path, name):
+@pytest.mark.parametrize(
+    ("owner", "name"), [(CheckpointSave, "create"), (ops, "save_shard"), (CheckpointSave, "commit")]
+)
+def test_failure_keeps_the_old_checkpoint(tmp_path, owner, name):
     """Values that are no tensors belong to the checkpoint: both are old, or both are new."""
     writer = fst.dcp.StorageWriter(tmp_path)
     dcp.save({"a": torch.ones(9), "step": 1}, storage_writer=writer, no_dist=True)
     before = sorted(os.listdir(tmp_path))
     with (
-        mock.patch.object(ops, name, side_effect=OSError("no space")),
+        mock.patch.object(owner, name, side_effect=OSError("no space")),
         pytest.raises(CheckpointException, match="no space"),
     ):
         dcp.save({"a": torch.zeros(9), "step": 2}, storage_writer=writer, no_dist=True)

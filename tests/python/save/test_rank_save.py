@@ -1,6 +1,7 @@
 """Saves by ranks: plans and their execution, with all ranks in this process."""
 
 import functools
+import os
 import resource
 
 import pytest
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import fst
-from fst._core import ops
 from fst._core.classes import GroupSave, SavePlan
 from fst._core.dtypes import SCALAR_TYPES
 
@@ -58,9 +58,14 @@ def exchange(plan, saves):
         save.finish()
 
 
+def create(path, plan):
+    path.touch()
+    os.truncate(path, *plan.file_bytes())
+
+
 def save_by_ranks(path, tensors, layouts, **options):
     plan = plan_of(tensors, layouts, **options)
-    ops.create_save_file(str(path), *plan.file_bytes())
+    create(path, plan)
     locals_of = [[local(*pair, rank) for pair in zip(tensors.values(), layouts, strict=True)] for rank in range(RANKS)]
     exchange(plan, [GroupSave(plan, rank, [str(path)], [""], own) for rank, own in enumerate(locals_of)])
     return plan
@@ -128,7 +133,7 @@ def test_views_of_mapped_files_that_shrink_are_errors(tmp_path):
             tensors = {"a": torch.empty(shard.shape[0], 4 * shard.shape[1])}
         plan = plan_of(tensors, [layout])
         path = tmp_path / f"{call}.tmp"
-        ops.create_save_file(str(path), *plan.file_bytes())
+        create(path, plan)
         save = GroupSave(plan, 1, [str(path)], [""], [shard])
         buffers = [torch.empty(sum(bytes_), dtype=torch.uint8) for bytes_ in plan.splits(1, 0)]
         content = source.read_bytes()
@@ -143,7 +148,7 @@ def test_views_of_mapped_files_that_shrink_are_errors(tmp_path):
 def test_a_failed_write_names_the_tensor_and_the_byte(tmp_path):
     plan = plan_of({"a": torch.empty(4, 1 << 18)}, [ROWS])
     path = tmp_path / "new"
-    ops.create_save_file(str(path), *plan.file_bytes())
+    create(path, plan)
     save = GroupSave(plan, 1, [str(path)], [""], [torch.empty(1, 1 << 18)])
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     # Python ignores the signal.
@@ -176,15 +181,6 @@ def test_plans_differ_if_tensors_do():
     digests = {plan_of(tensors, [ROWS]).digest(), plan_of(tensors, [COLUMNS]).digest(), plan_of({}, []).digest()}
     assert len(digests) == 3
     assert plan_of(tensors, [ROWS]).digest() in digests
-
-
-def test_a_file_is_created_once_with_the_permissions_of_a_model(tmp_path):
-    model, path = tmp_path / "model", tmp_path / "new"
-    model.touch(mode=0o640)
-    ops.create_save_file(str(path), 5000, str(model))
-    assert (path.stat().st_size, path.stat().st_mode & 0o777) == (5000, 0o640)
-    with pytest.raises(FileExistsError):
-        ops.create_save_file(str(path), 5000)
 
 
 def test_a_window_that_is_too_small_is_an_error():

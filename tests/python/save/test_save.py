@@ -1,12 +1,12 @@
 """`fst.save_file` and `fst.save_file_async`: contents, shards, failed saves and background saves."""
 
-import errno
+import functools
+import itertools
 import json
 import os
-import stat
+import sys
 import threading
 import weakref
-from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import fst
 from forked import run_in_fork
-from fst._core import ops
 from rawfile import DTYPES, assert_all_same, assert_same, random_raw
 from suite import DEVICES
 
@@ -133,7 +132,8 @@ def test_shards_hold_each_tensor_once(tmp_path_factory, cases, limit):
     files = sorted(path.name for path in directory.glob("*.safetensors"))
     assert files == [f"ema.fp32-{number:05}-of-{len(files):05}.safetensors" for number in range(1, len(files) + 1)]
     assert sorted(os.listdir(directory)) == [*files, index_path.name]
-    assert index["metadata"] == {"total_size": total}
+    assert index["metadata"].keys() == {"total_size", "fst.save"}
+    assert index["metadata"]["total_size"] == total
     assert list(index["weight_map"]) == list(tensors)
 
     shards = {file: safetensors.torch.load_file(directory / file) for file in files}
@@ -166,31 +166,6 @@ def test_other_files_are_kept(tmp_path):
     assert sorted(os.listdir(tmp_path)) == sorted([*others, "model.safetensors"])
 
 
-def fail_directory_fsync(monkeypatch, code):
-    """Makes os.fsync fail for directories."""
-    flush = os.fsync
-
-    def fail(descriptor):
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(code, os.strerror(code))
-        flush(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fail)
-
-
-def test_failed_flush_of_the_directory(tmp_path, monkeypatch):
-    """Some file systems flush no directories. Other errors say that the checkpoint is there."""
-    with monkeypatch.context() as patch:
-        fail_directory_fsync(patch, errno.EINVAL)
-        fst.save_file(checkpoint_of(1), tmp_path / "model.safetensors", max_shard_bytes=100)
-        assert_all_same(fst.load_file(tmp_path), checkpoint_of(1))
-    fail_directory_fsync(monkeypatch, errno.EIO)
-    with pytest.raises(OSError, match=r"complete and in place, but a power failure .*Input/output error.*") as failed:
-        fst.save_file(checkpoint_of(2), tmp_path / "model.safetensors", max_shard_bytes=100)
-    assert (failed.value.errno, failed.value.filename) == (errno.EIO, str(tmp_path))
-    assert_all_same(fst.load_file(tmp_path), checkpoint_of(2))
-
-
 def test_save_without_limit_writes_one_file(tmp_path):
     fst.save_file(checkpoint_of(1), tmp_path / "model.safetensors", max_shard_bytes=100)
     before = sorted(os.listdir(tmp_path))
@@ -210,75 +185,67 @@ def load_as_transformers(directory):
     return {name: safetensors.torch.load_file(directory / file)[name] for name, file in files.items()}
 
 
-class Ended(BaseException):
-    """Raised in the middle of a save."""
+class RaiseAt:
+    """Trace function that raises an exception at a line of the package, as a signal handler may."""
+
+    def __init__(self, line, error):
+        self.lines_left, self.error = line, error
+
+    def __call__(self, frame, event, argument):
+        is_fst = frame.f_code.co_filename.startswith(os.path.dirname(fst.__file__))
+        return self.trace if is_fst else None
+
+    def trace(self, frame, event, argument):
+        if event == "line":
+            self.lines_left -= 1
+            if self.lines_left == 0:
+                raise self.error
+        return self.trace
 
 
-def end_at(step, end, monkeypatch):
-    """Calls `end` before a step that changes the directory, given its number. Returns the list of steps taken."""
-    taken = []
-
-    for owner, name in ((ops, "save_shard"), (ops, "write_bytes"), (ops, "link_file"), (os, "fsync"), (Path, "unlink")):
-        function = getattr(owner, name)
-
-        def watched(*args, function=function, name=name, **kwargs):
-            taken.append(name)
-            if len(taken) == step:
-                end()
-            return function(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, watched)
-    return taken
+def raises_at(line, error, save):
+    """Raises an error at a line of a save. Returns False if the save has fewer lines."""
+    before = sys.gettrace()
+    sys.settrace(RaiseAt(line, error))
+    try:
+        save()
+    except type(error):
+        return True
+    finally:
+        sys.settrace(before)
+    return False
 
 
-@pytest.mark.parametrize(
-    ("old_limit", "new_limit", "kind"),
-    [(100, 100, "exit"), (50, 100, "exception"), (1000, 50, "exit"), (1000, 50, "exception"), (100, 1000, "exception")],
-)
-def test_interrupted_save_leaves_one_checkpoint(tmp_path, monkeypatch, old_limit, new_limit, kind):
+def held_locks():
+    with open("/proc/locks") as locks:
+        return [lock for lock in locks if lock.split()[4] == str(os.getpid())]
+
+
+def open_files():
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize(("old_limit", "new_limit"), [(100, 100), (1000, 50), (50, 1000)])
+def test_exception_at_any_line_leaves_one_checkpoint(tmp_path, old_limit, new_limit):
+    """Exceptions of signal handlers come between any two bytecodes. `TimeoutError` is an `OSError`."""
     old, new = checkpoint_of(1), checkpoint_of(2)
-    ended = 0
-    while True:
-        directory = tmp_path / str(ended)
+    errors = [TimeoutError("alarm"), SystemExit(0), MemoryError()]
+    for line in itertools.count(1, 2):
+        directory = tmp_path / str(line)
         directory.mkdir()
         path = directory / "model.safetensors"
         fst.save_file(old, path, max_shard_bytes=old_limit)
-        if not _save_ends(new, path, new_limit, ended + 1, kind, monkeypatch):
+        before = open_files()
+        if not raises_at(
+            line, errors[line % 3], functools.partial(fst.save_file, new, path, max_shard_bytes=new_limit)
+        ):
             break
-        ended += 1
+        assert (open_files(), held_locks()) == (before, [])
         for load in (fst.load_file, load_as_transformers):
             loaded = load(directory)
             assert_all_same(loaded, old if loaded["layer.0"][0] == 1 else new)
-        # The next save succeeds and removes leftover files.
-        fst.save_file(checkpoint_of(3), path, max_shard_bytes=100)
-        assert_all_same(fst.load_file(directory), checkpoint_of(3))
-        assert len(os.listdir(directory)) == 3
-    assert ended >= 5
-
-
-def _save_ends(tensors, path, limit, step, kind, monkeypatch):
-    """Ends a save before a step. Returns False if the save has fewer steps."""
-    if kind == "exit":
-        child = os.fork()
-        if child == 0:
-            end_at(step, lambda: os._exit(7), monkeypatch)
-            fst.save_file(tensors, path, max_shard_bytes=limit)
-            os._exit(0)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert code in (0, 7)
-        return code == 7
-
-    def end():
-        raise Ended
-
-    with monkeypatch.context() as patch:
-        taken = end_at(step, end, patch)
-        try:
-            fst.save_file(tensors, path, max_shard_bytes=limit)
-        except Ended:
-            return True
-    assert len(taken) < step
-    return False
+        assert not [name for name in os.listdir(directory) if not name.endswith((".safetensors", ".json"))]
+    assert line > 100
 
 
 # Background saves.

@@ -14,6 +14,7 @@ import fst
 from combinations import pairwise
 from forked import run_in_fork
 from fst._core import ops
+from fst._core.classes import CheckpointSave
 
 INDEX = "model.safetensors.index.json"
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
@@ -49,14 +50,11 @@ def test_private_checkpoint_stays_private(tmp_path, monkeypatch, old, new):
         (tmp_path / name).chmod(0o600)
     modes = set()
 
-    for name in ("save_shard", "write_bytes", "link_file"):
-        function = getattr(ops, name)
+    def watched(*args, function=ops.save_shard):
+        function(*args)
+        modes.update(map(mode_of, tmp_path.iterdir()))
 
-        def watched(*args, function=function):
-            function(*args)
-            modes.update(map(mode_of, tmp_path.iterdir()))
-
-        monkeypatch.setattr(ops, name, watched)
+    monkeypatch.setattr(ops, "save_shard", watched)
     save(tmp_path, 2, LIMITS[new])
     assert sorted(os.listdir(tmp_path)) == sorted(FILES[new])
     modes.update(map(mode_of, tmp_path.iterdir()))
@@ -157,13 +155,11 @@ def test_special_files_are_not_replaced(tmp_path, name, kind, limit):
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize(
-    ("name", "call"), [("save_shard", 2), ("write_bytes", 1), ("write_bytes", 2), ("link_file", 1)]
-)
-def test_interrupt_leaves_one_checkpoint_and_nothing_else(tmp_path, monkeypatch, name, call, moment):
+@pytest.mark.parametrize(("owner", "name", "call"), [(ops, "save_shard", 2), (CheckpointSave, "commit", 1)])
+def test_interrupt_leaves_one_checkpoint_and_nothing_else(tmp_path, monkeypatch, owner, name, call, moment):
     """Ctrl-C before the index is replaced keeps the old checkpoint. Later, the save ends first."""
     save(tmp_path, 1)
-    function = getattr(ops, name)
+    function = getattr(owner, name)
     calls = []
 
     def interrupted(*args):
@@ -176,9 +172,9 @@ def test_interrupt_leaves_one_checkpoint_and_nothing_else(tmp_path, monkeypatch,
             function(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ops, name, interrupted)
+        patch.setattr(owner, name, interrupted)
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, 2)
     assert sorted(os.listdir(tmp_path)) == sorted(FILES["shards"])
-    assert value_in(tmp_path) == (1 if name == "save_shard" else 2)
+    assert value_in(tmp_path) == (2 if (name, moment) == ("commit", "after") else 1)
     assert set(json.loads((tmp_path / INDEX).read_text())["weight_map"].values()) == set(SHARDS)

@@ -6,6 +6,9 @@ The rest of the package uses these, and never `torch.classes.fst`.
 # pyrefly: ignore-errors[no-any-return-explicit]
 
 import contextlib
+import functools
+import json
+import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +18,7 @@ from torch import Tensor
 
 import fst._core.library  # noqa: F401  (registers the classes)
 from fst._core.arguments import Dtype, dtype_arguments
+from fst._core.batches import HasBytes
 from fst._core.errors import methods_translate_errors
 from fst._core.index_range import FlatRegions, IndexRange, flatten
 from fst._core.loads import Loads
@@ -92,10 +96,15 @@ class EncryptionKey:
         return EncryptionKey(self._object.for_save())
 
     def save_shard(
-        self, tensors: Sequence[Tensor], names: Sequence[str], path: str, metadata: dict[str, str] | None, model: str
+        self,
+        tensors: Sequence[Tensor],
+        names: Sequence[str],
+        path: str,
+        metadata: dict[str, str] | None,
+        permissions_from: str,
     ) -> None:
         """Saves tensors like the operator, in a file that is encrypted with this key."""
-        self._object.save_shard(tensors, names, path, metadata, model)
+        self._object.save_shard(tensors, names, path, metadata, permissions_from)
 
     def rotate(self, path: str, key: "EncryptionKey") -> None:
         """Makes the local files that a path leads to open with another key."""
@@ -188,6 +197,10 @@ class Checkpoint(Loads):
     def metadata_of_file(self) -> dict[str, str]:
         """Returns the metadata of the only file. Raises IsADirectoryError if there are several."""
         return self._object.metadata()
+
+    def index_metadata(self) -> dict[str, str]:
+        """Returns the metadata of the index that the first path leads to. Empty if it leads to no index."""
+        return self._object.index_metadata()
 
     def metadata(self) -> list[tuple[str, dict[str, str]]]:
         """Returns the path and the metadata of each file that has metadata."""
@@ -563,7 +576,7 @@ class SavePlan:
         metadata: The metadata of each file. An empty dict is left out.
         ranks: The number of ranks.
         window_bytes: The upper bound for the buffers of a rank in bytes. There are two send and two receive buffers.
-        block_bytes: The size of the blocks, or None for that of local files.
+        has_parts: Whether the files are objects. Then the blocks are their parts.
     """
 
     def __init__(
@@ -573,9 +586,9 @@ class SavePlan:
         metadata: Sequence[Mapping[str, str]],
         ranks: int,
         window_bytes: int,
-        block_bytes: int | None = None,
+        has_parts: bool = False,
     ) -> None:
-        self._object = torch.classes.fst.SavePlan(names, numbers, metadata, ranks, window_bytes, block_bytes)
+        self._object = torch.classes.fst.SavePlan(names, numbers, metadata, ranks, window_bytes, has_parts)
 
     def window_count(self) -> int:
         """Returns the number of windows, which ranks exchange and write one after the other."""
@@ -607,14 +620,84 @@ class SavePlan:
 
 
 @methods_translate_errors
+class CheckpointSave:
+    """Files of a checkpoint that a save replaces, local or in a store.
+
+    After `begin`, the save writes each file at its path in `paths`, or several processes write to the files that
+    `create` makes. Then `commit` makes the files the checkpoint. `abandon`, or the deletion of this object, removes
+    them otherwise. Only one process calls these methods, even when several write the files.
+
+    Attributes:
+        paths: The path or URL at which each file is written.
+        permissions_from: The path of a file from which each new file gets its permissions, or an empty text.
+        state_path: The path or URL of a file for values that are not tensors.
+    """
+
+    def __init__(self) -> None:
+        self._object = torch.classes.fst.CheckpointSave()
+        self.paths: list[str] = []
+        self.permissions_from: list[str] = []
+        self.state_path = ""
+
+    def begin(self, path: str, count: int, has_index: bool = False, is_shared: bool = False) -> None:
+        """Chooses names for the files, and checks that all of them can be created or replaced.
+
+        Args:
+            path: The path or URL of the checkpoint. Shards and the index are beside it.
+            count: The number of files.
+            has_index: Whether there is an index. Several files always have one.
+            is_shared: Whether several processes write to a file.
+        """
+        target = {"path": path, "count": count, "has_index": has_index, "is_shared": is_shared}
+        names = self._call("begin", target)
+        beside = functools.partial(os.path.join, os.path.dirname(path))
+        self.paths = [beside(name) for name in names["files"]]
+        self.permissions_from = [beside(name) if name else "" for name in names["permissions_from"]]
+        self.state_path = beside(names["state"])
+
+    def create(self, lengths: Sequence[int]) -> list[str]:
+        """Creates the files in `paths`, with lengths in bytes, for several processes.
+
+        Returns:
+            The ids of the uploads of objects. They are empty for files.
+        """
+        return self._call("create", lengths)
+
+    def commit(
+        self,
+        shards: Sequence[Mapping[str, HasBytes]],
+        metadata: Mapping[str, str] | None = None,
+        parts: Sequence[tuple[int, int, str]] = (),
+    ) -> None:
+        """Replaces the checkpoint by the complete files, and removes the files of the old one.
+
+        Args:
+            shards: The tensors in each file.
+            metadata: The metadata of the index.
+            parts: The parts of objects that all processes have sent: the index of the object, and the index and the id
+                of the part.
+        """
+        size = sum(tensor.nbytes for shard in shards for tensor in shard.values())
+        tensors = [list(shard) for shard in shards]
+        self._call("commit", {"tensors": tensors, "bytes": size, "metadata": metadata or {}, "parts": parts})
+
+    def abandon(self) -> None:
+        """Ends a save that has failed. Removes its files, unless they are the checkpoint."""
+        self._call("abandon")
+
+    def _call(self, method: str, request: Any = None) -> Any:
+        return json.loads(self._object.call(method, json.dumps(request)))
+
+
+@methods_translate_errors
 class GroupSave:
     """Execution of a save plan by one rank. The calls are ordered on the stream that was current when it was created.
 
     Args:
         plan: The plan of all ranks.
         rank: The rank.
-        paths: The files, which `create_save_file` has made.
-        uploads: What `create_save_file` has returned for each.
+        paths: The files, which `CheckpointSave.create` has made.
+        uploads: What that has returned for each.
         tensors: The local tensor of the rank for each tensor of the plan, or None where the rank has no elements.
             A 1-d tensor of the used elements may stand for the local tensor. Tensors of other dtypes are cast.
     """

@@ -6,8 +6,9 @@ Each function has the parameters of its operator. The rest of the package calls 
 # Operators have no static types.
 # pyrefly: ignore-errors[no-any-return-explicit]
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,16 +55,16 @@ def save_file(
 
 @translates_errors
 def save_shard(
-    tensors: Sequence[Tensor], names: Sequence[str], path: str, metadata: dict[str, str] | None, model: str
+    tensors: Sequence[Tensor], names: Sequence[str], path: str, metadata: dict[str, str] | None, permissions_from: str
 ) -> None:
-    """Saves tensors in one file. If it is new, it gets the owner and permissions of the file `model`, unless empty."""
-    torch.ops.fst._save_shard(tensors, names, path, metadata, model)
+    """Saves tensors in one file. If it is new, it gets the permissions of `permissions_from`, unless that is empty."""
+    torch.ops.fst._save_shard(tensors, names, path, metadata, permissions_from)
 
 
 @translates_errors
-def write_bytes(bytes: Tensor, path: str, model: str) -> None:
+def write_bytes(bytes: Tensor, path: str, permissions_from: str) -> None:
     """Writes a file of bytes like `save_shard`."""
-    torch.ops.fst._write_bytes(bytes, path, model)
+    torch.ops.fst._write_bytes(bytes, path, permissions_from)
 
 
 @translates_errors
@@ -76,49 +77,9 @@ def check_target(path: str) -> None:
 
 
 @translates_errors
-def create_save_file(path: str, length: int, model: str = "") -> str:
-    """Creates a file of `length` bytes for a save by ranks, with the owner and permissions of the file `model`.
-
-    For a URL, begins an upload in parts of `part_bytes`, and returns its id. Raises FileExistsError if a file is at the
-    path, and OSError if the disk has too little space.
-    """
-    return str(torch.ops.fst._create_save_file(path, length, model))
-
-
-@translates_errors
-def part_bytes(length: int) -> int:
-    """Returns the size of the parts in which an object of at most `length` bytes is uploaded."""
-    return int(torch.ops.fst._part_bytes(length))
-
-
-@translates_errors
-def complete_upload(url: str, upload: str, parts: Sequence[tuple[int, str]]) -> None:
-    """Ends an upload with the indices and the ids of its parts, so that the object appears."""
-    torch.ops.fst._complete_upload(url, upload, [index for index, _ in parts], [part for _, part in parts])
-
-
-@translates_errors
-def abort_upload(url: str, upload: str) -> None:
-    """Removes the parts of an upload, which the service may no longer know."""
-    torch.ops.fst._abort_upload(url, upload)
-
-
-@translates_errors
-def link_file(source: str, path: str) -> None:
-    """Gives a complete file a second name, and replaces a file of this name. Without hard links, renames the file."""
-    torch.ops.fst._link_file(source, path)
-
-
-@translates_errors
-def names_beside(url: str) -> list[str]:
-    """Returns the names of the objects beside an object of a remote store."""
-    return list(torch.ops.fst._names_beside(url))
-
-
-@translates_errors
-def remove_object(url: str) -> None:
-    """Removes an object of a remote store. It need not exist."""
-    torch.ops.fst._remove_object(url)
+def remove_stale_files(directory: str) -> list[dict[str, Any]]:
+    """Removes the files that killed saves have left in a directory. Returns the "path" and the "bytes" of each."""
+    return json.loads(torch.ops.fst._remove_stale_files(directory))
 
 
 @translates_errors

@@ -22,7 +22,7 @@ from fst._core.arguments import Digests, Path, digests_of, metadata_of, path_of
 from fst._core.dtypes import SCALAR_TYPES
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
-from fst._core.urls import without_secrets
+from fst._core.urls import is_remote, local_path_of, without_secrets
 from fst._distributed.descriptions import Description, StoredTensor, box_layout
 from fst._distributed.group_save import GroupCheckpoint
 from fst._distributed.save_distributed import path_in_directory
@@ -99,12 +99,13 @@ class StorageWriter(storage.StorageWriter):
         """Returns whether a path is a directory, or free for one, or the URL of a store."""
         try:
             path = path_in_directory(checkpoint_id)
-            if isinstance(path, str):
+            if is_remote(path):
                 ops.check_target(path)
                 return True
         except (NotImplementedError, TypeError, ValueError):
             return False
-        return path.parent.is_dir() or not path.parent.exists()
+        directory = os.path.dirname(local_path_of(path))
+        return os.path.isdir(directory) or not os.path.exists(directory)
 
     def storage_meta(self) -> StorageMeta:
         """Returns the path and the id of the save for the planner."""
@@ -159,21 +160,20 @@ class StorageWriter(storage.StorageWriter):
             self._window_bytes or group.window_bytes,
             has_index=bool(self._state),
         )
-        self._checkpoint.write(tensors, group)
         done: Future[list[WriteResult]] = Future()
         done.set_result([WriteResult(item.index, _size_of(item), None) for item in plan.items])
+        self._checkpoint.write(tensors, group)
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Makes the written files the checkpoint. Called on the coordinator."""
         if self._checkpoint is None:
             raise RuntimeError(f"{self._shown}: nothing was written; call write_data first")
-        checkpoint, self._checkpoint = self._checkpoint, None
         try:
-            checkpoint.commit(self._state)
-        except BaseException:
-            checkpoint.abandon()
-            raise
+            self._checkpoint.commit(self._state)
+        finally:
+            self._checkpoint.abandon()
+            self._checkpoint = None
 
     def _resolve(self, items: Sequence[WriteItem], planner: SavePlanner) -> tuple[dict[str, Tensor], bytes]:
         """Returns the tensors of this rank, and the message about its items for all ranks."""

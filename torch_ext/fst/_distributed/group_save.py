@@ -5,24 +5,20 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fst._core import ops
-from fst._core.classes import GroupSave, SavePlan
+from fst._core.classes import CheckpointSave, GroupSave, SavePlan
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
+from fst._core.urls import is_remote, local_path_of
 from fst._distributed.agreement import check_equal
 from fst._distributed.descriptions import Description
 from fst._distributed.exchange import Exchange
-from fst._save.object_shards import ObjectFiles
-from fst._save.shards import CheckpointFiles, split
+from fst._save.shards import split, write_state
 
 _CPU = torch.device("cpu")
-# Upper bound for the header of a file, in bytes.
-_HEADER_BYTES_MAX = 100 << 20
 
 
 @dataclasses.dataclass
@@ -30,8 +26,7 @@ class GroupCheckpoint:
     """Checkpoint that all ranks of a group write.
 
     Attributes:
-        path: Path of the checkpoint, `model.safetensors` of its directory, or its URL as a str. May differ between
-            ranks.
+        path: Path of the checkpoint, `model.safetensors` of its directory, or its URL. May differ between ranks.
         description: The tensors of all ranks.
         max_shard_bytes: Upper bound for the bytes of tensors in a file. `None` for one file.
         metadata: Text for the header of each file.
@@ -39,7 +34,7 @@ class GroupCheckpoint:
         has_index: Whether there is an index, also for a single file.
     """
 
-    path: Path | str
+    path: str
     description: Description
     max_shard_bytes: int | None
     metadata: Mapping[str, str]
@@ -50,7 +45,7 @@ class GroupCheckpoint:
         tensors, limit = self.description.tensors, self.max_shard_bytes
         self._shards = [tensors] if limit is None else split(tensors, limit)
         self._plan: SavePlan | None = None
-        self._files: CheckpointFiles | ObjectFiles | None = None
+        self._save = CheckpointSave()
         # Parts of objects that all ranks have sent: file, index and id.
         self._sent_parts: list[tuple[int, int, str]] = []
 
@@ -96,18 +91,15 @@ class GroupCheckpoint:
         """Makes the written files the checkpoint, on rank 0. Does nothing on other ranks.
 
         Args:
-            state: Values that are no tensors, which belong to the checkpoint.
+            state: Values that are not tensors, which belong to the checkpoint.
         """
-        if self._files is not None:
-            if isinstance(self._files, ObjectFiles):
-                self._files.complete(self._sent_parts)
-            index_metadata = self._files.write_state(state) if state else None
-            self._files.commit(self._shards, index_metadata)
+        if self._save.paths:
+            metadata = write_state(self._save, state) if state else None
+            self._save.commit(self._shards, metadata, self._sent_parts)
 
     def abandon(self) -> None:
         """Removes the written files, on rank 0, unless they are the checkpoint already."""
-        if self._files is not None:
-            self._files.abandon()
+        self._save.abandon()
 
     def _finish(self, save: GroupSave, has_digests: bool, group: Group) -> None:
         """Seals headers with digests, flushes what all ranks have written, and gathers the parts that they sent."""
@@ -135,10 +127,11 @@ class GroupCheckpoint:
             plan = self._plan_of(group.size)
             names, uploads = [], []
             if group.rank == 0:
-                self._files = self._new_files()
-                self._files.begin()
-                names = [os.path.basename(path) for path in self._files.staged]
-                uploads = self._files.create(plan.file_bytes())
+                if not is_remote(self.path):
+                    os.makedirs(os.path.dirname(local_path_of(self.path)), exist_ok=True)
+                self._save.begin(self.path, len(self._shards), self.has_index, is_shared=True)
+                names = [os.path.basename(path) for path in self._save.paths]
+                uploads = self._save.create(plan.file_bytes())
             return plan, json.dumps([plan.digest(), names, uploads]).encode()
 
         planned, messages = group.gather_results(plan)
@@ -149,25 +142,15 @@ class GroupCheckpoint:
 
     def _plan_of(self, ranks: int) -> SavePlan:
         if self._plan is None:
-            part_bytes = None
-            if isinstance(self.path, str):
-                largest = max(sum(tensor.nbytes for tensor in shard.values()) for shard in self._shards)
-                part_bytes = ops.part_bytes(largest + _HEADER_BYTES_MAX)
             self._plan = SavePlan(
                 list(self.description.tensors),
                 self.description.numbers(self._shards),
                 [dict(self.metadata) for _ in self._shards],
                 ranks,
                 self.window_bytes,
-                part_bytes,
+                is_remote(self.path),
             )
         return self._plan
-
-    def _new_files(self) -> CheckpointFiles | ObjectFiles:
-        if isinstance(self.path, str):
-            return ObjectFiles(self.path, len(self._shards), self.has_index)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        return CheckpointFiles(self.path, len(self._shards), self.has_index, is_shared=True)
 
 
 class _Windows:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from concurrent.futures import Future
 from datetime import timedelta
-from pathlib import Path as LocalPath
 from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 from weakref import WeakKeyDictionary
 
@@ -26,7 +25,7 @@ from fst._core.arguments import (
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
-from fst._core.urls import below, is_remote, local_path_of
+from fst._core.urls import below, is_url, local_path_of
 from fst._distributed.agreement import check_equal, comparable, distinct_on_all, number_distinct
 from fst._distributed.descriptions import Description, describe, digest, merge
 from fst._distributed.group_save import GroupCheckpoint
@@ -175,12 +174,11 @@ def save_distributed(
 
     def write(checkpoint: GroupCheckpoint, tensors: Mapping[str, Tensor], save_group: Group) -> None:
         with defer_interrupts():
-            checkpoint.write(tensors, save_group)
             try:
+                checkpoint.write(tensors, save_group)
                 save_group.run_on_all(checkpoint.commit)
-            except BaseException:
+            finally:
                 checkpoint.abandon()
-                raise
 
     # Ctrl-C ends a wait for earlier saves, but is deferred once the other ranks count on this one.
     snapshots = max_snapshots if isinstance(max_snapshots, int) and max_snapshots > 0 else 1
@@ -210,7 +208,7 @@ _OPTIONS = ("max_shard_bytes", "metadata", "dtype", "window_bytes", "background"
 class _Prepared(NamedTuple):
     """Arguments of a save, with the tensors of this rank and their description."""
 
-    path: LocalPath | str
+    path: str
     max_shard_bytes: int | None
     metadata: dict[str, str]
     window_bytes: int
@@ -219,10 +217,10 @@ class _Prepared(NamedTuple):
     tensors: dict[str, Tensor]
 
 
-def path_in_directory(directory: Path) -> LocalPath | str:
-    """Returns the path of the checkpoint in a directory, or its URL."""
+def path_in_directory(directory: Path) -> str:
+    """Returns the absolute path of the checkpoint in a directory, or its URL."""
     text = path_of(directory)
-    return below(text, NAME) if is_remote(text) else LocalPath(local_path_of(text)) / NAME
+    return below(text if is_url(text) else path_of(local_path_of(text)), NAME)
 
 
 def _check_state_dict(state_dict: Mapping[str, Tensor]) -> None:

@@ -3,18 +3,16 @@
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from pathlib import Path as LocalPath
 
 from torch import Tensor
 
 from fst._core import classes, ops
 from fst._core.arguments import Digests, Path, digests_of, metadata_of, path_of
 from fst._core.encryption_key import EncryptionKey, core_key
-from fst._core.urls import below, is_remote, local_path_of
+from fst._core.urls import below, is_remote, is_url, local_path_of
 from fst._save.background import background
 from fst._save.check import check_max_shard_bytes, check_tensors
 from fst._save.host_copy import HostCopy
-from fst._save.object_shards import save_object_shards
 from fst._save.shards import save_shards
 
 # Keys of the metadata that request an encrypted file, and that name it among those of one save.
@@ -115,7 +113,7 @@ def save_file_async(
     """
     checked = check_tensors(tensors)
     text = path_of(path)
-    absolute_path = text if is_remote(text) else local_path_of(text)
+    absolute_path = text if is_url(text) else path_of(local_path_of(text))
     options = digests_of(digests, metadata_of(metadata)), check_max_shard_bytes(max_shard_bytes)
     key = core_key(encryption_key)
 
@@ -139,15 +137,12 @@ def save_indexed(
     """
     check_max_shard_bytes(max_shard_bytes)
 
-    def write(shard: Mapping[str, Tensor], file: str, model: str, number: int, count: int) -> None:
-        _write_shard(*shard_of(shard), file, model, None)
+    def write(shard: Mapping[str, Tensor], file: str, permissions_from: str, number: int, count: int) -> None:
+        _write_shard(*shard_of(shard), file, permissions_from, None)
 
-    if is_remote(directory):
-        save_object_shards(tensors, below(directory, _NAME), max_shard_bytes, write, index_metadata)
-    else:
-        local = LocalPath(local_path_of(directory) if directory.startswith("file://") else directory)
-        local.mkdir(parents=True, exist_ok=True)
-        save_shards(tensors, local / _NAME, max_shard_bytes, write, index_metadata)
+    if not is_remote(directory):
+        os.makedirs(local_path_of(directory) if is_url(directory) else directory, exist_ok=True)
+    save_shards(tensors, below(directory, _NAME), max_shard_bytes, write, index_metadata)
 
 
 def _save(
@@ -165,29 +160,25 @@ def _save(
     save = os.urandom(16).hex()
     is_encrypted = key is not None or _ENCRYPTION_KEY in (metadata or {})
 
-    def write(shard: Mapping[str, Tensor], file: str, model: str, number: int, count: int) -> None:
+    def write(shard: Mapping[str, Tensor], file: str, permissions_from: str, number: int, count: int) -> None:
         # Binds the files to each other. The metadata of an encrypted file are authentic.
         bound = {_SHARD_KEY: f"{save}:{number}:{count}"} if is_encrypted and count > 1 else {}
-        _write_shard(shard, {**(metadata or {}), **bound} or None, file, model, key)
+        _write_shard(shard, {**(metadata or {}), **bound} or None, file, permissions_from, key)
 
-    if is_remote(path):
-        save_object_shards(tensors, path, max_shard_bytes, write)
-    else:
-        local = local_path_of(path) if path.startswith("file://") else path
-        save_shards(tensors, LocalPath(local), max_shard_bytes, write)
+    save_shards(tensors, path, max_shard_bytes, write)
 
 
 def _write_shard(
     tensors: Mapping[str, Tensor],
     metadata: dict[str, str] | None,
     path: str,
-    model: str,
+    permissions_from: str,
     key: classes.EncryptionKey | None,
 ) -> None:
-    """Writes one file. If it is new, it gets the owner and permissions of the file `model`, unless that is empty."""
+    """Writes one file. If it is new, it gets the owner and permissions of `permissions_from`, unless that is empty."""
     # Operators take no keys, since graphs would contain them.
     save = ops.save_shard if key is None else key.save_shard
-    save(list(tensors.values()), list(tensors), path_of(path), metadata, path_of(model))
+    save(list(tensors.values()), list(tensors), path, metadata, permissions_from)
 
 
 def write_file(tensors: Mapping[str, Tensor], path: str, metadata: dict[str, str] | None) -> None:

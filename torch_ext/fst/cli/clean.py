@@ -1,12 +1,10 @@
-"""`fst clean`: removes temporary files of saves that were killed. Needs neither PyTorch nor the library."""
+"""`fst clean`: removes temporary files of saves that were killed."""
 
 import argparse
 import json
-from pathlib import Path
 
 from fst._core.formatting import format_count, format_size, visible
-from fst._core.urls import is_remote, local_path_of, without_secrets
-from fst._save.leftovers import remove_leftovers
+from fst._core.urls import is_remote, without_secrets
 
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -22,19 +20,20 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from fst._core.arguments import path_of
+    from fst._core.ops import remove_stale_files
+
     if remote := [directory for directory in arguments.directories if is_remote(directory)]:
         arguments.error(
             f"{without_secrets(remote[0])}: give local directories; a save to a URL has no temporary files, and aborts "
             "the uploads that it does not complete"
         )
-    directories = map(Path, map(local_path_of, arguments.directories))
-    removed = [leftover for directory in directories for leftover in remove_leftovers(directory)]
+    removed = [file for directory in map(path_of, arguments.directories) for file in remove_stale_files(directory)]
     if arguments.json:
-        files = [{"path": str(leftover.path), "bytes": leftover.bytes} for leftover in removed]
-        print(json.dumps({"removed": files}, indent=2))
+        print(json.dumps({"removed": removed}, indent=2))
         return 0
-    for leftover in removed:
-        print(visible(f"removed {leftover.path}, {format_size(leftover.bytes)}"))
-    size = sum(leftover.bytes for leftover in removed)
+    for file in removed:
+        print(visible(f"removed {file['path']}, {format_size(file['bytes'])}"))
+    size = sum(file["bytes"] for file in removed)
     print(f"{format_count(len(removed), 'file')} removed, {format_size(size)}")
     return 0

@@ -1,0 +1,458 @@
+//! Save of a checkpoint in several files or objects, with an index that maps tensors to files. Saves of one process and of
+//! ranks take the same steps.
+//!
+//! Readers begin with the index, so a new index replaces the checkpoint in one step. A save never writes to a file that
+//! the current index names:
+//!
+//! 1. The files are written under temporary names, and the index is replaced by one with these names.
+//! 2. The files are linked to their final names, and the index is replaced again.
+//! 3. The temporary names and the files of the old checkpoint are removed.
+//!
+//! An object cannot be renamed, and not every file system has hard links. There, the files are written under names that
+//! no older checkpoint has, and the index goes last.
+//!
+//! A process that ends at any step leaves the old or the new checkpoint, whole. The state is here and not in the caller,
+//! so that an exception between two calls, such as one of a signal handler, cannot separate the files from what is known
+//! of them. After a failure, only temporary names are removed, and only if the index does not name them.
+
+mod index;
+mod lock;
+mod names;
+pub mod stale;
+
+pub use self::index::Content;
+use self::lock::SaveLock;
+use self::names::{NameOfSave, SUFFIX, new_token, shard_stem};
+use self::stale::remove_stale;
+use super::atomic_file::{self, OutputFile};
+use super::direct_file::is_unsupported;
+use super::file_kernel::FileKernel;
+use super::output::{self, Output};
+use super::temp_file;
+use crate::error::{Error, Kind, Result};
+use crate::num::to_u64;
+use crate::options::Options;
+use crate::os::retry::{Check, repeat};
+use crate::source::directory;
+use crate::source::files::{Files, url_of};
+use crate::source::index::STATE;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io;
+use std::iter::once;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Time in which the objects of a save that failed are removed.
+const ABANDON_TIMEOUT: Duration = Duration::from_secs(10);
+/// Message of the errors after which the new checkpoint is in place.
+const COMPLETE: &str =
+    "the new checkpoint is complete and in place; the next save removes the files that are left of the old one";
+const NOT_FLUSHED: &str = "the new checkpoint is complete and in place, but a power failure may still undo its renames, \
+                           because the directory cannot be flushed";
+
+/// Checkpoint to replace, and the files of the new one.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Target {
+    /// Path or URL of the checkpoint. Its files are beside it.
+    pub path: PathBuf,
+    /// Number of files.
+    pub count: usize,
+    /// Whether there is an index. Several files always have one.
+    pub has_index: bool,
+    /// Whether several processes write to a file, which therefore does not appear whole.
+    pub is_shared: bool,
+}
+
+/// Names for the caller, who writes the files.
+#[derive(Debug, Serialize)]
+pub struct Names {
+    /// Name under which each file is written.
+    pub files: Vec<String>,
+    /// Name of the file from which each new file gets its permissions, or nothing.
+    pub permissions_from: Vec<Option<String>>,
+    /// Name of a file for values that are not tensors.
+    pub state: String,
+}
+
+/// Save of a checkpoint in progress. Dropping it before it is committed abandons it.
+pub struct CheckpointSave {
+    /// Path or URL of the checkpoint. Its files are beside it.
+    path: PathBuf,
+    is_remote: bool,
+    /// Name of the checkpoint, and the same without its suffix.
+    name: String,
+    stem: String,
+    index: String,
+    has_index: bool,
+    had_index: bool,
+    /// Whether files are written under temporary names, and linked to their final names.
+    is_staged: bool,
+    /// Whether no file had the names in `written` before.
+    has_new_names: bool,
+    /// Names of the files of the new checkpoint.
+    names: Vec<String>,
+    /// Names under which they are written.
+    written: Vec<String>,
+    /// Names of the files of older checkpoints, without their index.
+    old: Vec<String>,
+    /// Random part of names. The index has it as the id of the save.
+    token: String,
+    kernel: fn() -> Box<dyn FileKernel>,
+    process: u32,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    lock: Option<SaveLock>,
+    /// Ids of uploads that have not ended, by the indices of the objects.
+    uploads: BTreeMap<usize, String>,
+    step: Step,
+}
+
+/// Progress of a save.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Step {
+    /// The old checkpoint is in place.
+    #[default]
+    Writing,
+    /// The index is being replaced. If that fails, the answer of a store may have been lost.
+    Replacing,
+    /// The new checkpoint is in place.
+    Replaced,
+    Ended,
+}
+
+impl CheckpointSave {
+    /// Chooses names for the files of a checkpoint, and checks that all of them can be created or replaced.
+    ///
+    /// # Errors
+    /// `invalid-argument` if the path does not end in `.safetensors`; those of [`output::check_target`]; those of listing the
+    /// directory or prefix.
+    pub fn begin(target: &Target, kernel: fn() -> Box<dyn FileKernel>, check: Check<'_>) -> Result<CheckpointSave> {
+        let path = &*target.path;
+        let is_remote = url_of(path)?.is_some();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+        let Some(stem) = name.strip_suffix(SUFFIX).map(str::to_owned) else {
+            let message = format!("the names of shards must end in {SUFFIX}; give a path that ends in it");
+            return Err(Error::new(Kind::InvalidArgument, message).at(output::shown(path)?));
+        };
+        let has_index = target.has_index || target.count > 1;
+        let mut save = CheckpointSave {
+            path: path.to_path_buf(),
+            is_remote,
+            index: format!("{name}.index.json"),
+            has_index,
+            had_index: false,
+            is_staged: !is_remote && (has_index || target.is_shared),
+            has_new_names: false,
+            names: vec![name.clone()],
+            written: Vec::new(),
+            old: Vec::new(),
+            name,
+            stem,
+            token: new_token()?,
+            kernel,
+            process: process::id(),
+            state: Mutex::default(),
+        };
+        let shards = |stem: &str| -> Vec<String> {
+            (1..=target.count).map(|number| format!("{stem}-{number:05}-of-{:05}{SUFFIX}", target.count)).collect()
+        };
+        if has_index {
+            save.names = shards(&save.stem);
+        }
+        output::check_target(path)?;
+        let (present, named) = if is_remote {
+            (output::names_beside(path, check)?.into_iter().collect(), BTreeSet::new())
+        } else {
+            remove_stale(&save.directory(), Some(&save.stem), stale::AGE, check)?;
+            let named = names_in_index(&save.beside(&save.index), check);
+            (names_in(&save.directory())?, named.unwrap_or_default())
+        };
+        save.had_index = present.contains(&save.index);
+        save.old = present.iter().filter(|name| save.is_of_checkpoint(name, &named)).cloned().collect();
+        if !is_remote {
+            for name in save.old.iter().chain(&save.names).chain(once(&save.index)).collect::<BTreeSet<_>>() {
+                output::check_target(&save.beside(name))?;
+            }
+        }
+        if save.is_staged {
+            save.names.iter().try_for_each(|name| save.check_link(name))?;
+            let (lock, token) = SaveLock::create(&save.directory(), &save.stem)?;
+            save.is_staged = !has_index || lock.can_be_linked(&save.directory(), &save.stem, &*kernel());
+            save.lock().lock = Some(lock);
+            save.token = token;
+            save.has_new_names = true;
+        }
+        if save.is_staged {
+            save.written = shards(&save.stem).iter().map(|name| format!("{name}.{}", save.token)).collect();
+            return Ok(save);
+        }
+        if has_index && (save.has_new_names || save.had_index || save.names.iter().any(|name| present.contains(name))) {
+            // A reader that has the index of an older checkpoint may still open its files.
+            save.names = shards(&format!("{}-{}", save.stem, save.token));
+        }
+        save.has_new_names |= has_index;
+        save.written = save.names.clone();
+        Ok(save)
+    }
+
+    /// Returns the names of the files that the caller writes.
+    pub fn names(&self) -> Names {
+        let permissions_from = self.names.iter().map(|name| self.permissions_from(name).map(str::to_owned)).collect();
+        Names { files: self.written.clone(), permissions_from, state: self.state_name() }
+    }
+
+    /// Creates the files with these lengths in bytes, or begins uploads, for several processes. Returns the ids of the
+    /// uploads, which are empty for files.
+    ///
+    /// # Errors
+    /// Those of [`output::create_shared`].
+    pub fn create(&self, lengths: &[u64], check: Check<'_>) -> Result<Vec<String>> {
+        let mut state = self.lock();
+        let files = self.names.iter().zip(&self.written).zip(lengths).enumerate();
+        let create = |(file, ((name, written), &length)): (usize, ((&String, &String), &u64))| {
+            let permissions = self.permissions_from(name).map(|from| self.beside(from));
+            let upload = output::create_shared(&self.beside(written), length, permissions.as_deref(), check)?;
+            if self.is_remote {
+                state.uploads.insert(file, upload.clone());
+            }
+            Ok(upload)
+        };
+        files.map(create).collect()
+    }
+
+    /// Replaces the checkpoint by the complete files, and removes the files of the old one. Once the index is replaced,
+    /// Ctrl-C does not end the steps on local files.
+    ///
+    /// # Errors
+    /// Those of the file system or of the store, with the old checkpoint in place unless the message says otherwise.
+    pub fn commit(&self, content: &Content, check: Check<'_>) -> Result<()> {
+        let mut state = self.lock();
+        if state.step != Step::Writing {
+            return Err(Error::new(Kind::InvalidArgument, "the save has ended; begin another").at(&self.path));
+        }
+        let check = if self.is_remote { check } else { &|| Ok(()) };
+        self.replace(&mut state, content, check).map_err(|error| match self.is_in_place(state.step) {
+            true => error.note(COMPLETE),
+            false => error,
+        })?;
+        if let Some(lock) = state.lock.take() {
+            lock.release(false);
+        }
+        state.step = Step::Ended;
+        if self.is_remote { Ok(()) } else { self.flush_directory() }
+    }
+
+    /// Ends a save that has failed. Removes its files, unless they are the checkpoint already. Does nothing after a commit,
+    /// and in a forked child.
+    pub fn abandon(&self) {
+        let mut state = self.lock();
+        if state.step == Step::Ended || self.process != process::id() {
+            return;
+        }
+        let end = Instant::now() + ABANDON_TIMEOUT;
+        let check: Check<'_> = &|| match Instant::now() < end {
+            true => Ok(()),
+            false => Err(Error::new(Kind::Io, "no answer in time")),
+        };
+        // What a store has answered may be lost, so nothing is removed once the index was sent.
+        let mut leaves_files = self.is_in_place(state.step) || (self.is_remote && state.step != Step::Writing);
+        if !leaves_files {
+            for (file, upload) in std::mem::take(&mut state.uploads) {
+                let url = self.written.get(file).map(|name| self.beside(name)).unwrap_or_default();
+                leaves_files |= log_failure(output::abort_shared(&url, upload));
+            }
+            for name in self.written.iter().filter(|_| self.has_new_names).chain(once(&self.state_name())) {
+                leaves_files |= log_failure(self.remove(name, check));
+            }
+        }
+        if let Some(lock) = state.lock.take() {
+            lock.release(leaves_files);
+        }
+        state.step = Step::Ended;
+    }
+
+    fn replace(&self, state: &mut State, content: &Content, check: Check<'_>) -> Result<()> {
+        while let Some((&file, upload)) = state.uploads.first_key_value() {
+            let parts = content.parts.iter().filter(|(object, ..)| *object == file);
+            let parts = parts.map(|(_, index, id)| (*index, id.clone())).collect();
+            let url = self.written.get(file).map(|name| self.beside(name)).unwrap_or_default();
+            output::complete_shared(&url, upload.clone(), parts, check)?;
+            state.uploads.remove(&file);
+        }
+        state.step = Step::Replacing;
+        if self.has_index && self.is_staged {
+            self.write_index(&self.written, content, check)?;
+            state.step = Step::Replaced;
+        }
+        if self.is_staged {
+            for (source, name) in self.written.iter().zip(&self.names) {
+                atomic_file::link(&self.beside(source), &self.beside(name), &*(self.kernel)(), check)?;
+            }
+        }
+        if self.has_index || self.had_index {
+            // The index names the new files while the old ones are removed.
+            self.write_index(&self.names, content, check)?;
+        }
+        state.step = Step::Replaced;
+        let state_file = content.metadata.get(STATE);
+        let is_new = |name: &String| self.names.contains(name) || Some(name) == state_file;
+        let staged = self.written.iter().filter(|_| self.is_staged);
+        let index = once(&self.index).filter(|_| self.had_index && !self.has_index);
+        for name in self.old.iter().chain(staged).filter(|name| !is_new(name)).chain(index) {
+            self.remove(name, check)?;
+            // A killed save may have left its lock beside files that the index named.
+            if let Some(save) = NameOfSave::of_file(name).filter(|_| !self.is_remote) {
+                self.remove(&save.lock(), check)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether the new checkpoint is in place, as far as that can be known.
+    fn is_in_place(&self, step: Step) -> bool {
+        // The rename of an index may succeed although the call fails.
+        step == Step::Replaced
+            || (!self.is_remote && self.has_index && step == Step::Replacing && self.is_named_by_index())
+    }
+
+    /// Returns whether the index on the disk is one of this save, or may be.
+    fn is_named_by_index(&self) -> bool {
+        match fs::read(self.beside(&self.index)) {
+            Ok(content) => String::from_utf8_lossy(&content).contains(&self.token),
+            Err(error) => error.kind() != io::ErrorKind::NotFound,
+        }
+    }
+
+    fn write_index(&self, files: &[String], content: &Content, check: Check<'_>) -> Result<()> {
+        let path = self.beside(&self.index);
+        let output = if self.is_remote {
+            Output::open(&path, None)?
+        } else {
+            let permissions = self.permissions_from(&self.index).map(|from| self.beside(from));
+            OutputFile::create_like(&path, permissions.as_deref(), (self.kernel)())?.into()
+        };
+        write_file(output, index::text(files, content, &self.token)?.into_bytes(), check)
+    }
+
+    /// Returns the name of the file that a new file replaces, or else of one of the old checkpoint.
+    fn permissions_from<'a>(&'a self, name: &'a str) -> Option<&'a str> {
+        let old = self.old.iter().map(String::as_str);
+        let mut candidates = once(name).chain(old).chain(once(self.index.as_str())).filter(|_| !self.is_remote);
+        candidates.find(|name| self.beside(name).exists())
+    }
+
+    fn state_name(&self) -> String {
+        format!("{}.state-{}", self.stem, self.token)
+    }
+
+    /// Returns the path or URL of a file of the checkpoint.
+    fn beside(&self, name: &str) -> PathBuf {
+        match self.path.to_str().filter(|_| self.is_remote).and_then(|url| url.rsplit_once('/')) {
+            Some((directory, _)) => PathBuf::from(format!("{directory}/{name}")),
+            None => self.path.with_file_name(name),
+        }
+    }
+
+    /// Returns whether a name is that of a file of this checkpoint: a single file, a shard of any save, or a file with a
+    /// token, which must be named by the index of a directory.
+    fn is_of_checkpoint(&self, name: &str, named: &BTreeSet<String>) -> bool {
+        let has_token = NameOfSave::of_file(name).is_some_and(|save| save.stem == self.stem);
+        name == self.name
+            || shard_stem(name) == Some(&*self.stem)
+            || (has_token && (self.is_remote || named.contains(name)))
+    }
+
+    /// Checks that a shard, if it is a symbolic link, can be linked to the target's directory once it is complete.
+    fn check_link(&self, name: &str) -> Result<()> {
+        let path = self.beside(name);
+        let device =
+            |directory: Option<&Path>| directory.and_then(|path| fs::metadata(path).ok()).map(|found| found.dev());
+        if path.is_symlink() && device(temp_file::Target::open(&path)?.path.parent()) != device(Some(&self.directory()))
+        {
+            let message = "is a symbolic link to another file system; a shard cannot replace it. Remove the link";
+            return Err(Error::new(Kind::InvalidArgument, message).at(path));
+        }
+        Ok(())
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf()
+    }
+
+    /// Removes a file or an object, which need not exist.
+    fn remove(&self, name: &str, check: Check<'_>) -> Result<()> {
+        let path = self.beside(name);
+        if self.is_remote {
+            return output::remove(&path, check);
+        }
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::from_io(error, &path, "cannot remove")),
+            _ => Ok(()),
+        }
+    }
+
+    fn flush_directory(&self) -> Result<()> {
+        let directory = self.directory();
+        let kernel = (self.kernel)();
+        let flushed = match File::open(&directory) {
+            Ok(opened) => repeat(&|| Ok(()), || kernel.flush(&opened))?,
+            Err(error) => Err(error),
+        };
+        match flushed {
+            // Not every file system can flush a directory.
+            Err(error) if !is_unsupported(&error) => Err(Error::from_io(error, &directory, NOT_FLUSHED)),
+            _ => Ok(()),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for CheckpointSave {
+    fn drop(&mut self) {
+        self.abandon();
+    }
+}
+
+/// Lists the names in a directory, without those that are not UTF-8.
+fn names_in(directory: &Path) -> Result<BTreeSet<String>> {
+    Ok(directory::names_in(directory)?.into_iter().filter_map(|name| name.into_string().ok()).collect())
+}
+
+/// Returns the names of files in a local index, or `None` if it is there and cannot be read.
+fn names_in_index(index: &Path, check: Check<'_>) -> Option<BTreeSet<String>> {
+    let files = match Files::resolve(&[index], check) {
+        Err(error) if error.kind() == Kind::FileNotFound => return Some(BTreeSet::new()),
+        files => files.ok()?,
+    };
+    let text = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
+    let state = files.listings.iter().filter_map(|listing| listing.metadata.get(STATE).cloned());
+    Some(files.places.iter().map(|place| text(place.file_name())).chain(state).collect())
+}
+
+/// Writes a whole file or object.
+///
+/// # Errors
+/// Those of [`Output::write`] and [`Output::publish`].
+pub fn write_file(mut output: Output, bytes: Vec<u8>, check: Check<'_>) -> Result<()> {
+    let length = bytes.len();
+    output.prepare_growing(&Options::from_env()?);
+    output.write(bytes, length, 0, check)?;
+    output.publish(to_u64(length), check)
+}
+
+/// Logs an error of cleaning up, after which the caller raises the error of the save. Returns whether there is one.
+fn log_failure(result: Result<()>) -> bool {
+    let logged = result.inspect_err(|error| tracing::warn!(%error, "cannot remove a file of a save that has failed"));
+    logged.is_err()
+}

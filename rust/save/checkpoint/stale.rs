@@ -1,0 +1,111 @@
+//! Temporary files that killed saves have left in a directory.
+//!
+//! The files of a save are stale if its lock is gone or can be taken, and the index does not name them. A save creates its
+//! lock first and removes it last. So the index is read after the lock was looked for: the save cannot change it any more.
+
+use super::lock::try_lock;
+use super::names::{NameOfSave, SUFFIX, TEMPORARY_SUFFIX, is_number};
+use super::{names_in, names_in_index};
+use crate::error::{Error, Result};
+use crate::os::retry::Check;
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Time in which a save locks a file that it has created, or renames a link.
+pub const AGE: Duration = Duration::from_secs(60);
+
+/// Temporary file that was removed.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Removed {
+    /// Its path.
+    pub path: PathBuf,
+    /// Its size in bytes.
+    pub bytes: u64,
+}
+
+/// Removes temporary files that no running save uses: of the checkpoint with this name without its suffix, or of all in the
+/// directory. Files under other names than those of saves must be older than `age`. Where the file system has no locks, the
+/// files of a killed save stay.
+///
+/// # Errors
+/// Those of the file system; that of `check`.
+pub fn remove_stale(directory: &Path, stem: Option<&str>, age: Duration, check: Check<'_>) -> Result<Vec<Removed>> {
+    let names = names_in(directory)?;
+    let has_letter = |name: &NameOfSave<'_>| !is_number(name.token);
+    // The copy of a user may end in a date.
+    let of_name = |name| NameOfSave::of_lock(name).or_else(|| NameOfSave::of_file(name).filter(has_letter));
+    let saves: BTreeSet<NameOfSave<'_>> = names.iter().filter_map(|name| of_name(name)).collect();
+    let mut removed = Vec::new();
+    for save in saves.into_iter().filter(|save| stem.is_none_or(|stem| stem == save.stem)) {
+        check()?;
+        remove_of_save(directory, save, &mut removed, check)?;
+    }
+    for name in names.iter().filter(|name| is_name_of_core(name, stem)) {
+        let path = directory.join(name);
+        let Some(lock) = try_lock(&path) else { continue };
+        if fs::symlink_metadata(&path).is_ok_and(|found| age_of(&found) >= age) {
+            remove(path, &mut removed)?;
+        }
+        drop(lock);
+    }
+    Ok(removed)
+}
+
+/// Removes the files of a save that has ended, and its lock if all of them are gone.
+fn remove_of_save(directory: &Path, save: NameOfSave<'_>, removed: &mut Vec<Removed>, check: Check<'_>) -> Result<()> {
+    let lock_path = directory.join(save.lock());
+    let lock = try_lock(&lock_path);
+    if lock.is_none() && fs::symlink_metadata(&lock_path).is_ok() {
+        return Ok(());
+    }
+    let checkpoint = directory.join(format!("{}{SUFFIX}", save.stem));
+    let index = directory.join(format!("{}{SUFFIX}.index.json", save.stem));
+    let is_known = lock.is_some() || index.exists() || checkpoint.exists();
+    let named = names_in_index(&index, check);
+    let mut is_kept = false;
+    for name in names_in(directory)?.iter().filter(|name| NameOfSave::of_file(name) == Some(save)) {
+        // Without a lock, only a name that no program but fst gives is enough. What an unreadable index names is unknown.
+        let is_stale = lock.is_some()
+            || NameOfSave::of_staged(name).is_some()
+            || (is_known && NameOfSave::of_state(name).is_some());
+        if is_stale && named.as_ref().is_some_and(|named| !named.contains(name)) {
+            remove(directory.join(name), removed)?;
+        } else {
+            is_kept = true;
+        }
+    }
+    if lock.is_some() && !is_kept {
+        remove(lock_path, removed)?;
+    }
+    Ok(())
+}
+
+/// Returns whether a name is one that the core gives a file until it is complete: `.NAME.PROCESS-NUMBER.fst-tmp`.
+fn is_name_of_core(name: &str, stem: Option<&str>) -> bool {
+    let parts = name.strip_prefix('.').and_then(|name| name.strip_suffix(TEMPORARY_SUFFIX)?.rsplit_once('.'));
+    parts.is_some_and(|(name, numbers)| {
+        let is_of_process =
+            numbers.split_once('-').is_some_and(|(process, number)| is_number(process) && is_number(number));
+        is_of_process && stem.is_none_or(|stem| name.starts_with(stem))
+    })
+}
+
+fn age_of(file: &Metadata) -> Duration {
+    let changed = UNIX_EPOCH + Duration::from_secs(file.ctime().unsigned_abs());
+    SystemTime::now().duration_since(changed).unwrap_or_default()
+}
+
+fn remove(path: PathBuf, removed: &mut Vec<Removed>) -> Result<()> {
+    let bytes = fs::symlink_metadata(&path).map_or(0, |found| found.len());
+    match fs::remove_file(&path) {
+        Ok(()) => removed.push(Removed { path, bytes }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(Error::from_io(error, &path, "cannot remove")),
+    }
+    Ok(())
+}
