@@ -247,6 +247,7 @@ fn stale_files_are_those_that_no_lock_and_no_index_has() {
         "model-0123abcd-00001-of-00002.safetensors.0123abcd",
         "model.state-0123abcd",
         "model-00001-of-00009.safetensors.0123abcd",
+        ".x-00001-of-00002.safetensors.0123abcd.1-0.fst-tmp",
     ];
     users.iter().chain(&stale).for_each(|name| fs::write(path.join(name), b"1234").unwrap());
     let clean = |age| {

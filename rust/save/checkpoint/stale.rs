@@ -4,7 +4,7 @@
 //! lock first and removes it last. So the index is read after the lock was looked for: the save cannot change it any more.
 
 use super::lock::try_lock;
-use super::names::{NameOfSave, SUFFIX, TEMPORARY_SUFFIX, is_number};
+use super::names::{NameOfSave, SUFFIX, TEMPORARY_SUFFIX, is_number, shard_stem};
 use super::{names_in, names_in_index};
 use crate::error::{Error, Result};
 use crate::os::retry::Check;
@@ -29,7 +29,7 @@ pub struct Removed {
 }
 
 /// Removes temporary files that no running save uses: of the checkpoint with this name without its suffix, or of all in the
-/// directory. Files under other names than those of saves must be older than `age`. Where the file system has no locks, the
+/// directory. Files that a killed save in shards need not have created must be older than `age`. Where the file system has no locks, the
 /// files of a killed save stay.
 ///
 /// # Errors
@@ -45,15 +45,32 @@ pub fn remove_stale(directory: &Path, stem: Option<&str>, age: Duration, check: 
         check()?;
         remove_of_save(directory, save, &mut removed, check)?;
     }
-    for name in names.iter().filter(|name| is_name_of_core(name, stem)) {
-        let path = directory.join(name);
-        let Some(lock) = try_lock(&path) else { continue };
-        if fs::symlink_metadata(&path).is_ok_and(|found| age_of(&found) >= age) {
+    for (file, name) in names.iter().filter_map(|file| Some((file, name_of_new_file(file)?))) {
+        let path = directory.join(file);
+        let Some(lock) = try_lock(&path).filter(|_| stem.is_none_or(|stem| name.starts_with(stem))) else { continue };
+        let is_old = fs::symlink_metadata(&path).is_ok_and(|found| age_of(&found) >= age);
+        if is_old || is_of_ended_save(directory, name, &names) {
             remove(path, &mut removed)?;
         }
         drop(lock);
     }
     Ok(removed)
+}
+
+/// Returns whether only a save that has ended can have created a file for this name: the save with the token in the name, or
+/// else the saves in shards whose locks were there.
+fn is_of_ended_save(directory: &Path, name: &str, names: &BTreeSet<String>) -> bool {
+    let has_ended = |save: NameOfSave<'_>| {
+        let lock = directory.join(save.lock());
+        try_lock(&lock).is_some() || fs::symlink_metadata(&lock).is_err()
+    };
+    if let Some(save) = NameOfSave::of_file(name) {
+        return has_ended(save);
+    }
+    let stem = shard_stem(name).or_else(|| name.strip_suffix(".index.json")?.strip_suffix(SUFFIX));
+    let mut saves =
+        names.iter().filter_map(|name| NameOfSave::of_lock(name)).filter(|save| Some(save.stem) == stem).peekable();
+    saves.peek().is_some() && saves.all(has_ended)
 }
 
 /// Removes the files of a save that has ended, and its lock if all of them are gone.
@@ -85,14 +102,11 @@ fn remove_of_save(directory: &Path, save: NameOfSave<'_>, removed: &mut Vec<Remo
     Ok(())
 }
 
-/// Returns whether a name is one that the core gives a file until it is complete: `.NAME.PROCESS-NUMBER.fst-tmp`.
-fn is_name_of_core(name: &str, stem: Option<&str>) -> bool {
-    let parts = name.strip_prefix('.').and_then(|name| name.strip_suffix(TEMPORARY_SUFFIX)?.rsplit_once('.'));
-    parts.is_some_and(|(name, numbers)| {
-        let is_of_process =
-            numbers.split_once('-').is_some_and(|(process, number)| is_number(process) && is_number(number));
-        is_of_process && stem.is_none_or(|stem| name.starts_with(stem))
-    })
+/// Returns the name that a file gets once it is complete: NAME of `.NAME.PROCESS-NUMBER.fst-tmp`.
+fn name_of_new_file(file: &str) -> Option<&str> {
+    let (name, numbers) = file.strip_prefix('.')?.strip_suffix(TEMPORARY_SUFFIX)?.rsplit_once('.')?;
+    let (process, number) = numbers.split_once('-')?;
+    Some(name).filter(|_| is_number(process) && is_number(number))
 }
 
 fn age_of(file: &Metadata) -> Duration {
