@@ -44,7 +44,7 @@ named_enum! {
     IsADirectory = "is-a-directory",
     /// Any other failure of the operating system to read or write.
     Io = "io",
-    /// A remote object was replaced while it was loaded.
+    /// A checkpoint or an object was replaced while it was loaded.
     SourceChanged = "source-changed",
     /// The bytes of a file are not valid safetensors.
     Malformed = "malformed",

@@ -18,12 +18,13 @@
 mod index;
 mod lock;
 mod names;
+mod path;
 pub mod stale;
 
 pub use self::index::Content;
 use self::lock::SaveLock;
-use self::names::{NameOfSave, SUFFIX, new_token, shard_stem};
-use self::stale::remove_stale;
+use self::names::{NameOfSave, SUFFIX, new_token};
+use self::path::CheckpointPath;
 use super::atomic_file::{self, OutputFile};
 use super::direct_file::is_unsupported;
 use super::file_kernel::FileKernel;
@@ -33,8 +34,6 @@ use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use crate::options::Options;
 use crate::os::retry::{Check, repeat};
-use crate::source::directory;
-use crate::source::files::{Files, url_of};
 use crate::source::index::STATE;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -81,13 +80,7 @@ pub struct Names {
 
 /// Save of a checkpoint in progress. Dropping it before it is committed abandons it.
 pub struct CheckpointSave {
-    /// Path or URL of the checkpoint. Its files are beside it.
-    path: PathBuf,
-    is_remote: bool,
-    /// Name of the checkpoint, and the same without its suffix.
-    name: String,
-    stem: String,
-    index: String,
+    path: CheckpointPath,
     has_index: bool,
     had_index: bool,
     /// Whether files are written under temporary names, and linked to their final names.
@@ -135,27 +128,17 @@ impl CheckpointSave {
     /// `invalid-argument` if the path does not end in `.safetensors`; those of [`output::check_target`]; those of listing the
     /// directory or prefix.
     pub fn begin(target: &Target, kernel: fn() -> Box<dyn FileKernel>, check: Check<'_>) -> Result<CheckpointSave> {
-        let path = &*target.path;
-        let is_remote = url_of(path)?.is_some();
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
-        let Some(stem) = name.strip_suffix(SUFFIX).map(str::to_owned) else {
-            let message = format!("the names of shards must end in {SUFFIX}; give a path that ends in it");
-            return Err(Error::new(Kind::InvalidArgument, message).at(output::shown(path)?));
-        };
+        let path = CheckpointPath::new(&target.path)?;
         let has_index = target.has_index || target.count > 1;
         let mut save = CheckpointSave {
-            path: path.to_path_buf(),
-            is_remote,
-            index: format!("{name}.index.json"),
             has_index,
             had_index: false,
-            is_staged: !is_remote && (has_index || target.is_shared),
+            is_staged: !path.is_remote && (has_index || target.is_shared),
             has_new_names: false,
-            names: vec![name.clone()],
+            names: vec![path.name.clone()],
             written: Vec::new(),
             old: Vec::new(),
-            name,
-            stem,
+            path,
             token: new_token()?,
             kernel,
             process: process::id(),
@@ -165,38 +148,30 @@ impl CheckpointSave {
             (1..=target.count).map(|number| format!("{stem}-{number:05}-of-{:05}{SUFFIX}", target.count)).collect()
         };
         if has_index {
-            save.names = shards(&save.stem);
+            save.names = shards(&save.path.stem);
         }
-        output::check_target(path)?;
-        let (present, named) = if is_remote {
-            (output::names_beside(path, check)?.into_iter().collect(), BTreeSet::new())
-        } else {
-            remove_stale(&save.directory(), Some(&save.stem), stale::AGE, check)?;
-            let named = names_in_index(&save.beside(&save.index), check);
-            (names_in(&save.directory())?, named.unwrap_or_default())
-        };
-        save.had_index = present.contains(&save.index);
-        save.old = present.iter().filter(|name| save.is_of_checkpoint(name, &named)).cloned().collect();
-        if !is_remote {
-            for name in save.old.iter().chain(&save.names).chain(once(&save.index)).collect::<BTreeSet<_>>() {
-                output::check_target(&save.beside(name))?;
+        let (present, old) = save.path.list(check)?;
+        (save.had_index, save.old) = (present.contains(&save.path.index), old);
+        if !save.path.is_remote {
+            for name in save.old.iter().chain(&save.names).chain(once(&save.path.index)).collect::<BTreeSet<_>>() {
+                output::check_target(&save.path.beside(name))?;
             }
         }
         if save.is_staged {
             save.names.iter().try_for_each(|name| save.check_link(name))?;
-            let (lock, token) = SaveLock::create(&save.directory(), &save.stem)?;
-            save.is_staged = !has_index || lock.can_be_linked(&save.directory(), &save.stem, &*kernel());
+            let (lock, token) = SaveLock::create(&save.path.directory(), &save.path.stem)?;
+            save.is_staged = !has_index || lock.can_be_linked(&save.path.directory(), &save.path.stem, &*kernel());
             save.lock().lock = Some(lock);
             save.token = token;
             save.has_new_names = true;
         }
         if save.is_staged {
-            save.written = shards(&save.stem).iter().map(|name| format!("{name}.{}", save.token)).collect();
+            save.written = shards(&save.path.stem).iter().map(|name| format!("{name}.{}", save.token)).collect();
             return Ok(save);
         }
         if has_index && (save.has_new_names || save.had_index || save.names.iter().any(|name| present.contains(name))) {
             // A reader that has the index of an older checkpoint may still open its files.
-            save.names = shards(&format!("{}-{}", save.stem, save.token));
+            save.names = shards(&format!("{}-{}", save.path.stem, save.token));
         }
         save.has_new_names |= has_index;
         save.written = save.names.clone();
@@ -218,9 +193,9 @@ impl CheckpointSave {
         let mut state = self.lock();
         let files = self.names.iter().zip(&self.written).zip(lengths).enumerate();
         let create = |(file, ((name, written), &length)): (usize, ((&String, &String), &u64))| {
-            let permissions = self.permissions_from(name).map(|from| self.beside(from));
-            let upload = output::create_shared(&self.beside(written), length, permissions.as_deref(), check)?;
-            if self.is_remote {
+            let permissions = self.permissions_from(name).map(|from| self.path.beside(from));
+            let upload = output::create_shared(&self.path.beside(written), length, permissions.as_deref(), check)?;
+            if self.path.is_remote {
                 state.uploads.insert(file, upload.clone());
             }
             Ok(upload)
@@ -236,9 +211,9 @@ impl CheckpointSave {
     pub fn commit(&self, content: &Content, check: Check<'_>) -> Result<()> {
         let mut state = self.lock();
         if state.step != Step::Writing {
-            return Err(Error::new(Kind::InvalidArgument, "the save has ended; begin another").at(&self.path));
+            return Err(Error::new(Kind::InvalidArgument, "the save has ended; begin another").at(&self.path.path));
         }
-        let check = if self.is_remote { check } else { &|| Ok(()) };
+        let check = if self.path.is_remote { check } else { &|| Ok(()) };
         self.replace(&mut state, content, check).map_err(|error| match self.is_in_place(state.step) {
             true => error.note(COMPLETE),
             false => error,
@@ -247,7 +222,7 @@ impl CheckpointSave {
             lock.release(false);
         }
         state.step = Step::Ended;
-        if self.is_remote { Ok(()) } else { self.flush_directory() }
+        if self.path.is_remote { Ok(()) } else { self.flush_directory() }
     }
 
     /// Ends a save that has failed. Removes its files, unless they are the checkpoint already. Does nothing after a commit,
@@ -263,14 +238,14 @@ impl CheckpointSave {
             false => Err(Error::new(Kind::Io, "no answer in time")),
         };
         // What a store has answered may be lost, so nothing is removed once the index was sent.
-        let mut leaves_files = self.is_in_place(state.step) || (self.is_remote && state.step != Step::Writing);
+        let mut leaves_files = self.is_in_place(state.step) || (self.path.is_remote && state.step != Step::Writing);
         if !leaves_files {
             for (file, upload) in std::mem::take(&mut state.uploads) {
-                let url = self.written.get(file).map(|name| self.beside(name)).unwrap_or_default();
+                let url = self.written.get(file).map(|name| self.path.beside(name)).unwrap_or_default();
                 leaves_files |= log_failure(output::abort_shared(&url, upload));
             }
             for name in self.written.iter().filter(|_| self.has_new_names).chain(once(&self.state_name())) {
-                leaves_files |= log_failure(self.remove(name, check));
+                leaves_files |= log_failure(self.path.remove(name, check));
             }
         }
         if let Some(lock) = state.lock.take() {
@@ -283,7 +258,7 @@ impl CheckpointSave {
         while let Some((&file, upload)) = state.uploads.first_key_value() {
             let parts = content.parts.iter().filter(|(object, ..)| *object == file);
             let parts = parts.map(|(_, index, id)| (*index, id.clone())).collect();
-            let url = self.written.get(file).map(|name| self.beside(name)).unwrap_or_default();
+            let url = self.written.get(file).map(|name| self.path.beside(name)).unwrap_or_default();
             output::complete_shared(&url, upload.clone(), parts, check)?;
             state.uploads.remove(&file);
         }
@@ -294,7 +269,7 @@ impl CheckpointSave {
         }
         if self.is_staged {
             for (source, name) in self.written.iter().zip(&self.names) {
-                atomic_file::link(&self.beside(source), &self.beside(name), &*(self.kernel)(), check)?;
+                atomic_file::link(&self.path.beside(source), &self.path.beside(name), &*(self.kernel)(), check)?;
             }
         }
         if self.has_index || self.had_index {
@@ -305,12 +280,12 @@ impl CheckpointSave {
         let state_file = content.metadata.get(STATE);
         let is_new = |name: &String| self.names.contains(name) || Some(name) == state_file;
         let staged = self.written.iter().filter(|_| self.is_staged);
-        let index = once(&self.index).filter(|_| self.had_index && !self.has_index);
+        let index = once(&self.path.index).filter(|_| self.had_index && !self.has_index);
         for name in self.old.iter().chain(staged).filter(|name| !is_new(name)).chain(index) {
-            self.remove(name, check)?;
+            self.path.remove(name, check)?;
             // A killed save may have left its lock beside files that the index named.
-            if let Some(save) = NameOfSave::of_file(name).filter(|_| !self.is_remote) {
-                self.remove(&save.lock(), check)?;
+            if let Some(save) = NameOfSave::of_file(name).filter(|_| !self.path.is_remote) {
+                self.path.remove(&save.lock(), check)?;
             }
         }
         Ok(())
@@ -320,23 +295,23 @@ impl CheckpointSave {
     fn is_in_place(&self, step: Step) -> bool {
         // The rename of an index may succeed although the call fails.
         step == Step::Replaced
-            || (!self.is_remote && self.has_index && step == Step::Replacing && self.is_named_by_index())
+            || (!self.path.is_remote && self.has_index && step == Step::Replacing && self.is_named_by_index())
     }
 
     /// Returns whether the index on the disk is one of this save, or may be.
     fn is_named_by_index(&self) -> bool {
-        match fs::read(self.beside(&self.index)) {
+        match fs::read(self.path.beside(&self.path.index)) {
             Ok(content) => String::from_utf8_lossy(&content).contains(&self.token),
             Err(error) => error.kind() != io::ErrorKind::NotFound,
         }
     }
 
     fn write_index(&self, files: &[String], content: &Content, check: Check<'_>) -> Result<()> {
-        let path = self.beside(&self.index);
-        let output = if self.is_remote {
+        let path = self.path.beside(&self.path.index);
+        let output = if self.path.is_remote {
             Output::open(&path, None)?
         } else {
-            let permissions = self.permissions_from(&self.index).map(|from| self.beside(from));
+            let permissions = self.permissions_from(&self.path.index).map(|from| self.path.beside(from));
             OutputFile::create_like(&path, permissions.as_deref(), (self.kernel)())?.into()
         };
         write_file(output, index::text(files, content, &self.token)?.into_bytes(), check)
@@ -345,37 +320,22 @@ impl CheckpointSave {
     /// Returns the name of the file that a new file replaces, or else of one of the old checkpoint.
     fn permissions_from<'a>(&'a self, name: &'a str) -> Option<&'a str> {
         let old = self.old.iter().map(String::as_str);
-        let mut candidates = once(name).chain(old).chain(once(self.index.as_str())).filter(|_| !self.is_remote);
-        candidates.find(|name| self.beside(name).exists())
+        let mut candidates =
+            once(name).chain(old).chain(once(self.path.index.as_str())).filter(|_| !self.path.is_remote);
+        candidates.find(|name| self.path.beside(name).exists())
     }
 
     fn state_name(&self) -> String {
-        format!("{}.state-{}", self.stem, self.token)
-    }
-
-    /// Returns the path or URL of a file of the checkpoint.
-    fn beside(&self, name: &str) -> PathBuf {
-        match self.path.to_str().filter(|_| self.is_remote).and_then(|url| url.rsplit_once('/')) {
-            Some((directory, _)) => PathBuf::from(format!("{directory}/{name}")),
-            None => self.path.with_file_name(name),
-        }
-    }
-
-    /// Returns whether a name is that of a file of this checkpoint: a single file, a shard of any save, or a file with a
-    /// token, which must be named by the index of a directory.
-    fn is_of_checkpoint(&self, name: &str, named: &BTreeSet<String>) -> bool {
-        let has_token = NameOfSave::of_file(name).is_some_and(|save| save.stem == self.stem);
-        name == self.name
-            || shard_stem(name) == Some(&*self.stem)
-            || (has_token && (self.is_remote || named.contains(name)))
+        format!("{}.state-{}", self.path.stem, self.token)
     }
 
     /// Checks that a shard, if it is a symbolic link, can be linked to the target's directory once it is complete.
     fn check_link(&self, name: &str) -> Result<()> {
-        let path = self.beside(name);
+        let path = self.path.beside(name);
         let device =
             |directory: Option<&Path>| directory.and_then(|path| fs::metadata(path).ok()).map(|found| found.dev());
-        if path.is_symlink() && device(temp_file::Target::open(&path)?.path.parent()) != device(Some(&self.directory()))
+        if path.is_symlink()
+            && device(temp_file::Target::open(&path)?.path.parent()) != device(Some(&self.path.directory()))
         {
             let message = "is a symbolic link to another file system; a shard cannot replace it. Remove the link";
             return Err(Error::new(Kind::InvalidArgument, message).at(path));
@@ -383,24 +343,8 @@ impl CheckpointSave {
         Ok(())
     }
 
-    fn directory(&self) -> PathBuf {
-        self.path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf()
-    }
-
-    /// Removes a file or an object, which need not exist.
-    fn remove(&self, name: &str, check: Check<'_>) -> Result<()> {
-        let path = self.beside(name);
-        if self.is_remote {
-            return output::remove(&path, check);
-        }
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::from_io(error, &path, "cannot remove")),
-            _ => Ok(()),
-        }
-    }
-
     fn flush_directory(&self) -> Result<()> {
-        let directory = self.directory();
+        let directory = self.path.directory();
         let kernel = (self.kernel)();
         let flushed = match File::open(&directory) {
             Ok(opened) => repeat(&|| Ok(()), || kernel.flush(&opened))?,
@@ -422,22 +366,6 @@ impl Drop for CheckpointSave {
     fn drop(&mut self) {
         self.abandon();
     }
-}
-
-/// Lists the names in a directory, without those that are not UTF-8.
-fn names_in(directory: &Path) -> Result<BTreeSet<String>> {
-    Ok(directory::names_in(directory)?.into_iter().filter_map(|name| name.into_string().ok()).collect())
-}
-
-/// Returns the names of files in a local index, or `None` if it is there and cannot be read.
-fn names_in_index(index: &Path, check: Check<'_>) -> Option<BTreeSet<String>> {
-    let files = match Files::resolve(&[index], check) {
-        Err(error) if error.kind() == Kind::FileNotFound => return Some(BTreeSet::new()),
-        files => files.ok()?,
-    };
-    let text = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
-    let state = files.listings.iter().filter_map(|listing| listing.metadata.get(STATE).cloned());
-    Some(files.places.iter().map(|place| text(place.file_name())).chain(state).collect())
 }
 
 /// Writes a whole file or object.

@@ -12,6 +12,7 @@ Each byte is read and written once for all ranks, and a rank keeps only the byte
 """
 
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -40,6 +41,7 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.region import Region
 from fst._core.arguments import Path, path_of
 from fst._core.encryption_key import EncryptionKey
+from fst._core.errors import SourceChangedError
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._core.urls import is_remote, local_path_of, without_secrets
@@ -258,10 +260,11 @@ def _load_state(path: str, checkpoint: OpenCheckpoint, group: Group, tries_left:
         state_path = checkpoint.index_metadata().get(STATE_KEY) if group.rank == 0 else None
         try:
             return {} if state_path is None else load_file(state_path)
-        except FileNotFoundError:
-            if tries_left == 0:
-                raise
-            return None
+        except FileNotFoundError as error:
+            if tries_left > 0:
+                return None
+            message = f"the checkpoint was replaced while it was opened, or lacks a file; load it when no save runs"
+            raise SourceChangedError(errno.ESTALE, f"{without_secrets(path)}: {message}") from error
 
     state = group.run_on_all(load)
     is_first = group.rank == 0

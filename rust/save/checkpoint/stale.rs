@@ -5,9 +5,11 @@
 
 use super::lock::try_lock;
 use super::names::{NameOfSave, SUFFIX, TEMPORARY_SUFFIX, is_number, shard_stem};
-use super::{names_in, names_in_index};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::os::retry::Check;
+use crate::source::directory;
+use crate::source::files::Files;
+use crate::source::index::STATE;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fs::{self, Metadata};
@@ -22,8 +24,8 @@ pub const AGE: Duration = Duration::from_secs(60);
 /// Temporary file that was removed.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Removed {
-    /// Its path.
-    pub path: PathBuf,
+    /// Its path, as it is shown.
+    pub path: String,
     /// Its size in bytes.
     pub bytes: u64,
 }
@@ -109,6 +111,22 @@ fn name_of_new_file(file: &str) -> Option<&str> {
     Some(name).filter(|_| is_number(process) && is_number(number))
 }
 
+/// Lists the names in a directory, without those that are not UTF-8.
+pub(super) fn names_in(directory: &Path) -> Result<BTreeSet<String>> {
+    Ok(directory::names_in(directory)?.into_iter().filter_map(|name| name.into_string().ok()).collect())
+}
+
+/// Returns the names of files in a local index, or `None` if it is there and cannot be read.
+pub(super) fn names_in_index(index: &Path, check: Check<'_>) -> Option<BTreeSet<String>> {
+    let files = match Files::resolve(&[index], check) {
+        Err(error) if error.kind() == Kind::FileNotFound => return Some(BTreeSet::new()),
+        files => files.ok()?,
+    };
+    let text = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
+    let state = files.listings.iter().filter_map(|listing| listing.metadata.get(STATE).cloned());
+    Some(files.places.iter().map(|place| text(place.file_name())).chain(state).collect())
+}
+
 fn age_of(file: &Metadata) -> Duration {
     let changed = UNIX_EPOCH + Duration::from_secs(file.ctime().unsigned_abs());
     SystemTime::now().duration_since(changed).unwrap_or_default()
@@ -117,7 +135,7 @@ fn age_of(file: &Metadata) -> Duration {
 fn remove(path: PathBuf, removed: &mut Vec<Removed>) -> Result<()> {
     let bytes = fs::symlink_metadata(&path).map_or(0, |found| found.len());
     match fs::remove_file(&path) {
-        Ok(()) => removed.push(Removed { path, bytes }),
+        Ok(()) => removed.push(Removed { path: path.to_string_lossy().into_owned(), bytes }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(Error::from_io(error, &path, "cannot remove")),
     }

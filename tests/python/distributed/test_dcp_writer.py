@@ -1,5 +1,6 @@
 """`fst.dcp.StorageWriter`: what it writes, values that are no tensors, and failures."""
 
+import itertools
 import os
 from unittest import mock
 
@@ -133,3 +134,34 @@ def test_failure_keeps_the_old_checkpoint(tmp_path, owner, name):
     state_dict = {"a": torch.zeros(9), "step": 0}
     dcp.load(state_dict, storage_reader=fst.dcp.StorageReader(tmp_path), no_dist=True)
     assert (state_dict["step"], float(state_dict["a"][0])) == (1, 1.0)
+
+
+@pytest.mark.parametrize("is_grouped", [False, True])
+@on_ranks(1)
+def test_values_belong_to_the_tensors(tmp_path, is_grouped):
+    """A save replaces the checkpoint after the reader has opened its files, once and again and again."""
+    saves = itertools.count(1)
+
+    def save():
+        value = next(saves)
+        state = {"a": torch.full((9,), float(value)), "step": value}
+        dcp.save(state, storage_writer=fst.dcp.StorageWriter(tmp_path, max_shard_bytes=20), no_dist=True)
+
+    def open_and_save(*arguments, function=fst.dcp.open_for_group, **options):
+        checkpoint = function(*arguments, **options)
+        if next(opened) < times:
+            save()
+        return checkpoint
+
+    save()
+    reader = fst.dcp.StorageReader(tmp_path, dist.group.WORLD if is_grouped else None)
+    for times in (1, 100):
+        opened = itertools.count()
+        state = {"a": torch.zeros(9), "step": 0}
+        with mock.patch.object(fst.dcp, "open_for_group", open_and_save):
+            if times == 100:
+                with pytest.raises(CheckpointException, match=r"was replaced while it was opened, or lacks a file"):
+                    dcp.load(state, storage_reader=reader, no_dist=not is_grouped)
+            else:
+                dcp.load(state, storage_reader=reader, no_dist=not is_grouped)
+                assert (state["step"], state["a"].unique().tolist()) == (2, [2.0])

@@ -163,6 +163,33 @@ def test_shards(place):
     assert place.names() == ["model.safetensors"]
 
 
+def test_checkpoint_that_is_replaced_while_it_is_opened(proxy, s3):
+    """The reader opens the objects of the new index. No save uses the name of an older object."""
+    directory = f"replaced-{os.urandom(4).hex()}"
+    url, seeds = s3.url(f"{directory}/model.safetensors"), itertools.count(1)
+    fst.save_file(large(), url, max_shard_bytes=6 * MIB)
+
+    def replace(method, path):
+        if method == "GET" and "-of-" in path and proxy.rule is replace:
+            proxy.rule = lambda method, path: None
+            fst.save_file(large(next(seeds)), url, max_shard_bytes=6 * MIB)
+
+    for seed in (1, 2):
+        proxy.rule = replace
+        assert_equal(fst.load_file(f"{s3.url(directory)}/"), large(seed))
+
+
+def test_error_says_that_the_new_checkpoint_is_complete(proxy, s3):
+    directory = f"kept-{os.urandom(4).hex()}"
+    url = s3.url(f"{directory}/model.safetensors")
+    fst.save_file(large(), url, max_shard_bytes=6 * MIB)
+    proxy.rule = lambda method, path: 400 if "?delete" in path else None
+    with pytest.raises(OSError, match=r"status 400.*; the new checkpoint is complete and in place"):
+        fst.save_file(large(1), url, max_shard_bytes=6 * MIB)
+    proxy.rule = lambda method, path: None
+    assert_equal(fst.load_file(f"{s3.url(directory)}/"), large(1))
+
+
 # The server for Google's interface checks no credentials, and those of Redis are in the URL.
 @pytest.mark.parametrize("place", ["s3", "azure"], indirect=True)
 def test_bad_credentials(place, monkeypatch):

@@ -13,8 +13,9 @@ import torch
 import fst
 from combinations import pairwise
 from forked import run_in_fork
+from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core import ops
-from fst._core.classes import CheckpointSave
+from fst._core.classes import CheckpointSave, GroupPlan
 
 INDEX = "model.safetensors.index.json"
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
@@ -178,3 +179,17 @@ def test_interrupt_leaves_one_checkpoint_and_nothing_else(tmp_path, monkeypatch,
     assert sorted(os.listdir(tmp_path)) == sorted(FILES["shards"])
     assert value_in(tmp_path) == (2 if (name, moment) == ("commit", "after") else 1)
     assert set(json.loads((tmp_path / INDEX).read_text())["weight_map"].values()) == set(SHARDS)
+
+
+def test_ranks_do_not_open_two_saves(tmp_path):
+    """Names, lengths and headers may be equal. The ids of the saves in the indices differ."""
+    save(tmp_path, 1)
+    first = OpenCheckpoint(tmp_path)
+    headers = first.headers()
+    assert OpenCheckpoint(tmp_path, headers).names() == first.names()
+    save(tmp_path, 2)
+    with pytest.raises(fst.SourceChangedError, match="replaced while the ranks opened it"):
+        OpenCheckpoint(tmp_path, headers)
+    requests = [torch.zeros(1, dtype=torch.int64)]
+    plans = [GroupPlan(each, requests, [0], [-1], "own", 1 << 20) for each in (first, OpenCheckpoint(tmp_path))]
+    assert plans[0].digest() != plans[1].digest()

@@ -6,9 +6,9 @@ The rest of the package uses these, and never `torch.classes.fst`.
 # pyrefly: ignore-errors[no-any-return-explicit]
 
 import contextlib
-import functools
 import json
 import os
+import urllib.parse
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -650,7 +650,11 @@ class CheckpointSave:
         """
         target = {"path": path, "count": count, "has_index": has_index, "is_shared": is_shared}
         names = self._call("begin", target)
-        beside = functools.partial(os.path.join, os.path.dirname(path))
+        quoted = urllib.parse.quote if path.startswith("file://") else str
+
+        def beside(name: str) -> str:
+            return os.path.join(os.path.dirname(path), quoted(name))
+
         self.paths = [beside(name) for name in names["files"]]
         self.permissions_from = [beside(name) if name else "" for name in names["permissions_from"]]
         self.state_path = beside(names["state"])

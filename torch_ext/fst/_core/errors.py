@@ -55,7 +55,7 @@ class UnsupportedDtypeError(SafetensorError, NotImplementedError):
 
 
 class SourceChangedError(OSError):
-    """A remote object was replaced while it was loaded. Loading it again gets the new version."""
+    """A checkpoint or an object was replaced while it was loaded. Loading it again gets the new version."""
 
 
 class VersionError(ValueError):
