@@ -263,7 +263,7 @@ def _load_state(path: str, checkpoint: OpenCheckpoint, group: Group, tries_left:
         except FileNotFoundError as error:
             if tries_left > 0:
                 return None
-            message = f"the checkpoint was replaced while it was opened, or lacks a file; load it when no save runs"
+            message = "the checkpoint was replaced while it was opened, or lacks a file; load it when no save runs"
             raise SourceChangedError(errno.ESTALE, f"{without_secrets(path)}: {message}") from error
 
     state = group.run_on_all(load)
