@@ -20,6 +20,15 @@ namespace fst {
 // Throws c10::ValueError with the code for tensors that do not hold the version that an update needs.
 [[noreturn]] void throw_version_conflict(const std::string& message);
 
+// Returns the number of a rank or window as an index. Throws if `owner` has fewer of them.
+inline size_t check_index(const std::string& kind, int64_t number, size_t count, const std::string& owner) {
+  if (number < 0 || static_cast<size_t>(number) >= count) {
+    throw_invalid_argument(kind + " is " + std::to_string(number) + ", but " + owner + " has " + std::to_string(count) +
+                           " " + kind + "s");
+  }
+  return static_cast<size_t>(number);
+}
+
 // Calls the core and converts its errors to PyTorch's exceptions.
 template <typename Call>
 auto call_core(Call&& call) -> decltype(call()) {

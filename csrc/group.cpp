@@ -118,20 +118,6 @@ rust::Box<RankPlan> OpenGroupPlan::plan_for(int64_t rank) const {
   return call_core([&] { return plan_rank(*plan_, check_rank(rank)); });
 }
 
-size_t OpenGroupPlan::check_rank(int64_t rank) const {
-  if (rank < 0 || static_cast<size_t>(rank) >= plan_->ranks()) {
-    throw_invalid_argument(c10::str("rank is ", rank, ", but the group has ", plan_->ranks(), " ranks"));
-  }
-  return static_cast<size_t>(rank);
-}
-
-size_t OpenGroupPlan::check_window(int64_t window) const {
-  if (window < 0 || window >= windows()) {
-    throw_invalid_argument(c10::str("window is ", window, ", but the plan has ", windows(), " windows"));
-  }
-  return static_cast<size_t>(window);
-}
-
 std::vector<int64_t> Mesh::indices(const std::vector<int64_t>& layout, const std::vector<int64_t>& shape,
                                    const std::vector<int64_t>& coordinate) {
   return to_vector(call_core([&] { return mesh_indices(slice_of(layout), slice_of(shape), slice_of(coordinate)); }));

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "checkpoint.h"
+#include "error.h"
 #include "fst/rust/bridge.rs.h"
 #include "transfer.h"
 
@@ -59,12 +60,12 @@ class OpenGroupPlan : public torch::CustomClassHolder {
   rust::Box<RankPlan> plan_for(int64_t rank) const;
 
   // Returns the window as an index. Throws if it is out of range.
-  size_t check_window(int64_t window) const;
+  size_t check_window(int64_t window) const { return check_index("window", window, plan_->windows(), "the plan"); }
 
  private:
   rust::Box<Selection> select_own(int64_t rank, const std::vector<int64_t>& items) const;
 
-  size_t check_rank(int64_t rank) const;
+  size_t check_rank(int64_t rank) const { return check_index("rank", rank, plan_->ranks(), "the group"); }
 
   const rust::Box<GroupPlan> plan_;
 };

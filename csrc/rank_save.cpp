@@ -317,20 +317,6 @@ std::vector<std::vector<int64_t>> OpenSavePlan::used_elements(int64_t rank) cons
 
 std::vector<int64_t> OpenSavePlan::file_bytes() const { return to_vector(plan_->file_bytes()); }
 
-size_t OpenSavePlan::check_rank(int64_t rank) const {
-  if (rank < 0 || static_cast<size_t>(rank) >= plan_->ranks()) {
-    throw_invalid_argument(c10::str("rank is ", rank, ", but the group has ", plan_->ranks(), " ranks"));
-  }
-  return static_cast<size_t>(rank);
-}
-
-size_t OpenSavePlan::check_window(int64_t window) const {
-  if (window < 0 || window >= windows()) {
-    throw_invalid_argument(c10::str("window is ", window, ", but the plan has ", windows(), " windows"));
-  }
-  return static_cast<size_t>(window);
-}
-
 GroupSave::GroupSave(const c10::intrusive_ptr<OpenSavePlan>& plan, int64_t rank, Strings paths, Strings uploads,
                      const Tensors& tensors)
     : plan_(plan), rank_(rank), tensors_(check_tensors(*plan, rank, tensors)), streams_(streams_of(tensors_)) {

@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "error.h"
 #include "fst/rust/bridge.rs.h"
 #include "memory_streams.h"
 #include "select.h"
@@ -54,8 +55,8 @@ class OpenSavePlan : public torch::CustomClassHolder {
   const SavePlan& plan() const { return *plan_; }
 
   // Return the number as an index. Throw if it is out of range.
-  size_t check_rank(int64_t rank) const;
-  size_t check_window(int64_t window) const;
+  size_t check_rank(int64_t rank) const { return check_index("rank", rank, plan_->ranks(), "the group"); }
+  size_t check_window(int64_t window) const { return check_index("window", window, plan_->windows(), "the plan"); }
 
  private:
   const rust::Box<SavePlan> plan_;
