@@ -32,7 +32,10 @@ c10::Dict<std::string, std::string> to_dict(const rust::Vec<MetadataEntry>& entr
 }  // namespace
 
 OpenCheckpoint::OpenCheckpoint(Strings paths, const OpenOptions& options)
-    : checkpoint_(open_checkpoint(paths, options)), is_verified_(!options.verify.empty()) {}
+    : OpenCheckpoint(open_checkpoint(paths, options), !options.verify.empty()) {}
+
+OpenCheckpoint::OpenCheckpoint(rust::Box<Checkpoint> checkpoint, bool is_verified)
+    : checkpoint_(std::move(checkpoint)), is_verified_(is_verified) {}
 
 at::Tensor OpenCheckpoint::headers() const {
   return bytes_tensor(call_core([&] { return checkpoint_->export_headers(); }));

@@ -32,6 +32,7 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   using DifferingHash = std::tuple<std::string, std::string>;
 
   explicit OpenCheckpoint(Strings paths, const OpenOptions& options = {});
+  OpenCheckpoint(rust::Box<Checkpoint> checkpoint, bool is_verified);
 
   // Exports the headers as uint8, for another process that opens the same files.
   at::Tensor headers() const;

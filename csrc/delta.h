@@ -1,9 +1,10 @@
-// Script class for deltas: the elements of tensors that change from one version of a checkpoint to a later one.
+// Script class for the source of an update, and frames of new deltas.
 #pragma once
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
 #include <torch/custom_class.h>
 
 #include <cstdint>
@@ -15,48 +16,67 @@
 #include <vector>
 
 #include "change.h"
-#include "encryption_key.h"
+#include "checkpoint.h"
 #include "fst/rust/bridge.rs.h"
 #include "select.h"
+#include "version.h"
 
 namespace fst {
 
 // Returns the metadata of the index that a path or URL leads to. Empty if it leads to no index.
 c10::Dict<std::string, std::string> index_metadata_of(const std::string& path);
 
-// `torch.classes.fst.DeltaChain`: open deltas, the oldest first. Opening reads their indices and headers, and checks
-// that they are valid and follow each other. All methods may be called concurrently.
-class DeltaChain : public torch::CustomClassHolder {
+// `torch.classes.fst.UpdateSource`: one open checkpoint, or open deltas, the oldest first. Opening reads indices and
+// headers, and checks that deltas are valid and follow each other. With a request to verify, the frames of deltas are
+// read and compared, too. All methods may be called concurrently.
+class OpenUpdateSource : public torch::CustomClassHolder {
  public:
   // Numbers of each tensor.
   using Numbers = std::vector<std::vector<int64_t>>;
 
-  explicit DeltaChain(Strings paths, const OpenEncryptionKey::Optional& key = std::nullopt);
+  explicit OpenUpdateSource(Strings paths, const OpenOptions& options = {});
+  explicit OpenUpdateSource(rust::Box<UpdateSource> source);
 
-  // Return the version that the first delta changes, and the one that the last results in.
-  std::string base_version() const { return std::string(chain_->base_version()); }
-  std::string version() const { return std::string(chain_->version()); }
+  // Returns deltas that follow those of another object, with them.
+  c10::intrusive_ptr<OpenUpdateSource> after(const c10::intrusive_ptr<OpenUpdateSource>& older) const;
+
+  bool is_delta() const { return properties_.is_delta; }
+  bool is_encrypted() const { return properties_.is_encrypted; }
+
+  // Returns the version of the checkpoint that its index states, or the one in which the last delta results.
+  Version version() const;
+
+  // Return the version that the first delta changes, and the names of the tensors that change, in the order of the
+  // deltas and of the bytes in their files. Throw for a whole checkpoint, as the functions below do.
+  std::string base_version() const;
+  std::vector<std::string> names() const;
 
   // Throws a version error unless all tensors have the version that the first delta changes. `names` are for errors.
   void check_base(at::TensorList tensors, const std::optional<std::vector<std::string>>& names) const;
 
-  // Returns the names of the tensors that change, in the order of the deltas and of the bytes in their files.
-  std::vector<std::string> names() const;
+  // Returns the whole checkpoint.
+  c10::intrusive_ptr<OpenCheckpoint> checkpoint() const;
 
   // Computes the changes of tensors of these names, without writing them. `old` has their values in the base version,
   // on any device and with any strides. `shapes` has the shapes of the checkpoint's tensors. Where `ranges` is not
   // empty, it has a start, a length and a step for each dimension, and the old values are those of this index region.
-  // The results are on the devices of the old values. Names in the order of `names` are read in the order of the files.
+  // The results are on the devices of the old values. `limit_bytes` bounds the memory for decoding, unless it is
+  // negative.
   //
-  // Throws if a frame is malformed, or if the new values of a whole tensor differ from their checksum.
+  // Throws if a frame is malformed, if the new values of a whole tensor differ from their checksum, or if the new
+  // values of a tensor that has several names differ.
   std::vector<Change> changes(Strings names, const std::vector<at::Tensor>& old, const Numbers& shapes,
-                              const Numbers& ranges) const;
+                              const Numbers& ranges, int64_t limit_bytes = -1) const;
 
   // Returns the names of the tensors whose changes were computed for a part of the tensor, which no checksum covers.
   std::vector<std::string> unverified() const;
 
  private:
-  const rust::Box<Deltas> chain_;
+  void check_is_delta() const;
+
+  const rust::Box<UpdateSource> source_;
+  const UpdateProperties properties_;
+  const bool is_verified_;
   mutable std::mutex mutex_;
   mutable std::set<std::string> unverified_;
 };

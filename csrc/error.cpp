@@ -22,12 +22,18 @@ void throw_as_torch_error(const std::string& text) {
   C10_THROW_ERROR(Error, text);
 }
 
-void throw_invalid_argument(const std::string& message) {
-  throw_as_torch_error(std::string(invalid_argument(rust::String::lossy(message))));
+namespace {
+
+[[noreturn]] void throw_with_code(const char* code, const std::string& message) {
+  throw_as_torch_error(std::string(error_text(code, rust::String::lossy(message))));
 }
 
-void throw_version_conflict(const std::string& message) {
-  throw_as_torch_error(std::string(version_conflict(rust::String::lossy(message))));
-}
+}  // namespace
+
+void throw_invalid_argument(const std::string& message) { throw_with_code("invalid-argument", message); }
+
+void throw_version_conflict(const std::string& message) { throw_with_code("version", message); }
+
+void throw_mismatch(const std::string& message) { throw_with_code("mismatch", message); }
 
 }  // namespace fst

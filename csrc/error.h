@@ -29,6 +29,9 @@ inline size_t check_index(const std::string& kind, int64_t number, size_t count,
   return static_cast<size_t>(number);
 }
 
+// Throws c10::ValueError with the code for tensors that do not fit a checkpoint.
+[[noreturn]] void throw_mismatch(const std::string& message);
+
 // Calls the core and converts its errors to PyTorch's exceptions.
 template <typename Call>
 auto call_core(Call&& call) -> decltype(call()) {

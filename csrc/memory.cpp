@@ -70,6 +70,13 @@ uint64_t mutable_address_of(const at::Tensor& tensor) {
   return reinterpret_cast<uint64_t>(tensor.mutable_data_ptr());
 }
 
+TensorMemory memory_of(const at::Tensor& tensor) {
+  if (!has_memory(tensor)) {
+    return {};
+  }
+  return {address_of(tensor), tensor.scalar_type(), tensor.sizes().vec(), tensor.strides().vec()};
+}
+
 rust::Slice<const uint8_t> bytes_of(const at::Tensor& tensor) {
   check_bytes(tensor);
   return {static_cast<const uint8_t*>(tensor.const_data_ptr()), tensor.nbytes()};

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
+#include <vector>
 
 namespace fst {
 
@@ -21,6 +23,11 @@ uint64_t address_of(const at::Tensor& tensor);
 
 // Returns the address of the first element, for writing. Throws c10::ValueError if the tensor has no memory.
 uint64_t mutable_address_of(const at::Tensor& tensor);
+
+// Address, dtype, sizes and strides of a tensor. Equal for tensors with the same elements. The address is 0 if a tensor
+// has no memory.
+using TensorMemory = std::tuple<uint64_t, c10::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
+TensorMemory memory_of(const at::Tensor& tensor);
 
 // Return the bytes of a contiguous tensor on the CPU. Throw c10::ValueError for any other tensor.
 rust::Slice<const uint8_t> bytes_of(const at::Tensor& tensor);

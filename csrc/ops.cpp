@@ -80,8 +80,9 @@ c10::Dict<std::string, std::string> metadata(const std::string& path) {
 std::string reader(Strings paths, c10::Device device) { return OpenCheckpoint(paths).reader(device); }
 
 c10::intrusive_ptr<OpenCheckpoint> open_files(Strings paths, const std::optional<at::Tensor>& headers,
-                                              const std::string& verify, const OpenEncryptionKey::Optional& key) {
-  return c10::make_intrusive<OpenCheckpoint>(paths, OpenOptions{verify, key, headers});
+                                              const std::string& verify, const OpenEncryptionKey::Optional& key,
+                                              bool accepts_plain) {
+  return c10::make_intrusive<OpenCheckpoint>(paths, OpenOptions{verify, key, headers, accepts_plain});
 }
 
 c10::intrusive_ptr<Loader> stream(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint,
@@ -97,18 +98,23 @@ c10::intrusive_ptr<Loader> stream_files(Strings paths, c10::Device device, const
                                         Dtype dtype, int64_t window_bytes, const std::string& order,
                                         const std::string& verify, const Patterns& patterns,
                                         const DtypeNumbers& dtypes) {
-  return stream(open_files(paths, {}, verify, {}), names, {}, device, dtype, window_bytes, order, patterns, dtypes);
+  return stream(open_files(paths, {}, verify, {}, false), names, {}, device, dtype, window_bytes, order, patterns,
+                dtypes);
 }
 
 std::vector<int64_t> requested_dtypes(Strings names, Strings patterns, c10::IntArrayRef dtypes) {
   return requested_types(names, dtype_rules(std::nullopt, patterns, dtypes.vec()));
 }
 
-c10::intrusive_ptr<Update> update_of(std::vector<std::string> names, std::vector<at::Tensor> tensors,
-                                     const std::vector<at::Tensor>& targets, const Update::Positions& positions,
-                                     const std::vector<at::Tensor>& values, const Version& version) {
-  return c10::make_intrusive<Update>(std::move(names), std::move(tensors), changes_of(targets, positions, values),
-                                     version);
+void stage_lists(const c10::intrusive_ptr<Update>& update, const std::vector<at::Tensor>& targets,
+                 const Update::Positions& positions, const std::vector<at::Tensor>& values, const Version& version) {
+  update->stage(changes_of(targets, positions, values), version);
+}
+
+c10::intrusive_ptr<OpenUpdateSource> open_update_source(Strings paths, const std::string& verify,
+                                                        const OpenEncryptionKey::Optional& key, bool accepts_plain) {
+  return c10::make_intrusive<OpenUpdateSource>(
+      paths, OpenOptions{.verify = verify, .key = key, .accepts_plain = accepts_plain});
 }
 
 void write_lists(at::TensorList targets, const Update::Positions& positions, at::TensorList values) {
@@ -140,11 +146,11 @@ void save_encrypted_shard(const c10::intrusive_ptr<OpenEncryptionKey>& key, cons
 
 // Changes as lists: positions, which are none where all elements change, and values.
 std::tuple<std::vector<std::optional<at::Tensor>>, std::vector<at::Tensor>> changes_of_deltas(
-    const c10::intrusive_ptr<DeltaChain>& chain, Strings names, const std::vector<at::Tensor>& old,
-    const DeltaChain::Numbers& shapes, const DeltaChain::Numbers& ranges) {
+    const c10::intrusive_ptr<OpenUpdateSource>& source, Strings names, const std::vector<at::Tensor>& old,
+    const OpenUpdateSource::Numbers& shapes, const OpenUpdateSource::Numbers& ranges, int64_t limit_bytes) {
   std::vector<std::optional<at::Tensor>> positions;
   std::vector<at::Tensor> values;
-  for (auto& change : chain->changes(names, old, shapes, ranges)) {
+  for (auto& change : source->changes(names, old, shapes, ranges, limit_bytes)) {
     positions.push_back(change.positions.defined() ? std::optional(change.positions) : std::nullopt);
     values.push_back(std::move(change.values));
   }
@@ -203,7 +209,6 @@ TORCH_LIBRARY(fst, m) {
   def_io("_checkpoint_files(str[] paths) -> str[]");
   // Steps of new deltas, for the Python package only.
   def_io("_index_metadata(str path) -> Dict(str, str)");
-  def_io("_update_source(str[] paths) -> (bool, str?)");
   def_io("_encode_delta(str[] names, Tensor[] old, Tensor[] new, str encoding, str checksum) -> (Tensor[], str[])");
   // Dtypes that patterns request for each of all names, for the Python package only.
   def_io("_requested_dtypes(str[] names, str[] patterns, int[] dtypes) -> int[]");
@@ -256,7 +261,8 @@ TORCH_LIBRARY(fst, m) {
       .def("total_bytes", &Loader::total_bytes);
   m.class_<OpenCheckpoint>("Checkpoint")
       .def(torch::init(open_files), "Checkpoint with open files and parsed headers.",
-           {torch::arg("paths"), torch::arg("headers") = none, torch::arg("verify") = "", torch::arg("key") = none})
+           {torch::arg("paths"), torch::arg("headers") = none, torch::arg("verify") = "", torch::arg("key") = none,
+            torch::arg("accepts_plain") = false})
       .def("headers", &OpenCheckpoint::headers)
       .def("is_encrypted", &OpenCheckpoint::is_encrypted)
       .def("names", &OpenCheckpoint::names)
@@ -300,10 +306,12 @@ TORCH_LIBRARY(fst, m) {
       .def("load_boxes_into", &OpenCheckpoint::load_boxes_into, "",
            {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"), torch::arg("out")});
   m.class_<Update>("Update")
-      .def(torch::init(update_of), "Staged changes of tensors.",
-           {torch::arg("names"), torch::arg("tensors"), torch::arg("targets"), torch::arg("positions"),
-            torch::arg("values"), torch::arg("version") = none})
+      .def(torch::init<std::vector<std::string>, std::vector<at::Tensor>>(), "Staged changes of tensors.",
+           {torch::arg("names"), torch::arg("tensors")})
+      .def("stage", stage_lists, "",
+           {torch::arg("targets"), torch::arg("positions"), torch::arg("values"), torch::arg("version") = none})
       .def("check", &Update::check)
+      .def("begin", &Update::begin)
       .def("write", &Update::write, "", {torch::arg("begin"), torch::arg("end")})
       .def("finish", &Update::finish)
       .def("commit", &Update::commit)
@@ -320,16 +328,22 @@ TORCH_LIBRARY(fst, m) {
       .def(torch::init<const std::string&>(), "Open file, local or remote.", {torch::arg("path")})
       .def("length", &OpenSource::length)
       .def("read", &OpenSource::read, "", {torch::arg("begin"), torch::arg("out")});
-  m.class_<DeltaChain>("DeltaChain")
-      .def(torch::init<Strings, const OpenEncryptionKey::Optional&>(), "Open deltas, the oldest first.",
-           {torch::arg("paths"), torch::arg("key") = none})
-      .def("base_version", &DeltaChain::base_version)
-      .def("version", &DeltaChain::version)
-      .def("check_base", &DeltaChain::check_base, "", {torch::arg("tensors"), torch::arg("names") = none})
-      .def("names", &DeltaChain::names)
+  m.class_<OpenUpdateSource>("UpdateSource")
+      .def(torch::init(open_update_source), "One open checkpoint, or open deltas, the oldest first.",
+           {torch::arg("paths"), torch::arg("verify") = "", torch::arg("key") = none,
+            torch::arg("accepts_plain") = false})
+      .def("after", &OpenUpdateSource::after)
+      .def("is_delta", &OpenUpdateSource::is_delta)
+      .def("is_encrypted", &OpenUpdateSource::is_encrypted)
+      .def("base_version", &OpenUpdateSource::base_version)
+      .def("version", &OpenUpdateSource::version)
+      .def("checkpoint", &OpenUpdateSource::checkpoint)
+      .def("check_base", &OpenUpdateSource::check_base, "", {torch::arg("tensors"), torch::arg("names") = none})
+      .def("names", &OpenUpdateSource::names)
       .def("changes", changes_of_deltas, "",
-           {torch::arg("names"), torch::arg("old"), torch::arg("shapes"), torch::arg("ranges")})
-      .def("unverified", &DeltaChain::unverified);
+           {torch::arg("names"), torch::arg("old"), torch::arg("shapes"), torch::arg("ranges"),
+            torch::arg("limit_bytes") = -1})
+      .def("unverified", &OpenUpdateSource::unverified);
   m.class_<OpenGroupPlan>("GroupPlan")
       .def(torch::init<const c10::intrusive_ptr<OpenCheckpoint>&, const std::vector<at::Tensor>&,
                        const std::vector<int64_t>&, const std::vector<int64_t>&, const std::string&, int64_t>(),
@@ -422,7 +436,6 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("_remove_stale_files", pass<remove_stale_files, std::string>);
   m.impl("_checkpoint_files", checkpoint_files);
   m.impl("_index_metadata", index_metadata_of);
-  m.impl("_update_source", update_source_of);
   m.impl("_encode_delta", encode_delta);
   m.impl("_requested_dtypes", requested_dtypes);
   m.impl("serialize", serialize);

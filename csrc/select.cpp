@@ -43,11 +43,10 @@ void verify_files_of(Strings paths, const std::string& verify) {
   call_core([&] { verify_checkpoint(slice_of(converted), fst::to_rust(verify)); });
 }
 
-rust::Box<Checkpoint> open_checkpoint(Strings paths, const OpenOptions& options) {
-  const auto converted = to_rust(paths);
+rust::Box<OpenRequest> request_of(const OpenOptions& options) {
   auto request = call_core([&] { return open_request(fst::to_rust(options.verify)); });
   if (options.key) {
-    request->set_key((*options.key)->key());
+    request->set_key((*options.key)->key(), options.accepts_plain);
   }
   if (const auto& headers = options.headers) {
     if (!has_memory(*headers) || headers->scalar_type() != at::kByte || headers->dim() != 1 || !headers->is_cpu()) {
@@ -55,6 +54,12 @@ rust::Box<Checkpoint> open_checkpoint(Strings paths, const OpenOptions& options)
     }
     request->set_headers(bytes_of(headers->contiguous()));
   }
+  return request;
+}
+
+rust::Box<Checkpoint> open_checkpoint(Strings paths, const OpenOptions& options) {
+  const auto converted = to_rust(paths);
+  const auto request = request_of(options);
   return call_core([&] { return open(slice_of(converted), *request); });
 }
 

@@ -39,7 +39,11 @@ struct OpenOptions {
   OpenEncryptionKey::Optional key = std::nullopt;
   // Headers that another process exported. No header is read then.
   std::optional<at::Tensor> headers = std::nullopt;
+  // Whether files that are not encrypted, or have a registered key, are accepted although there is a key.
+  bool accepts_plain = false;
 };
+
+rust::Box<OpenRequest> request_of(const OpenOptions& options);
 
 rust::Box<Checkpoint> open_checkpoint(Strings paths, const OpenOptions& options = {});
 

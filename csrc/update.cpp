@@ -1,6 +1,7 @@
 #include "update.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
@@ -20,11 +21,11 @@ uint32_t autograd_version(const at::Tensor& tensor) {
   return counter.enabled() ? counter.current_version() : 0;
 }
 
-std::vector<uint32_t> autograd_versions(const std::vector<Change>& changes) {
-  std::vector<uint32_t> versions(changes.size());
-  std::ranges::transform(changes, versions.begin(),
-                         [](const Change& change) { return autograd_version(change.target); });
-  return versions;
+template <typename Value>
+std::vector<Value> of_each(at::TensorList tensors, Value (*of)(const at::Tensor&)) {
+  std::vector<Value> values;
+  std::ranges::transform(tensors, std::back_inserter(values), of);
+  return values;
 }
 
 // Records an event on the current stream of each GPU with staged values.
@@ -39,46 +40,72 @@ std::map<c10::Device, c10::Event, DeviceOrder> record_events(const std::vector<C
   return events;
 }
 
-c10::intrusive_ptr<Update> prepare_deltas(Strings paths, Strings names, const std::vector<at::Tensor>& out,
-                                          const Version& version) {
-  const DeltaChain chain(paths);
-  chain.check_base(out, names.vec());
-  const auto changing = chain.names();
+// Returns the changes of tensors by deltas.
+std::vector<Change> delta_changes(const OpenUpdateSource& source, Strings names, const std::vector<at::Tensor>& out) {
+  source.check_base(out, names.vec());
+  const auto changing = source.names();
   const std::set<std::string> known(changing.begin(), changing.end());
+  std::map<TensorMemory, size_t> changed;
   c10::List<std::string> selected;
   std::vector<at::Tensor> old;
-  DeltaChain::Numbers shapes;
+  OpenUpdateSource::Numbers shapes;
   for (size_t index = 0; index < out.size(); ++index) {
     if (known.contains(names.get(index))) {
+      changed.try_emplace(memory_of(out[index]), index);
       selected.push_back(names.get(index));
       old.push_back(out[index]);
       shapes.push_back(out[index].sizes().vec());
     }
   }
-  auto changes = chain.changes(selected, old, shapes, DeltaChain::Numbers(selected.size()));
-  return c10::make_intrusive<Update>(names.vec(), out, std::move(changes), version ? version : chain.version());
+  for (size_t index = 0; index < out.size(); ++index) {
+    const auto tied = changed.find(memory_of(out[index]));
+    if (tied != changed.end() && out[index].numel() > 0 && !known.contains(names.get(index))) {
+      throw_mismatch("tensors \"" + names.get(tied->second) + "\" and \"" + names.get(index) +
+                     "\" are one tensor in the target, but the deltas change only the first; nothing was written");
+    }
+  }
+  return source.changes(selected, old, shapes, OpenUpdateSource::Numbers(selected.size()));
+}
+
+// Returns the values of tensors in a whole checkpoint as changes.
+std::vector<Change> whole_changes(const OpenCheckpoint& checkpoint, Strings names, const std::vector<at::Tensor>& out) {
+  check_outputs(specs_of(*select_named(checkpoint.files(), names)), out, OutputDtype::kStored);
+  std::map<c10::Device, std::vector<size_t>, DeviceOrder> by_device;
+  for (size_t index = 0; index < out.size(); ++index) {
+    by_device[out[index].device()].push_back(index);
+  }
+  std::vector<Change> changes(out.size());
+  for (const auto& [device, indices] : by_device) {
+    c10::List<std::string> selected;
+    for (const size_t index : indices) {
+      selected.push_back(names.get(index));
+    }
+    auto values = checkpoint.load_copies(selected, device);
+    for (size_t turn = 0; turn < indices.size(); ++turn) {
+      changes[indices[turn]] = {out[indices[turn]], {}, std::move(values[turn])};
+    }
+  }
+  return changes;
 }
 
 }  // namespace
 
-std::tuple<bool, Version> update_source_of(Strings paths) {
-  const auto converted = to_rust(paths);
-  const auto source = call_core([&] { return update_source(slice_of(converted)); });
-  return {source.is_delta, source.version.empty() ? Version() : std::string(source.version.front())};
-}
-
-Update::Update(std::vector<std::string> names, std::vector<at::Tensor> tensors, std::vector<Change> changes,
-               Version version)
+Update::Update(std::vector<std::string> names, std::vector<at::Tensor> tensors)
     : names_(std::move(names)),
       tensors_(std::move(tensors)),
-      version_(std::move(version)),
-      changes_(std::move(changes)),
-      writes_(writes_of(tensors_)),
-      autograd_versions_(autograd_versions(changes_)),
-      events_(record_events(changes_)) {
+      memory_(of_each(tensors_, memory_of)),
+      autograd_versions_(of_each(tensors_, autograd_version)),
+      writes_(writes_of(tensors_)) {
   if (names_.size() != tensors_.size()) {
     throw_invalid_argument(c10::str(names_.size(), " names, but ", tensors_.size(), " tensors"));
   }
+}
+
+void Update::stage(std::vector<Change> changes, Version version) {
+  const auto locked = lock_open();
+  changes_ = std::move(changes);
+  version_ = std::move(version);
+  events_ = record_events(changes_);
 }
 
 std::unique_lock<std::mutex> Update::lock() {
@@ -88,25 +115,42 @@ std::unique_lock<std::mutex> Update::lock() {
   return std::unique_lock(mutex_);
 }
 
+std::unique_lock<std::mutex> Update::lock_open() {
+  auto locked = lock();
+  if (!is_open_) {
+    throw_invalid_argument("the update was committed or rolled back; prepare another");
+  }
+  return locked;
+}
+
 void Update::check() {
-  const auto locked = lock();
+  const auto locked = lock_open();
   check_locked();
 }
 
+void Update::begin() {
+  const auto locked = lock_open();
+  begin_locked();
+}
+
 void Update::commit() {
-  const auto locked = lock();
-  check_locked();
+  const auto locked = lock_open();
+  begin_locked();
   write_locked(0, changes_.size());
   finish_locked();
 }
 
 void Update::write(int64_t begin, int64_t end) {
-  const auto locked = lock();
+  const auto locked = lock_open();
+  const auto count = static_cast<int64_t>(changes_.size());
+  if (begin < 0 || begin > end || end > count) {
+    throw_invalid_argument(c10::str("no changes ", begin, " to ", end, " among ", count, "; nothing was written"));
+  }
   write_locked(static_cast<size_t>(begin), static_cast<size_t>(end));
 }
 
 void Update::finish() {
-  const auto locked = lock();
+  const auto locked = lock_open();
   finish_locked();
 }
 
@@ -114,6 +158,11 @@ void Update::rollback() {
   const auto locked = lock();
   is_open_ = false;
   changes_.clear();
+}
+
+Version Update::version() {
+  const auto locked = lock();
+  return version_;
 }
 
 int64_t Update::staged_bytes() {
@@ -126,22 +175,39 @@ int64_t Update::staged_bytes() {
 }
 
 void Update::check_locked() const {
-  if (!is_open_) {
-    throw_invalid_argument("the update was committed or rolled back; prepare another");
+  const auto refuse = [&](size_t index, const char* reason) {
+    throw_version_conflict("tensor \"" + names_[index] + "\": " + reason +
+                           " since this update was prepared; nothing was written. Prepare it again");
+  };
+  std::set<const c10::StorageImpl*> partial;
+  for (const auto& change : changes_) {
+    // A whole tensor replaces any values.
+    if (change.positions.defined()) {
+      partial.insert(change.target.storage().unsafeGetStorageImpl());
+    }
   }
   const auto writes = writes_of(tensors_);
-  const auto differing = std::ranges::mismatch(writes, writes_);
-  if (differing.in1 != writes.end()) {
-    throw_version_conflict("tensor \"" + names_[differing.in1 - writes.begin()] +
-                           "\": another load or update has written to it since this update was prepared; prepare it "
-                           "again");
-  }
-  for (size_t index = 0; index < changes_.size(); ++index) {
-    // A whole tensor replaces any values.
-    if (changes_[index].positions.defined() && autograd_version(changes_[index].target) != autograd_versions_[index]) {
-      throw_version_conflict(c10::str("tensor ", index, " of the ", changes_.size(), " that the delta changes was ",
-                                      "written to since this update was prepared; prepare it again"));
+  for (size_t index = 0; index < tensors_.size(); ++index) {
+    const auto& tensor = tensors_[index];
+    if (memory_of(tensor) != memory_[index]) {
+      refuse(index, "its memory was replaced, as by Module.to or an assignment to Tensor.data,");
     }
+    if (writes[index] != writes_[index]) {
+      refuse(index, "another load or update has written to it");
+    }
+    if (tensor.has_storage() && partial.contains(tensor.storage().unsafeGetStorageImpl()) &&
+        autograd_version(tensor) != autograd_versions_[index]) {
+      refuse(index, "a delta changes it, and it was written to");
+    }
+  }
+}
+
+void Update::begin_locked() {
+  check_locked();
+  if (const auto index = begin_write(tensors_, writes_)) {
+    throw_version_conflict("tensor \"" + names_[*index] +
+                           "\": another load or update has written to it since this update was prepared; nothing was "
+                           "written. Prepare it again");
   }
 }
 
@@ -168,28 +234,13 @@ c10::intrusive_ptr<Update> prepare_update(Strings paths, Strings names, const st
   if (names.size() != out.size()) {
     throw_invalid_argument(c10::str(names.size(), " names, but ", out.size(), " tensors; give one for every name"));
   }
-  const auto [is_delta, stated] = update_source_of(paths);
-  if (is_delta) {
-    return prepare_deltas(paths, names, out, version);
-  }
-  const OpenCheckpoint checkpoint(paths, {.verify = verify});
-  check_outputs(specs_of(*select_named(checkpoint.files(), names)), out, OutputDtype::kStored);
-  std::map<c10::Device, std::vector<size_t>, DeviceOrder> by_device;
-  for (size_t index = 0; index < out.size(); ++index) {
-    by_device[out[index].device()].push_back(index);
-  }
-  std::vector<Change> changes(out.size());
-  for (const auto& [device, indices] : by_device) {
-    c10::List<std::string> selected;
-    for (const size_t index : indices) {
-      selected.push_back(names.get(index));
-    }
-    auto values = checkpoint.load_copies(selected, device);
-    for (size_t turn = 0; turn < indices.size(); ++turn) {
-      changes[indices[turn]] = {out[indices[turn]], {}, std::move(values[turn])};
-    }
-  }
-  return c10::make_intrusive<Update>(names.vec(), out, std::move(changes), version ? version : stated);
+  // Writes count before the first value of a tensor is read.
+  auto update = c10::make_intrusive<Update>(names.vec(), out);
+  const OpenUpdateSource source(paths, {.verify = verify});
+  auto changes =
+      source.is_delta() ? delta_changes(source, names, out) : whole_changes(*source.checkpoint(), names, out);
+  update->stage(std::move(changes), version ? version : source.version());
+  return update;
 }
 
 }  // namespace fst

@@ -16,6 +16,7 @@
 
 #include "cast.h"
 #include "change.h"
+#include "memory.h"
 #include "select.h"
 #include "version.h"
 
@@ -26,52 +27,60 @@ class Update : public torch::CustomClassHolder {
  public:
   using Positions = c10::List<std::optional<at::Tensor>>;
 
-  // `tensors` are all tensors that get the version, whether they change or not, and `names` their names in errors.
-  Update(std::vector<std::string> names, std::vector<at::Tensor> tensors, std::vector<Change> changes, Version version);
+  // Begins an update. `tensors` are all tensors that get the version, whether they change or not, and `names` their
+  // names in errors. From now on, writes to them and replacements of their memory make `check` throw, so no value of
+  // them must have been read for the update before.
+  Update(std::vector<std::string> names, std::vector<at::Tensor> tensors);
 
-  // Throws a version error if one of the tensors was updated since the update was prepared, or one of those whose
-  // elements change in part was written in any way that autograd notices.
+  // Sets the changes, and the version of all tensors after them. Values on a GPU may be in flight on its current
+  // stream.
+  void stage(std::vector<Change> changes, Version version);
+
+  // Throws a version error if one of the tensors was updated since the update was begun, or has other memory, or is one
+  // of those whose elements change in part and was written in any way that autograd notices.
   void check();
 
   // Writes all changes on the current streams of their devices, and sets the version. Reads no files.
   void commit();
 
-  // Steps of `commit` after `check`: writes the changes from `begin` to `end`, and sets the version after the last.
+  // Steps of `commit`. `begin` checks, and makes other updates of the same tensors throw. `write` writes the changes
+  // from one to another index, and `finish` sets the version after the last.
+  void begin();
   void write(int64_t begin, int64_t end);
   void finish();
 
   // Frees the staged changes. No tensor changes. Does nothing after a commit.
   void rollback();
 
-  Version version() const { return version_; }
+  Version version();
 
   // Returns the size of the staged positions and values in bytes.
   int64_t staged_bytes();
 
  private:
   std::unique_lock<std::mutex> lock();
+  std::unique_lock<std::mutex> lock_open();
   void check_locked() const;
+  void begin_locked();
   void write_locked(size_t begin, size_t end);
   void finish_locked();
 
   const std::vector<std::string> names_;
   const std::vector<at::Tensor> tensors_;
-  const Version version_;
   const pid_t process_ = getpid();
+  // Memory of the tensors, and their versions for autograd, when the update was begun.
+  const std::vector<TensorMemory> memory_;
+  const std::vector<uint32_t> autograd_versions_;
 
   std::mutex mutex_;
   bool is_open_ = true;
+  Version version_;
   std::vector<Change> changes_;
-  // Writes to `tensors_`, and versions for autograd of the targets, when the update was prepared.
+  // Numbers of writes to the tensors when the update was begun.
   std::vector<uint64_t> writes_;
-  std::vector<uint32_t> autograd_versions_;
   // Events on the streams of the preparation, after which what is staged on each GPU is complete.
   std::map<c10::Device, c10::Event, DeviceOrder> events_;
 };
-
-// Returns whether paths lead to deltas, and the version of the only path, by the metadata of their indices. Throws if
-// only some of them lead to deltas.
-std::tuple<bool, Version> update_source_of(Strings paths);
 
 // Operator fst::prepare_update. Reads and verifies named tensors of a checkpoint, for existing tensors of the stored
 // shapes and dtypes. Or computes the changes of tensors by a chain of deltas.

@@ -30,14 +30,18 @@ class Registry {
     pthread_atfork([] { instance.mutex_.lock(); }, [] { instance.mutex_.unlock(); }, [] { instance.mutex_.unlock(); });
   }
 
-  // Calls a function with the contents of each tensor, which are new or null if they are unknown.
-  void visit(at::TensorList tensors, bool is_created, const std::function<void(size_t, Contents*)>& use) {
+  // Calls a function with the contents of each tensor, which are new or null if they are unknown. Then calls `finish`
+  // under the same lock.
+  void visit(
+      at::TensorList tensors, bool is_created, const std::function<void(size_t, Contents*)>& use,
+      const std::function<void()>& finish = [] {}) {
     const std::scoped_lock lock(mutex_);
     for (size_t index = 0; index < tensors.size(); ++index) {
       if (tensors[index].defined() && tensors[index].has_storage()) {
         use(index, find(tensors[index].storage(), is_created));
       }
     }
+    finish();
   }
 
  private:
@@ -132,6 +136,31 @@ std::vector<uint64_t> writes_of(at::TensorList tensors) {
   // Known from now on, so that later loads are counted.
   registry().visit(tensors, true, [&](size_t index, const Contents* contents) { writes[index] = contents->writes; });
   return writes;
+}
+
+std::optional<size_t> begin_write(at::TensorList tensors, std::vector<uint64_t>& writes) {
+  std::optional<size_t> differing;
+  std::vector<Contents*> visited(tensors.size());
+  const auto compare = [&](size_t index, Contents* contents) {
+    visited[index] = contents;
+    if (!differing && contents->writes != writes[index]) {
+      differing = index;
+    }
+  };
+  registry().visit(tensors, true, compare, [&] {
+    // Several tensors may have one storage, and the addresses of contents do not change.
+    for (size_t index = 0; !differing && index < visited.size(); ++index) {
+      if (visited[index] != nullptr) {
+        ++visited[index]->writes;
+      }
+    }
+    for (size_t index = 0; !differing && index < visited.size(); ++index) {
+      if (visited[index] != nullptr) {
+        writes[index] = visited[index]->writes;
+      }
+    }
+  });
+  return differing;
 }
 
 }  // namespace fst

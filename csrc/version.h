@@ -32,4 +32,8 @@ void forget_version(at::TensorList tensors);
 // Returns a number for each tensor that changes with each write by fst from now on.
 std::vector<uint64_t> writes_of(at::TensorList tensors);
 
+// Counts a write to all tensors, and replaces their numbers, unless one of them has another number than in `writes`.
+// Returns the index of that tensor then. Of several callers with the same numbers, one succeeds.
+std::optional<size_t> begin_write(at::TensorList tensors, std::vector<uint64_t>& writes);
+
 }  // namespace fst

@@ -29,10 +29,12 @@ mod writer;
 use self::cast::{can_convert, convert_on_cuda, convert_on_host, is_castable, missing_kernels, wait_for_event};
 use self::checkpoint::{Checkpoint, OpenRequest, open, open_request, resolve_files, tensors_of_bytes};
 use self::cipher::{Cipher, cipher_of_key, derive_key, new_cipher};
-use self::delta::{Deltas, ElementChanges, NewFrames, encode_changes, index_metadata, open_deltas, update_source};
+use self::delta::{
+    DeltaWork, ElementChanges, NewFrames, UpdateSource, encode_changes, index_metadata, join_deltas, open_update,
+};
 use self::dtype_rules::requested_scalar_types;
 use self::encryption_key::{EncryptionKey, encryption_key, key_for_save, key_of_file, key_of_passphrase, rotate_key};
-use self::error::{exception_of, invalid_argument, out_of_memory, version_conflict};
+use self::error::{error_text, exception_of, out_of_memory};
 use self::group::{GroupPlan, RankPlan, mesh_indices, plan_group, plan_rank};
 use self::profile::profile_stop;
 use self::rank_save::{RankSave, SavePlan, finish_rank_save, open_rank_save, plan_save};
@@ -166,24 +168,36 @@ mod ffi {
         bytes: u64,
     }
 
-    /// Source of an update, by the metadata of its indices.
-    struct UpdateSource {
-        /// Whether all paths lead to deltas, and not to one whole checkpoint.
+    /// Source of an update, by its indices and headers.
+    struct UpdateProperties {
+        /// Whether it is a chain of deltas, and not one whole checkpoint.
         is_delta: bool,
-        /// Version of the only path, or empty.
+        /// Whether a file is encrypted.
+        is_encrypted: bool,
+        /// Version that the first delta changes.
+        base_version: String,
+        /// Version of the source, or empty.
         version: Vec<String>,
+        /// Names of the tensors that deltas change, in the order of the deltas and of the bytes in their files.
+        names: Vec<String>,
     }
 
-    /// Old values of a tensor or of an index region of it.
+    /// Tensor whose changes are computed, or an index region of it.
     struct HeldTensor {
         name: String,
-        /// Contiguous values.
-        old: MemoryRange,
+        /// Value of `c10::ScalarType`.
+        scalar_type: i8,
         item_bytes: usize,
+        /// Size of the old values in bytes.
+        bytes: u64,
         /// Shape of the whole tensor.
         shape: Vec<i64>,
         /// Start, length and step of each dimension. Empty for the whole tensor.
         ranges: Vec<i64>,
+        /// Whether the caller copies the old values for a batch.
+        is_copied: bool,
+        /// Whether the old values are in a file that fst has mapped.
+        is_mapped: bool,
     }
 
     /// Encoded shard requests of one rank.
@@ -262,15 +276,14 @@ mod ffi {
 
     extern "Rust" {
         fn exception_of(text: &str) -> ExceptionClass;
-        fn invalid_argument(message: &str) -> String;
-        fn version_conflict(message: &str) -> String;
+        fn error_text(code: &str, message: &str) -> String;
         fn out_of_memory(tensor: &str, bytes: u64, device: &str) -> String;
 
         fn resolve_files(paths: &[String]) -> Result<Vec<String>>;
 
         type OpenRequest;
         fn open_request(verify: &str) -> Result<Box<OpenRequest>>;
-        fn set_key(self: &mut OpenRequest, key: &EncryptionKey);
+        fn set_key(self: &mut OpenRequest, key: &EncryptionKey, accepts_plain: bool);
         fn set_headers(self: &mut OpenRequest, headers: &[u8]);
 
         type Checkpoint;
@@ -300,17 +313,19 @@ mod ffi {
         fn tensors_of_bytes(file: &[u8]) -> Result<Vec<StoredTensor>>;
 
         fn index_metadata(path: &str) -> Result<Vec<MetadataEntry>>;
-        fn update_source(paths: &[String]) -> Result<UpdateSource>;
 
-        type Deltas;
-        fn open_deltas(paths: &[String], request: &OpenRequest) -> Result<Box<Deltas>>;
-        fn count(self: &Deltas) -> usize;
-        fn base_version(self: &Deltas) -> String;
-        fn version(self: &Deltas) -> String;
-        fn check_base(self: &Deltas, held: &[String]) -> Result<()>;
-        fn names(self: &Deltas) -> Vec<String>;
-        fn select_frames(self: &Deltas, delta: usize, names: &[String]) -> Result<Box<Selection>>;
-        unsafe fn changes(self: &Deltas, tensor: &HeldTensor, frames: &[MemoryRange]) -> Result<Box<ElementChanges>>;
+        type UpdateSource;
+        fn open_update(paths: &[String], request: &OpenRequest) -> Result<Box<UpdateSource>>;
+        fn join_deltas(older: &UpdateSource, newer: &UpdateSource) -> Result<Box<UpdateSource>>;
+        fn properties(self: &UpdateSource) -> UpdateProperties;
+        fn check_base(self: &UpdateSource, held: &[String]) -> Result<()>;
+        fn checkpoint(self: &UpdateSource) -> Result<Box<Checkpoint>>;
+        fn changes(self: &UpdateSource, tensors: &[HeldTensor], limit_bytes: i64) -> Result<Box<DeltaWork>>;
+
+        type DeltaWork;
+        fn next_batch(self: &mut DeltaWork) -> Vec<usize>;
+        unsafe fn compute(self: &mut DeltaWork, old: &[MemoryRange], threads: usize) -> Result<()>;
+        fn take(self: &mut DeltaWork, tensor: usize) -> Result<Box<ElementChanges>>;
 
         type ElementChanges;
         fn is_whole(self: &ElementChanges) -> bool;

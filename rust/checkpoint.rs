@@ -45,6 +45,8 @@ pub struct OpenOptions {
     /// Key of the files, which must all be encrypted then. Without it, encrypted files are opened with the keys of the
     /// [`keyring`].
     pub key: Option<EncryptionKey>,
+    /// Whether files are accepted that are not encrypted or that keys of the [`keyring`] open, although there is a key.
+    pub accepts_plain: bool,
     /// Headers of the files that another process has exported. No header is read then.
     pub headers: Option<Vec<u8>>,
 }
@@ -97,10 +99,10 @@ struct OpenFile {
 impl OpenFile {
     /// Opens a file of which `json` is the header. Loads decrypt an encrypted one, with `key` or one of the keyring.
     fn new(stored: Source, json: &[u8], options: &OpenOptions, check: Check<'_>) -> Result<OpenFile> {
-        let key = options.key.as_ref();
         let at = |error: Error| error.at(stored.path());
         let mut header = Header::parse(json, stored.length()).map_err(at)?;
         let is_encrypted = encryption::is_encrypted(&header);
+        let key = options.key.as_ref().filter(|_| is_encrypted || !options.accepts_plain);
         let stated = match key {
             // Fails below.
             Some(_) if !is_encrypted => Stated::Nothing,
@@ -116,7 +118,10 @@ impl OpenFile {
                 is_verified: AtomicBool::new(false),
             });
         }
-        let keys = key.map_or_else(keyring::keys, |key| Ok(vec![key.clone()]))?;
+        let mut keys: Vec<_> = key.into_iter().cloned().collect();
+        if key.is_none() || options.accepts_plain {
+            keys.extend(keyring::keys()?);
+        }
         let Encrypted { chunks, shard } = encryption::open(&mut header, json, &stored, &keys, check).map_err(at)?;
         let protection = Protection::Encrypted(chunks);
         let source = Source::Units(Arc::new(UnitSource { stored, protection }));

@@ -4,8 +4,9 @@
 //! changes is stored under its own name, as a `U8` tensor with one zstd [frame]. The metadata of its file has the checksum
 //! of the new bytes under that name. docs/deltas.md has the format.
 //!
-//! A [`chain`] opens deltas. [`decode`] computes the elements of a tensor that change, from its old bytes and the frames of
-//! all deltas of the chain; [`encode`] is the reverse for one delta. Neither uses files.
+//! An [`update_source`] is a whole checkpoint or a [`chain`] of deltas. [`work`] reads the frames of a chain and computes the
+//! changes of many tensors. [`decode`] computes the elements of one tensor that change, from its old bytes and the frames
+//! of all deltas of the chain; [`encode`] is the reverse for one delta. Neither of the last two uses files.
 
 pub mod chain;
 pub mod changes;
@@ -13,8 +14,11 @@ pub mod decode;
 mod difference;
 pub mod encode;
 mod frame;
+mod frames;
 mod patch;
 pub mod properties;
+pub mod update_source;
+pub mod work;
 
 use crate::digest::Algorithm;
 use crate::error::named_enum;

@@ -58,6 +58,8 @@ named_enum! {
     UnsupportedDtype = "unsupported-dtype",
     /// Arguments do not fit together or do not fit the file.
     InvalidArgument = "invalid-argument",
+    /// Existing tensors do not fit a checkpoint.
+    Mismatch = "mismatch",
     /// Tensors do not hold the version that an update needs.
     Version = "version",
     /// SIGINT (Ctrl-C) ended the operation.
@@ -72,7 +74,7 @@ named_enum! {
 
 impl Kind {
     /// Returns the kind with this code.
-    fn from_code(code: &str) -> Option<Kind> {
+    pub(crate) fn from_code(code: &str) -> Option<Kind> {
         Kind::ALL.iter().copied().find(|kind| kind.code() == code)
     }
 }

@@ -24,13 +24,13 @@ pub mod source;
 pub mod format;
 pub mod cast;
 pub mod checkpoint;
-pub mod delta;
 pub mod plan;
 pub mod group;
 pub mod reader;
 pub mod device;
 pub mod staging;
 pub mod load;
+pub mod delta;
 pub mod save;
 #[cfg(feature = "bridge")]
 mod bridge;

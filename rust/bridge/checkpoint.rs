@@ -48,8 +48,10 @@ impl OpenRequest {
         &self.0
     }
 
-    pub(super) fn set_key(&mut self, key: &EncryptionKey) {
+    /// Sets the key of encrypted files. `accepts_plain` says whether files that are not encrypted are accepted, too.
+    pub(super) fn set_key(&mut self, key: &EncryptionKey, accepts_plain: bool) {
         self.0.key = Some(key.key().clone());
+        self.0.accepts_plain = accepts_plain;
     }
 
     pub(super) fn set_headers(&mut self, headers: &[u8]) {
@@ -66,7 +68,7 @@ pub(super) fn open(paths: &[String], request: &OpenRequest) -> Result<Box<Checkp
         if options.headers.is_none() {
             check::check_due(&files, &Options::from_env()?)?;
         }
-        Ok(Box::new(Checkpoint { files: Arc::new(files), mappings: Arc::default() }))
+        Ok(Box::new(Checkpoint::new(&Arc::new(files))))
     })
 }
 
@@ -95,6 +97,10 @@ pub(super) fn resolve_files(paths: &[String]) -> Result<Vec<String>> {
 }
 
 impl Checkpoint {
+    pub(super) fn new(files: &Arc<checkpoint::Checkpoint>) -> Checkpoint {
+        Checkpoint { files: Arc::clone(files), mappings: Arc::default() }
+    }
+
     pub(super) fn files(&self) -> &Arc<checkpoint::Checkpoint> {
         &self.files
     }

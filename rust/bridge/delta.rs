@@ -1,25 +1,37 @@
-//! Deltas: their changes of tensors, and frames of new ones.
+//! Sources of updates: changes of tensors by deltas, and frames of new deltas.
 
-use super::checkpoint::OpenRequest;
+use super::checkpoint::{Checkpoint, OpenRequest};
 use super::ffi;
-use super::guard::{guard, guard_with_log, watched};
-use super::selection::{Reads, Selection};
+use super::guard::{guard, guard_with_log};
 use crate::checkpoint::region::{IndexRange, StridedRange};
-use crate::checkpoint::selection;
-use crate::delta::chain::{Chain, Delta};
+use crate::delta::chain::Chain;
 use crate::delta::changes::Changes;
-use crate::delta::decode::{self, Frame, Tensor};
 use crate::delta::encode::{self, NewFrame, Pair};
-use crate::delta::{CHECKSUMS, Encoding, checksum_from_name, properties};
+use crate::delta::update_source;
+use crate::delta::work::{self, Held, Old};
+use crate::delta::{CHECKSUMS, Encoding, checksum_from_name};
 use crate::digest::Algorithm;
+use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
+use crate::options::Options;
 use crate::os::sigint::Watch;
+use crate::source::Source;
 use crate::source::files::{Files, Listing};
-use std::sync::Arc;
+use std::collections::HashMap;
 
-/// Open deltas.
-pub(super) struct Deltas(Chain);
+/// Open source of an update.
+pub(super) struct UpdateSource(update_source::UpdateSource);
+
+/// Tensors whose changes are computed, batch by batch.
+pub(super) struct DeltaWork {
+    work: work::Work,
+    /// Whether the old values of each tensor are in a mapped file.
+    are_mapped: Vec<bool>,
+    /// Batches whose changes were not computed yet.
+    batches: Vec<Vec<usize>>,
+    changes: HashMap<usize, Changes>,
+}
 
 /// Changes of a tensor.
 pub(super) struct ElementChanges(Changes);
@@ -37,101 +49,108 @@ pub(super) fn index_metadata(path: &str) -> Result<Vec<ffi::MetadataEntry>> {
     })
 }
 
-/// Returns what the indices of an update's source state. Each is read once.
-pub(super) fn update_source(paths: &[String]) -> Result<ffi::UpdateSource> {
-    let watch = Watch::begin();
+/// Opens one checkpoint, or a chain of deltas.
+pub(super) fn open_update(paths: &[String], request: &OpenRequest) -> Result<Box<UpdateSource>> {
     guard_with_log(|| {
-        let mut sources = Vec::with_capacity(paths.len());
-        for path in paths {
-            let Files { urls, mut listings, .. } = Files::resolve(&[path], &|| watch.check())?;
-            // Without secrets.
-            let shown = urls.first().map_or_else(|| path.clone(), ToString::to_string);
-            sources.push((shown, listings.pop().unwrap_or_default().metadata));
-        }
-        let is_delta = sources.iter().any(|(_, metadata)| properties::is_delta(metadata));
-        if let Some((shown, _)) = sources.iter().find(|(_, metadata)| is_delta && !properties::is_delta(metadata)) {
-            let message = "is no delta, but other paths are; update with a whole checkpoint first, by itself";
-            return Err(Error::new(Kind::InvalidArgument, message).at(shown));
-        }
-        let version = match sources.as_slice() {
-            [(_, metadata)] => properties::version(metadata).map(str::to_owned).into_iter().collect(),
-            _ => Vec::new(),
-        };
-        Ok(ffi::UpdateSource { is_delta, version })
+        let source = update_source::UpdateSource::open(paths, request.options(), &Options::from_env()?)?;
+        Ok(Box::new(UpdateSource(source)))
     })
 }
 
-pub(super) fn open_deltas(paths: &[String], request: &OpenRequest) -> Result<Box<Deltas>> {
-    guard_with_log(|| Ok(Box::new(Deltas(Chain::open(paths, request.options())?))))
+/// Joins two chains of deltas.
+pub(super) fn join_deltas(older: &UpdateSource, newer: &UpdateSource) -> Result<Box<UpdateSource>> {
+    guard(|| {
+        let chain = Chain::new([older.0.deltas()?.deltas(), newer.0.deltas()?.deltas()].concat())?;
+        Ok(Box::new(UpdateSource(update_source::UpdateSource::Deltas(chain))))
+    })
 }
 
-impl Deltas {
-    pub(super) fn count(&self) -> usize {
-        self.0.deltas().len()
-    }
-
-    pub(super) fn base_version(&self) -> String {
-        self.0.deltas().first().map(|delta| delta.properties.base_version.clone()).unwrap_or_default()
-    }
-
-    pub(super) fn version(&self) -> String {
-        self.0.deltas().last().map(|delta| delta.properties.version.clone()).unwrap_or_default()
+impl UpdateSource {
+    /// Returns what the indices and headers state.
+    pub(super) fn properties(&self) -> ffi::UpdateProperties {
+        let mut properties = ffi::UpdateProperties {
+            is_delta: false,
+            is_encrypted: self.0.files().any(Source::is_encrypted),
+            base_version: String::new(),
+            version: Vec::new(),
+            names: Vec::new(),
+        };
+        match &self.0 {
+            update_source::UpdateSource::Whole(_, version) => properties.version.extend(version.clone()),
+            update_source::UpdateSource::Deltas(chain) => {
+                properties.is_delta = true;
+                properties.names = chain.names().into_iter().map(str::to_owned).collect();
+                if let (Some(first), Some(last)) = (chain.deltas().first(), chain.deltas().last()) {
+                    properties.base_version.clone_from(&first.properties.base_version);
+                    properties.version.push(last.properties.version.clone());
+                }
+            }
+        }
+        properties
     }
 
     /// Checks that tensors have the version that the first delta changes: one, or none.
     pub(super) fn check_base(&self, held: &[String]) -> Result<()> {
-        guard(|| self.0.check_base(held.first().map(String::as_str)))
+        guard(|| self.0.deltas()?.check_base(held.first().map(String::as_str)))
     }
 
-    pub(super) fn names(&self) -> Vec<String> {
-        self.0.names().into_iter().map(str::to_owned).collect()
-    }
-
-    fn delta(&self, index: usize) -> Result<&Delta> {
-        let missing = || Error::new(Kind::Internal, format!("no delta {index} among {}", self.count()));
-        self.0.deltas().get(index).ok_or_else(missing)
-    }
-
-    /// Selects the frames of tensors in one delta. It has none of tensors that it does not change.
-    pub(super) fn select_frames(&self, delta: usize, names: &[String]) -> Result<Box<Selection>> {
-        guard(|| {
-            let frames = &self.delta(delta)?.frames;
-            let changed: Vec<String> = names.iter().filter(|name| frames.find(name).is_ok()).cloned().collect();
-            let selection = selection::Selection::named(frames, &changed)?;
-            Ok(Box::new(Selection::new(selection, Arc::default(), Reads::Alone)))
+    /// Returns the whole checkpoint.
+    pub(super) fn checkpoint(&self) -> Result<Box<Checkpoint>> {
+        guard(|| match &self.0 {
+            update_source::UpdateSource::Whole(checkpoint, _) => Ok(Box::new(Checkpoint::new(checkpoint))),
+            update_source::UpdateSource::Deltas(_) => Err(Error::new(Kind::Internal, "deltas are no whole checkpoint")),
         })
     }
 
-    /// Computes the changes of a tensor. `frames` are its frames, of the oldest delta first.
-    ///
-    /// # Safety
-    /// The addresses must be those of memory of these sizes, which nothing writes meanwhile.
-    pub(super) unsafe fn changes(
-        &self,
-        tensor: &ffi::HeldTensor,
-        frames: &[ffi::MemoryRange],
-    ) -> Result<Box<ElementChanges>> {
-        watched(|check| {
-            let mut frames = frames.iter();
-            let missing = || Error::new(Kind::Internal, "there are fewer frames than the deltas hold");
-            let mut stored = Vec::new();
-            for delta in self.0.deltas() {
-                if let Some(place) = delta.frame(&tensor.name)? {
-                    // SAFETY: the caller vouches for the memory.
-                    let bytes = unsafe { slice_of(frames.next().ok_or_else(missing)?) };
-                    let encoding = delta.properties.encoding;
-                    let (checksum, path, begin) = (place.checksum, place.path, place.begin);
-                    stored.push(Frame { encoding, bytes, checksum, path, begin });
-                }
-            }
-            // SAFETY: the caller vouches for the memory.
-            let old = unsafe { slice_of(&tensor.old) };
-            Ok(Box::new(ElementChanges(decode::changes(&held_tensor(tensor, old, stored)?, check)?)))
+    /// Begins to read the frames of tensors. `limit_bytes` is the limit for staged values, or negative for none.
+    pub(super) fn changes(&self, tensors: &[ffi::HeldTensor], limit_bytes: i64) -> Result<Box<DeltaWork>> {
+        guard(|| {
+            let held = tensors.iter().map(held).collect::<Result<_>>()?;
+            let limit = u64::try_from(limit_bytes).ok();
+            let work = work::Work::begin(self.0.deltas()?, held, limit, &Options::from_env()?)?;
+            let are_mapped = tensors.iter().map(|tensor| tensor.is_mapped).collect();
+            Ok(Box::new(DeltaWork { work, are_mapped, batches: Vec::new(), changes: HashMap::new() }))
         })
     }
 }
 
-fn held_tensor<'a>(tensor: &'a ffi::HeldTensor, old: &'a [u8], frames: Vec<Frame<'a>>) -> Result<Tensor<'a>> {
+impl DeltaWork {
+    /// Returns the indices of the tensors of the next batch. Empty after the last.
+    pub(super) fn next_batch(&mut self) -> Vec<usize> {
+        let batch = self.work.next_batch();
+        self.batches.insert(0, batch.clone());
+        batch
+    }
+
+    /// Computes the changes of the oldest batch that [`DeltaWork::next_batch`] has returned, whose old values `old` are.
+    ///
+    /// # Safety
+    /// The addresses must be those of memory of these sizes, which nothing writes meanwhile.
+    pub(super) unsafe fn compute(&mut self, old: &[ffi::MemoryRange], threads: usize) -> Result<()> {
+        let watch = Watch::begin();
+        guard(|| {
+            let batch = self.batches.pop().unwrap_or_default();
+            let mut values = Vec::with_capacity(old.len());
+            for (index, memory) in batch.iter().zip(old) {
+                values.push(match self.are_mapped.get(*index) {
+                    Some(true) => Old::Mapped(memory.address),
+                    // SAFETY: the caller vouches for the memory.
+                    _ => Old::Memory(unsafe { slice_of(memory) }),
+                });
+            }
+            self.changes.extend(self.work.compute(threads, &values, &|| watch.check())?);
+            Ok(())
+        })
+    }
+
+    /// Returns the changes of a tensor of a batch that was computed, once.
+    pub(super) fn take(&mut self, tensor: usize) -> Result<Box<ElementChanges>> {
+        let missing = || Error::new(Kind::Internal, format!("the changes of tensor {tensor} were not computed"));
+        guard(|| self.changes.remove(&tensor).map(|changes| Box::new(ElementChanges(changes))).ok_or_else(missing))
+    }
+}
+
+fn held(tensor: &ffi::HeldTensor) -> Result<Held> {
     let name = tensor.name.as_str();
     let invalid = |message: &str| Error::new(Kind::InvalidArgument, message).tensor(name);
     let unsigned = |values: &[i64]| {
@@ -151,12 +170,19 @@ fn held_tensor<'a>(tensor: &'a ffi::HeldTensor, old: &'a [u8], frames: Vec<Frame
         return Err(invalid("the index region does not lie inside the shape"));
     }
     let region = (!is_whole).then(|| StridedRange::of(0, item_bytes, &shape, &ranges));
-    let expected = region.as_ref().map_or(tensor_bytes, StridedRange::bytes);
-    if expected != to_u64(old.len()) {
-        let message = format!("has {} bytes; its shape and index region have {expected}", old.len());
+    let held = Held {
+        name: name.to_owned(),
+        dtype: Dtype::from_scalar_type(tensor.scalar_type),
+        item_bytes: to_usize(item_bytes),
+        tensor_bytes,
+        region,
+        is_copied: tensor.is_copied,
+    };
+    if held.bytes() != tensor.bytes {
+        let message = format!("has {} bytes; its shape and index region have {}", tensor.bytes, held.bytes());
         return Err(invalid(&message));
     }
-    Ok(Tensor { name, old, item_bytes: to_usize(item_bytes), tensor_bytes, region, frames })
+    Ok(held)
 }
 
 impl ElementChanges {

@@ -7,9 +7,12 @@ use crate::error::{Error, Kind};
 pub(super) fn exception_of(text: &str) -> ExceptionClass {
     let Some(error) = Error::from_text(text) else { return ExceptionClass::Error };
     match error.kind() {
-        Kind::Malformed | Kind::Integrity | Kind::DuplicateTensor | Kind::InvalidArgument | Kind::Version => {
-            ExceptionClass::ValueError
-        }
+        Kind::Malformed
+        | Kind::Integrity
+        | Kind::DuplicateTensor
+        | Kind::InvalidArgument
+        | Kind::Mismatch
+        | Kind::Version => ExceptionClass::ValueError,
         Kind::TensorNotFound => ExceptionClass::IndexError,
         Kind::UnsupportedDtype => ExceptionClass::NotImplementedError,
         Kind::OutOfMemory => ExceptionClass::OutOfMemoryError,
@@ -30,12 +33,7 @@ pub(super) fn out_of_memory(tensor: &str, bytes: u64, device: &str) -> String {
     Error::new(Kind::OutOfMemory, message).tensor(tensor).to_string()
 }
 
-/// Returns the error text for an invalid argument that C++ found.
-pub(super) fn invalid_argument(message: &str) -> String {
-    Error::new(Kind::InvalidArgument, message).to_string()
-}
-
-/// Returns the error text for tensors without the version that an update needs.
-pub(super) fn version_conflict(message: &str) -> String {
-    Error::new(Kind::Version, message).to_string()
+/// Returns the text of an error with a code that C++ found.
+pub(super) fn error_text(code: &str, message: &str) -> String {
+    Error::new(Kind::from_code(code).unwrap_or(Kind::Internal), message).to_string()
 }

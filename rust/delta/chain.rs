@@ -1,11 +1,15 @@
 //! Deltas that follow each other.
 
 use super::properties::Properties;
+use crate::checkpoint::selection::Selection;
+use crate::checkpoint::verify::{Compared, Verify};
 use crate::checkpoint::{Checkpoint, OpenOptions};
 use crate::digest::Digest;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::header::Entry;
+use crate::load::check;
+use crate::options::Options;
 use crate::source::files::Listing;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -32,12 +36,18 @@ pub struct FramePlace<'a> {
 }
 
 impl Delta {
-    /// Opens a delta, and checks all that its index and its headers state. Reads no frames.
+    /// Opens a delta, and checks all that its index and its headers state. If the data are to be verified, reads all frames
+    /// and compares what a load of them would compare, so that no frame is decoded before. Otherwise reads none.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::open_with`]; `malformed` if the checkpoint is not a delta, or not a valid one.
-    pub fn open(path: &str, options: &OpenOptions) -> Result<Delta> {
-        let frames = Checkpoint::open_with(&[path], options)?;
+    /// Those of [`Checkpoint::open_with`]; `malformed` if the checkpoint is not a delta, or not a valid one; those of loads
+    /// that verify.
+    pub fn open(path: &str, options: &OpenOptions, reads: &Options) -> Result<Delta> {
+        Delta::of(path, Checkpoint::open_with(&[path], options)?, options, reads)
+    }
+
+    /// Does so with the checkpoint at the path.
+    pub(super) fn of(path: &str, frames: Checkpoint, options: &OpenOptions, reads: &Options) -> Result<Delta> {
         let none = Listing { path: PathBuf::from(path), ..Listing::default() };
         let Listing { path, metadata, listed, .. } = frames.listings().first().unwrap_or(&none);
         let properties = Properties::read(path, metadata)?;
@@ -52,7 +62,21 @@ impl Delta {
         for (file, entry) in delta.frames.entries() {
             delta.place(file, entry)?;
         }
+        if options.verify.verify != Verify::Nothing {
+            delta.verify(reads)?;
+        }
         Ok(delta)
+    }
+
+    fn verify(&self, reads: &Options) -> Result<()> {
+        let selection = Selection::all(&self.frames)?;
+        let names = self.frames.without_digests(selection.regions())?;
+        if !names.is_empty() {
+            tracing::warn!(?names, "the digests do not cover these frames of a delta");
+        }
+        check::check_part(&self.frames, Compared::All, 0, 1, reads)?;
+        self.frames.set_verified(Compared::All);
+        Ok(())
     }
 
     /// Returns the place of the frame of a tensor, or `None` if the delta does not change the tensor.
@@ -90,17 +114,17 @@ impl Delta {
 }
 
 /// Deltas, the oldest first, of which each changes the version of the one before.
+#[derive(Clone)]
 pub struct Chain {
-    deltas: Vec<Delta>,
+    deltas: Vec<Arc<Delta>>,
 }
 
 impl Chain {
-    /// Opens deltas.
+    /// Joins deltas, the oldest first.
     ///
     /// # Errors
-    /// Those of [`Delta::open`]; `invalid-argument` if they do not follow each other.
-    pub fn open(paths: &[String], options: &OpenOptions) -> Result<Chain> {
-        let deltas = paths.iter().map(|path| Delta::open(path, options)).collect::<Result<Vec<_>>>()?;
+    /// `invalid-argument` if they do not follow each other.
+    pub fn new(deltas: Vec<Arc<Delta>>) -> Result<Chain> {
         if deltas.is_empty() {
             return Err(Error::new(Kind::InvalidArgument, "no delta was given; give at least one path"));
         }
@@ -135,7 +159,7 @@ impl Chain {
     }
 
     /// Returns the deltas, the oldest first.
-    pub fn deltas(&self) -> &[Delta] {
+    pub fn deltas(&self) -> &[Arc<Delta>] {
         &self.deltas
     }
 

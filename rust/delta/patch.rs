@@ -1,9 +1,9 @@
 //! Changes in one frame, applied to the blocks of a tensor in their order.
 
-use super::frame::FrameReader;
+use super::frame::{self, FrameReader};
 use super::{BLOCK_BYTES, Encoding};
 use crate::error::{Error, Kind, Result};
-use crate::num::to_usize;
+use crate::num::{to_u64, to_usize};
 
 /// Number of positions that are decoded at once.
 const POSITIONS: usize = BLOCK_BYTES / size_of::<u32>();
@@ -16,15 +16,38 @@ pub enum Patch<'a> {
     Overwrite(Box<Overwrite<'a>>),
 }
 
+/// Returns the memory that applying the frame of a tensor with this number of bytes takes, in bytes.
+pub fn memory_bytes(encoding: Encoding, bytes: &[u8], tensor_bytes: u64) -> u64 {
+    let readers = match encoding {
+        Encoding::Xor => 1,
+        Encoding::Overwrite => 2,
+    };
+    readers * frame::memory_bytes(bytes, content_bytes(encoding, tensor_bytes))
+}
+
+/// Returns the number of bytes that the content of a frame has at most.
+fn content_bytes(encoding: Encoding, tensor_bytes: u64) -> u64 {
+    match encoding {
+        Encoding::Xor => tensor_bytes,
+        Encoding::Overwrite => {
+            let change_bytes = to_u64(size_of::<u32>()) + 1;
+            tensor_bytes.saturating_mul(change_bytes).saturating_add(to_u64(size_of::<u32>()))
+        }
+    }
+}
+
 impl<'a> Patch<'a> {
     /// Begins to decode the frame of a tensor with this number of bytes.
     ///
     /// # Errors
     /// `malformed` if the frame is not valid.
     pub fn new(encoding: Encoding, frame: &'a [u8], tensor_bytes: u64) -> Result<Patch<'a>> {
+        let new_reader = || FrameReader::new(frame, content_bytes(encoding, tensor_bytes));
         Ok(match encoding {
-            Encoding::Xor => Patch::Xor(FrameReader::new(frame)?),
-            Encoding::Overwrite => Patch::Overwrite(Box::new(Overwrite::new(frame, tensor_bytes)?)),
+            Encoding::Xor => Patch::Xor(new_reader()?),
+            Encoding::Overwrite => {
+                Patch::Overwrite(Box::new(Overwrite::new(new_reader()?, new_reader()?, tensor_bytes)?))
+            }
         })
     }
 
@@ -80,8 +103,7 @@ pub struct Overwrite<'a> {
 }
 
 impl<'a> Overwrite<'a> {
-    fn new(frame: &'a [u8], tensor_bytes: u64) -> Result<Overwrite<'a>> {
-        let (mut positions, mut values) = (FrameReader::new(frame)?, FrameReader::new(frame)?);
+    fn new(mut positions: FrameReader<'a>, mut values: FrameReader<'a>, tensor_bytes: u64) -> Result<Overwrite<'a>> {
         let mut count = [0; size_of::<u32>()];
         positions.read(&mut count)?;
         let count = u32::from_le_bytes(count);

@@ -118,6 +118,16 @@ pub fn requested(metadata: &Metadata) -> Result<Option<Algorithm>> {
     algorithm_of(name).map(Some).ok_or_else(unknown)
 }
 
+/// Removes digests that were copied from the metadata of another file, in place of which an encrypted file has
+/// authentication codes. A request stays.
+pub fn remove_copied(metadata: &mut Metadata) {
+    if let Some(metadata) = metadata
+        && metadata.get(DIGESTS_KEY).is_some_and(|text| text.contains(':'))
+    {
+        metadata.remove(DIGESTS_KEY);
+    }
+}
+
 /// Returns the algorithm with this name, if files carry its digests.
 fn algorithm_of(name: &str) -> Option<Algorithm> {
     Algorithm::from_name(name).filter(|algorithm| algorithm.digest_bytes() == DIGEST_BYTES)

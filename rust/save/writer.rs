@@ -133,7 +133,13 @@ impl Writer {
         }
     }
 
-    fn begin_encrypted(output: Output, metadata: Metadata, key: &EncryptionKey, options: &Options) -> Result<Writer> {
+    fn begin_encrypted(
+        output: Output,
+        mut metadata: Metadata,
+        key: &EncryptionKey,
+        options: &Options,
+    ) -> Result<Writer> {
+        digests::remove_copied(&mut metadata);
         if digests::requested(&metadata)?.is_some() {
             let message = "digests would tell which data is encrypted; an encrypted file needs none, since the key \
                            authenticates its data";

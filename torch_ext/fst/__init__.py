@@ -14,7 +14,7 @@ from types import ModuleType
 from fst import _command, storage  # noqa: F401
 from fst._checkpoint.safe_open import safe_open
 from fst._core.encryption_key import EncryptionKey
-from fst._core.errors import IntegrityError, SafetensorError, SourceChangedError, VersionError
+from fst._core.errors import IntegrityError, ModuleMismatchError, SafetensorError, SourceChangedError, VersionError
 from fst._core.group import RankError
 from fst._core.library import version as __version__
 from fst._core.ops import prepare, release_memory
@@ -37,7 +37,6 @@ from fst._load.load import (
     verify,
 )
 from fst._load.stream import Stream, stream
-from fst._module.check import ModuleMismatchError
 from fst._module.load_module import load_module
 from fst._patch.patch import patch, unpatch
 from fst._profile.profile import Profile, profile

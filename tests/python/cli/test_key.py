@@ -82,7 +82,8 @@ def test_commands_read_encrypted_files(command, request, tmp_path, monkeypatch, 
     authenticated = "1 tensor and the header" if file == "encrypted" else "2 tensors"
     assert f"{authenticated} authenticated" in verified.stdout
     for target in ("back.safetensors", "back.tensors"):
-        assert command("convert", path, target).returncode == 0
+        assert "--decrypt" in command("convert", path, target).stderr
+        assert command("convert", path, target, "--decrypt").returncode == 0
         assert torch.equal(fst.load_file(tmp_path / target)["weight"], torch.arange(6.0))
     assert json.loads(command("inspect", tmp_path / "back.tensors", "--json").stdout)["encrypted"] is False
     # The last byte of the data of the last tensor, which in tensorizer's format is before a number.

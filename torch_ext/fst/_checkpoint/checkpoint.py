@@ -1,6 +1,7 @@
 """Open checkpoints."""
 
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ class OpenCheckpoint(Checkpoint):
         headers: The result of `headers()` in another process that has opened the same files. No header is read then.
         verify: Digests that loads compare, as `verify_of` returns them.
         encryption_key: The key of encrypted files. All files are encrypted then.
+        accepts_plain, opened: As in `Checkpoint`.
 
     Attributes:
         paths: The paths from which the checkpoint was opened.
@@ -34,10 +36,14 @@ class OpenCheckpoint(Checkpoint):
         headers: Tensor | None = None,
         verify: str = "",
         encryption_key: EncryptionKey | None = None,
+        accepts_plain: bool = False,
+        opened: Any = None,
     ) -> None:
         self.paths = paths_of(paths)
         self.is_verified = bool(verify)
-        super().__init__(self.paths, headers, verify, core_key(encryption_key))
+        # A key may be that of a callback, which is asked once.
+        key = core_key(encryption_key) if opened is None else None
+        super().__init__(self.paths, headers, verify, key, accepts_plain, opened)
 
     @cached_property
     def positions(self) -> dict[str, int]:

@@ -143,6 +143,9 @@ class Checkpoint(Loads):
         headers: The result of `headers()` in another process that opened the same files. No header is read then.
         verify: Digests that loads compare, as `verify_of` returns them.
         key: The key of encrypted files. All files are encrypted then.
+        accepts_plain: Whether files are accepted that are not encrypted, or have a registered key, although there is a
+            key.
+        opened: The object of the core, if it was opened with these arguments before.
     """
 
     def __init__(
@@ -151,9 +154,14 @@ class Checkpoint(Loads):
         headers: Tensor | None = None,
         verify: str = "",
         key: EncryptionKey | None = None,
+        accepts_plain: bool = False,
+        opened: Any = None,
     ) -> None:
         self._verify = verify
-        self._object = torch.classes.fst.Checkpoint(paths, headers, verify, None if key is None else key._object)
+        if opened is None:
+            core = None if key is None else key._object
+            opened = torch.classes.fst.Checkpoint(paths, headers, verify, core, accepts_plain)
+        self._object = opened
         # Methods of the object by name. PyTorch takes 1 us to look one up.
         self._methods: dict[str, Any] = {}
         self._infos: dict[str, TensorInfo] = {}

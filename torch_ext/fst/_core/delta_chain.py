@@ -1,4 +1,4 @@
-"""Typed wrapper of `torch.classes.fst.DeltaChain`."""
+"""Typed wrapper of `torch.classes.fst.UpdateSource`."""
 # Methods of the wrapped objects have no static types.
 # pyrefly: ignore-errors[no-any-return-explicit]
 
@@ -15,24 +15,57 @@ from fst._core.index_range import IndexRange
 
 
 @methods_translate_errors
-class DeltaChain:
-    """Open deltas, the oldest first. Opening reads their indices and headers, and checks that they follow each other.
+class UpdateSource:
+    """One open checkpoint, or open deltas, the oldest first. Opening reads indices and headers.
 
     Args:
-        paths: Directories, prefixes or index files of deltas.
+        paths: The paths of one checkpoint, or directories, prefixes or index files of deltas.
+        verify: Digests to compare, as `verify_of` returns them. The frames of deltas are read and compared at once,
+            what loads of a checkpoint read by the loads.
         encryption_key: The key of encrypted files.
+        accepts_plain: Whether files are accepted that are not encrypted, or have a registered key.
+
+    Attributes:
+        paths: The paths.
     """
 
-    def __init__(self, paths: Sequence[str], encryption_key: EncryptionKey | None = None) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        verify: str = "",
+        encryption_key: EncryptionKey | None = None,
+        accepts_plain: bool = False,
+    ) -> None:
+        self.paths = list(paths)
         key = core_key(encryption_key)
-        self._object: Any = torch.classes.fst.DeltaChain(paths, None if key is None else key._object)
+        opened = torch.classes.fst.UpdateSource(paths, verify, None if key is None else key._object, accepts_plain)
+        self._object: Any = opened
+
+    def after(self, older: "UpdateSource") -> "UpdateSource":
+        """Returns older deltas and these, which follow them."""
+        joined = object.__new__(UpdateSource)
+        joined.paths = older.paths + self.paths
+        joined._object = self._object.after(older._object)
+        return joined
+
+    def is_delta(self) -> bool:
+        """Returns whether this is a chain of deltas."""
+        return self._object.is_delta()
+
+    def is_encrypted(self) -> bool:
+        """Returns whether a file is encrypted."""
+        return self._object.is_encrypted()
+
+    def checkpoint(self) -> Any:
+        """Returns the whole checkpoint, as an object of the core."""
+        return self._object.checkpoint()
 
     def base_version(self) -> str:
         """Returns the version that the first delta changes."""
         return self._object.base_version()
 
-    def version(self) -> str:
-        """Returns the version that the last delta results in."""
+    def version(self) -> str | None:
+        """Returns the version that the index of a checkpoint states, if any, or in which the last delta results."""
         return self._object.version()
 
     def check_base(self, named: Sequence[tuple[str, Tensor]]) -> None:
@@ -40,7 +73,7 @@ class DeltaChain:
         self._object.check_base([tensor for _, tensor in named], [name for name, _ in named])
 
     def names(self) -> list[str]:
-        """Lists the tensors that change, in the order of the deltas and of the bytes in their files."""
+        """Lists the tensors that deltas change, in the order of the deltas and of the bytes in their files."""
         return self._object.names()
 
     def changes(
@@ -49,14 +82,17 @@ class DeltaChain:
         old: Sequence[Tensor],
         shapes: Sequence[Sequence[int]] | None = None,
         regions: Sequence[Sequence[IndexRange] | None] | None = None,
+        limit_bytes: int | None = None,
     ) -> list[tuple[Tensor | None, Tensor]]:
         """Computes the changes of tensors, without writing them.
 
         Args:
-            names: Tensors that change, each once. Those in the order of `names()` are read in the order of the files.
-            old: Their values in the base version, on any device and with any strides.
+            names: Tensors that change, each once. They are read in the order of the files.
+            old: Their values in the base version, on any device and with any strides. The same memory under several
+                names is a tied tensor, which must have the same changes under all of them.
             shapes: The shapes of the tensors in the checkpoint, if `old` has index regions of them.
             regions: The index region of each, or `None` for the whole tensor.
+            limit_bytes: Upper bound for staged values, which also bounds the memory of decoders.
 
         Returns:
             For each tensor, the numbers of the elements that change, as uint32, and their new values; or `None` and all
@@ -65,8 +101,20 @@ class DeltaChain:
         shapes = [list(tensor.shape) for tensor in old] if shapes is None else shapes
         regions = [None] * len(old) if regions is None else regions
         ranges = [[number for each in region for number in each] if region else [] for region in regions]
-        return list(zip(*self._object.changes(names, old, shapes, ranges), strict=True))
+        limit = -1 if limit_bytes is None else limit_bytes
+        return list(zip(*self._object.changes(names, old, shapes, ranges, limit), strict=True))
 
     def unverified(self) -> list[str]:
         """Returns the tensors whose changes were computed for a part of the tensor, which no checksum covers."""
         return self._object.unverified()
+
+
+class DeltaChain(UpdateSource):
+    """Open deltas, the oldest first. Raises an error for a whole checkpoint."""
+
+    def __init__(self, paths: Sequence[str], encryption_key: EncryptionKey | None = None) -> None:
+        if not paths:
+            raise ValueError("no delta was given; give at least one path")
+        super().__init__(paths, "", encryption_key)
+        # Raises an error for a whole checkpoint.
+        self.names()

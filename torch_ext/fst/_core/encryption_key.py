@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from fst._core import classes
 from fst._core.arguments import Path, path_of
+from fst._core.urls import without_secrets
 
 # Limits of Argon2id for new files: libsodium's preset "moderate".
 PASSES = 3
@@ -167,6 +168,26 @@ class EncryptionKey:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an EncryptionKey cannot be pickled or copied, since the copy would show the key")
+
+
+def check_output_key(encrypted: str | None, output: str, key: EncryptionKey | None, decrypt: bool) -> None:
+    """Raises a ValueError if the data of an encrypted input would be written as plain data, unless that is requested.
+
+    Args:
+        encrypted: The path of an input that is encrypted, if any is.
+        output: The path of the output.
+        key: The key of the output.
+        decrypt: Whether plain data is requested.
+    """
+    if key is not None and decrypt:
+        raise ValueError(
+            f"{without_secrets(output)}: a key encrypts the output, and decrypt writes plain data; give one"
+        )
+    if encrypted is not None and key is None and not decrypt:
+        raise ValueError(
+            f"{without_secrets(encrypted)}: is encrypted, but {without_secrets(output)} would not be; encrypt it with "
+            "encryption_key= (--encrypt KEY), or write plain data with decrypt=True (--decrypt); nothing was written"
+        )
 
 
 def core_key(key: EncryptionKey | None) -> classes.EncryptionKey | None:

@@ -8,7 +8,7 @@ import contextlib
 import errno
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import ParamSpec, TypeVar
 
@@ -62,6 +62,24 @@ class VersionError(ValueError):
     """Tensors do not hold the version that an update needs, or hold a mixture of two versions. Nothing was written."""
 
 
+class ModuleMismatchError(RuntimeError):
+    """A checkpoint does not fit a module or the target of an update. Nothing was written.
+
+    Attributes:
+        missing_keys: Names that the checkpoint lacks.
+        unexpected_keys: Names that the module or target lacks.
+        misshapen_keys: Names whose shapes differ between checkpoint and module.
+    """
+
+    def __init__(
+        self, message: str, missing: Sequence[str] = (), unexpected: Sequence[str] = (), misshapen: Sequence[str] = ()
+    ) -> None:
+        super().__init__(message)
+        self.missing_keys = list(missing)
+        self.unexpected_keys = list(unexpected)
+        self.misshapen_keys = list(misshapen)
+
+
 _CODED = re.compile(r"\[([a-z-]+)\] (.*)", re.DOTALL)
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
@@ -74,6 +92,7 @@ EXCEPTIONS: dict[str, type[BaseException]] = {
     "tensor-not-found": TensorNotFoundError,
     "unsupported-dtype": UnsupportedDtypeError,
     "invalid-argument": ValueError,
+    "mismatch": ModuleMismatchError,
     "version": VersionError,
     "interrupted": KeyboardInterrupt,
     "out-of-memory": torch.OutOfMemoryError,

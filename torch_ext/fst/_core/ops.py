@@ -8,7 +8,7 @@ Each function has the parameters of its operator. The rest of the package calls 
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -218,24 +218,6 @@ def profile_start() -> int:
 def profile_stop(profile: int) -> str:
     """Stops a profile, and returns its recording as JSON."""
     return torch.ops.fst.profile_stop(profile)
-
-
-class UpdateSource(NamedTuple):
-    """Source of an update, by the metadata of its indices.
-
-    Attributes:
-        is_delta: Whether all paths lead to deltas, and not to one whole checkpoint.
-        version: The version of the only path, or `None`.
-    """
-
-    is_delta: bool
-    version: str | None
-
-
-@translates_errors
-def update_source(paths: Sequence[str]) -> UpdateSource:
-    """Reads the index of each path once. Deltas beside whole checkpoints are a ValueError."""
-    return UpdateSource(*torch.ops.fst._update_source(paths))
 
 
 @translates_errors

@@ -38,24 +38,24 @@ class StagedUpdate:
     """Changes of tensors that are written together.
 
     Args:
-        named: All tensors that get the version, whether they change or not, with their names in errors.
-        changes: The changes.
-        version: The version of all tensors after the update.
+        named: All tensors that get the version, whether they change or not, with their names in errors. Their values
+            have not been read for the update yet.
     """
 
-    def __init__(
-        self, named: Sequence[tuple[str, Tensor]], changes: Sequence[StagedChange], version: str | None
-    ) -> None:
-        self._object: Any = torch.classes.fst.Update(
-            [name for name, _ in named],
-            [tensor for _, tensor in named],
-            *_lists_of(changes),
-            version,
-        )
+    def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        self._object: Any = torch.classes.fst.Update([name for name, _ in named], [tensor for _, tensor in named])
+
+    def stage(self, changes: Sequence[StagedChange], version: str | None) -> None:
+        """Sets the changes, and the version of all tensors after them."""
+        self._object.stage(*_lists_of(changes), version)
 
     def check(self) -> None:
-        """Raises a `VersionError` if the tensors were written to since the object was created."""
+        """Raises a `VersionError` if tensors were written to or replaced since the object was created."""
         self._object.check()
+
+    def begin(self) -> None:
+        """Checks, and makes other updates of the same tensors raise."""
+        self._object.begin()
 
     def write(self, begin: int, end: int) -> None:
         """Writes the changes from `begin` to `end`."""

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Container, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,18 +35,18 @@ _Result = TypeVar("_Result")
 
 
 def open_for_group(
-    paths: Paths, group: Group, verify: str = "", encryption_key: EncryptionKey | None = None
+    paths: Paths, group: Group, verify: str = "", encryption_key: EncryptionKey | None = None, opened: Any = None
 ) -> OpenCheckpoint:
     """Opens a checkpoint on all ranks. Only rank 0 reads the headers and sends them to the others.
 
     Every rank calls this function. Local paths may differ if they lead to files of the same names and lengths. With
-    `verify`, on all ranks or none, they verify all files together.
+    `verify`, on all ranks or none, they verify all files together. Rank 0 may pass what it has opened before.
     """
 
     def name_copy(checkpoint: OpenCheckpoint) -> tuple[OpenCheckpoint, bytes]:
         return checkpoint, json.dumps([bool(verify), checkpoint.copy_name() if verify else ""]).encode()
 
-    checkpoint, gathered = open_and_gather(paths, group, name_copy, verify, encryption_key)
+    checkpoint, gathered = open_and_gather(paths, group, name_copy, verify, encryption_key, opened)
     verifies, copies = zip(*map(json.loads, gathered), strict=True)
     check_equal("verify", verifies)
     if verify:
@@ -60,6 +60,7 @@ def open_and_gather(
     work: Callable[[OpenCheckpoint], tuple[_Result, bytes]],
     verify: str = "",
     encryption_key: EncryptionKey | None = None,
+    opened: Any = None,
 ) -> tuple[_Result, list[bytes]]:
     """Opens a checkpoint as `open_for_group` does, and calls `work` with it as `Group.gather_results` does.
 
@@ -67,7 +68,7 @@ def open_and_gather(
     """
 
     def open_checkpoint(headers: Tensor | None) -> OpenCheckpoint:
-        checkpoint = OpenCheckpoint(paths, headers, verify, encryption_key)
+        checkpoint = OpenCheckpoint(paths, headers, verify, encryption_key, opened=opened)
         # Computed here so that an unsupported dtype is an error of opening, which all ranks report.
         _ = checkpoint.shapes
         return checkpoint

@@ -7,25 +7,10 @@ from torch.nn import Module
 
 from fst._checkpoint.batched import have_equal_bits
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._core.errors import ModuleMismatchError
 from fst._core.group import Group
 from fst._core.urls import without_secrets
 from fst._module.match import Match, non_persistent_buffers
-
-
-class ModuleMismatchError(RuntimeError):
-    """A checkpoint does not fit a module or the target of an update. Nothing was written.
-
-    Attributes:
-        missing_keys: Names that the checkpoint lacks.
-        unexpected_keys: Names that the module or target lacks.
-        misshapen_keys: Names whose shapes differ between checkpoint and module.
-    """
-
-    def __init__(self, message: str, missing: list[str], unexpected: list[str], misshapen: list[str]) -> None:
-        super().__init__(message)
-        self.missing_keys = missing
-        self.unexpected_keys = unexpected
-        self.misshapen_keys = misshapen
 
 
 def tied_names(match: Match) -> list[list[str]]:

@@ -130,16 +130,15 @@ def save_indexed(
     max_shard_bytes: int,
     index_metadata: Mapping[str, str],
     shard_of: Callable[[Mapping[str, Tensor]], tuple[Mapping[str, Tensor], dict[str, str] | None]],
+    encryption_key: EncryptionKey | None = None,
 ) -> None:
     """Saves a checkpoint in a directory or prefix, which is created, with an index that has metadata.
 
     `shard_of` returns the tensors of a file, if `tensors` are on meta, and the metadata of its header.
     """
     check_max_shard_bytes(max_shard_bytes)
-
-    def write(shard: Mapping[str, Tensor], file: str, permissions_from: str, number: int, count: int) -> None:
-        _write_shard(*shard_of(shard), file, permissions_from, None)
-
+    key = core_key(encryption_key)
+    write = _shard_writer(shard_of, key, key is not None)
     if not is_remote(directory):
         os.makedirs(local_path_of(directory) if is_url(directory) else directory, exist_ok=True)
     save_shards(tensors, below(directory, _NAME), max_shard_bytes, write, index_metadata)
@@ -155,17 +154,28 @@ def _save(
     if max_shard_bytes is None:
         _write_shard(tensors, metadata, path, "", key)
         return
+    is_encrypted = key is not None or _ENCRYPTION_KEY in (metadata or {})
+    write = _shard_writer(lambda shard: (shard, metadata), key, is_encrypted)
+    save_shards(tensors, path, max_shard_bytes, write)
+
+
+def _shard_writer(
+    shard_of: Callable[[Mapping[str, Tensor]], tuple[Mapping[str, Tensor], dict[str, str] | None]],
+    key: classes.EncryptionKey | None,
+    is_encrypted: bool,
+) -> Callable[[Mapping[str, Tensor], str, str, int, int], None]:
+    """Returns the function that writes one file of a checkpoint. `shard_of` is as in `save_indexed`."""
     if key is not None:
         key = key.for_save()
     save = os.urandom(16).hex()
-    is_encrypted = key is not None or _ENCRYPTION_KEY in (metadata or {})
 
     def write(shard: Mapping[str, Tensor], file: str, permissions_from: str, number: int, count: int) -> None:
+        tensors, metadata = shard_of(shard)
         # Binds the files to each other. The metadata of an encrypted file are authentic.
         bound = {_SHARD_KEY: f"{save}:{number}:{count}"} if is_encrypted and count > 1 else {}
-        _write_shard(shard, {**(metadata or {}), **bound} or None, file, permissions_from, key)
+        _write_shard(tensors, {**(metadata or {}), **bound} or None, file, permissions_from, key)
 
-    save_shards(tensors, path, max_shard_bytes, write)
+    return write
 
 
 def _write_shard(

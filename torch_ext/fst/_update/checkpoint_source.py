@@ -1,7 +1,7 @@
 """New values of tensors from a whole checkpoint."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,14 +18,14 @@ from fst._update.target import Part
 _BATCH_BYTES = 512 << 20
 
 
-def batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    """Splits parts in their order into batches of at most 512 MiB, or of one tensor.
+def batches(parts: Iterable[Part], aliases: Mapping[str, str] | None = None) -> Iterator[list[Part]]:
+    """Splits parts in their order into batches of at most 512 MiB, or of one tensor with all of its names.
 
     Counts whole tensors, so that all ranks have the same tensors in each batch.
     """
     by_name: dict[str, list[Part]] = defaultdict(list)
     for part in parts:
-        by_name[part.name].append(part)
+        by_name[part.name if aliases is None else aliases[part.name]].append(part)
     batch: list[Part] = []
     size = 0
     for same_name in by_name.values():

@@ -7,29 +7,22 @@ from torch import Tensor
 from torch.nn import Module
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core.encryption_key import EncryptionKey
+from fst._core.errors import ModuleMismatchError
 from fst._core.urls import without_secrets
-from fst._distributed.load import open_for_group
 from fst._distributed.meshes import MeshLayouts
-from fst._module.check import ModuleMismatchError, check_match, differing_on_any, tied_names
+from fst._module.check import check_match, differing_on_any, tied_names
 from fst._module.match import match_tensors
 from fst._update.checkpoint_source import staged_changes, whole_tensors
-from fst._update.finish import finish_load
-from fst._update.prepared import Prepared, Request
+from fst._update.prepared import Prepared, Request, finish_load
 from fst._update.target import parts_of
 from fst._update.transform import transformed_changes
 
 
-def prepare_from_checkpoint(
-    common: Request, paths: list[str], version: str | None, verify: str, encryption_key: EncryptionKey | None
-) -> Prepared:
-    """Prepares an update from a whole checkpoint of a version."""
-    target, named, aliases, group, staging, strict, transform, given = common
-    if group.process_group is None:
-        # Loads into new tensors verify what they read.
-        checkpoint = OpenCheckpoint(paths, verify=verify, encryption_key=encryption_key)
-    else:
-        checkpoint = open_for_group(paths, group, verify, encryption_key)
+def prepare_from_checkpoint(common: Request, checkpoint: OpenCheckpoint) -> Prepared:
+    """Prepares an update from a whole checkpoint."""
+    target, named, aliases, group, staging, strict, transform, base, given = common
+    if base is not None:
+        raise ValueError("base is for deltas, and the source is a whole checkpoint")
     tensors = dict(named)
     layouts = MeshLayouts(group.process_group)
     if transform is not None:
@@ -44,7 +37,7 @@ def prepare_from_checkpoint(
             lambda: transformed_changes(
                 whole_tensors(checkpoint, devices, group), transform, parts, aliases, group, staging, strict
             ),
-            version,
+            True,
             lambda: finish_load(common, None),
         )
     if isinstance(target, Module):
@@ -68,7 +61,7 @@ def prepare_from_checkpoint(
 
     parts = list(given) or [part for stored, name, tensor in pairs for part in parts_of(stored, name, tensor, layouts)]
     changing = {aliases[name] for _, name, _ in pairs}
-    return Prepared(parts, changing, lambda: staged_changes(checkpoint, parts, group, staging), version, after)
+    return Prepared(parts, changing, lambda: staged_changes(checkpoint, parts, group, staging), True, after)
 
 
 def _match_names(common: Request, checkpoint: OpenCheckpoint) -> list[tuple[str, str, Tensor]]:

@@ -6,87 +6,98 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fst._core.delta_chain import DeltaChain
-from fst._core.encryption_key import EncryptionKey
-from fst._core.staged_update import StagedChange, write_changes
+from fst._core.delta_chain import UpdateSource
+from fst._core.errors import ModuleMismatchError
+from fst._core.staged_update import StagedChange, version_of, write_changes
 from fst._core.urls import without_secrets
 from fst._distributed.meshes import MeshLayouts
 from fst._distributed.shards import Replicated
-from fst._module.check import ModuleMismatchError
 from fst._update.checkpoint_source import batches
-from fst._update.finish import finish_load
-from fst._update.prepared import Prepared, Request
+from fst._update.prepared import Prepared, Request, finish_load
+from fst._update.source import Source
 from fst._update.target import Part, parts_of, storages_of
 from fst._update.transform import transformed_changes
 
 
-def prepare_from_delta(
-    common: Request, paths: list[str], base: Mapping[str, Tensor] | None, encryption_key: EncryptionKey | None
-) -> Prepared:
+def prepare_from_delta(common: Request, chain: UpdateSource, source: Source) -> Prepared:
     """Prepares an update from a chain of deltas, the oldest first."""
-    chain = common.group.run_on_all(lambda: _open(common, paths, base, encryption_key))
-    known = common.aliases if base is None else base
+    base, aliases = common.base, common.aliases
+    ties = common.group.run_on_all(lambda: _check(common, chain, source))
+    known = aliases if base is None else base
     names = dict.fromkeys(name for name in chain.names() if name in known)
     if base is not None:
-        parts: list[Part] = []
-        changing = set(common.aliases.values()) if common.transform else {common.aliases[name] for name in names}
-        changes = _base_changes(common, chain, names, base)
-    elif common.parts:
-        parts = [part for part in common.parts if part.stored in names]
-        changing = {common.aliases[part.name] for part in parts}
-        changes = _changes(common, chain, parts)
+        changing = set(aliases.values()) if common.transform else {aliases[name] for name in names if name in aliases}
+        changes = _base_changes(common, chain, names, ties, base)
     else:
-        tensors = dict(common.named)
-        # A tied tensor changes once.
-        first = {common.aliases[name]: name for name in reversed(names)}
-        changing = set(first)
-        layouts = MeshLayouts(common.group.process_group)
-        parts = [part for own, name in first.items() for part in parts_of(name, own, tensors[name], layouts)]
+        parts: Sequence[Part] = [part for part in common.parts if part.stored in names]
+        if not common.parts:
+            tensors, layouts = dict(common.named), MeshLayouts(common.group.process_group)
+            parts = [part for name in names for part in parts_of(name, aliases[name], tensors[name], layouts)]
+        changing = {aliases[part.name] for part in parts}
         changes = _changes(common, chain, parts)
-    return Prepared([], changing, lambda: changes, chain.version(), lambda: finish_load(common, None), chain.unverified)
+    return Prepared([], changing, lambda: changes, False, lambda: finish_load(common, None))
 
 
-def _open(
-    common: Request, paths: list[str], base: Mapping[str, Tensor] | None, encryption_key: EncryptionKey | None
-) -> DeltaChain:
-    """Opens deltas, and checks that they fit the target."""
-    chain = DeltaChain(paths, encryption_key)
-    first = without_secrets(paths[0])
+def _check(common: Request, chain: UpdateSource, source: Source) -> dict[str, list[str]]:
+    """Checks that deltas fit the target, and returns the names of each tied tensor that changes, by the first name."""
+    base, first = common.base, without_secrets(source.paths[0])
     chain.check_base(storages_of(common.named))
+    if base is not None and version_of(list(base.items())) is not None:
+        chain.check_base(list(base.items()))
     if common.transform is not None and base is None:
         raise ValueError(
             f"{first}: a transform needs the whole tensors of the checkpoint; pass those of the base version as base="
         )
-    known = common.aliases if base is None else base
+    known, changed = common.aliases if base is None else base, set(chain.names())
     unexpected = [name for name in chain.names() if name not in known]
     if unexpected and common.strict and (base is not None or not isinstance(common.target, (list, tuple))):
-        quoted = ", ".join(f'"{name}"' for name in unexpected)
+        quoted = _quote(unexpected)
         message = f"{first}: the {'target' if base is None else 'base'} lacks {quoted}; nothing was written"
         raise ModuleMismatchError(message, [], unexpected, [])
-    return chain
+    ties: dict[str, list[str]] = {}
+    for name, own in common.aliases.items():
+        if name in known:
+            ties.setdefault(own, []).append(name)
+    ties = {own: names for own, names in ties.items() if len(names) > 1 and not changed.isdisjoint(names)}
+    for names in ties.values():
+        missing = [name for name in names if name not in changed]
+        # Only the base tells whether the checkpoint has a tensor of this name.
+        if missing and base is None and common.strict:
+            raise ModuleMismatchError(
+                f"{first}: {_quote(names)} are one tensor in the target, but the deltas do not change "
+                f"{_quote(missing)}; if the checkpoint stores the tensor under the other names only, pass "
+                "strict=False, or its tensors as base=; nothing was written",
+                missing,
+            )
+    return ties
 
 
-def _changes(common: Request, chain: DeltaChain, parts: Sequence[Part]) -> Iterator[list[StagedChange]]:
+def _changes(common: Request, chain: UpdateSource, parts: Sequence[Part]) -> Iterator[list[StagedChange]]:
     """Yields the changes of tensors that hold the bytes of the checkpoint, or slices of them."""
     staged_bytes = 0
-    for batch in (one_of_each for several in batches(parts) for one_of_each in _rounds(several)):
+    staging = common.staging
+    # The core compares the changes of all names of a tied tensor, which is written once.
+    written = {common.aliases[part.name]: part.stored for part in reversed(parts)}
+    for batch in (one_of_each for several in batches(parts, common.aliases) for one_of_each in _rounds(several)):
         found = chain.changes(
             [part.stored for part in batch],
             [part.tensor for part in batch],
             [part.shape for part in batch],
             [None if part.is_whole else part.region(common.group) for part in batch],
+            staging.limit_bytes,
         )
         changes = [
             StagedChange(
                 part.name,
                 part.tensor,
-                None if positions is None else common.staging.place(positions, part.tensor),
-                common.staging.place(values, part.tensor),
+                None if positions is None else staging.place(positions, part.tensor),
+                staging.place(values, part.tensor),
             )
             for part, (positions, values) in zip(batch, found, strict=True)
+            if part.stored == written[common.aliases[part.name]]
         ]
         staged_bytes += sum(change.nbytes for change in changes)
-        common.staging.check_bytes(staged_bytes)
+        staging.check_bytes(staged_bytes)
         yield changes
 
 
@@ -103,7 +114,11 @@ def _rounds(parts: Sequence[Part]) -> list[list[Part]]:
 
 
 def _base_changes(
-    common: Request, chain: DeltaChain, names: Collection[str], base: Mapping[str, Tensor]
+    common: Request,
+    chain: UpdateSource,
+    names: Collection[str],
+    ties: Mapping[str, list[str]],
+    base: Mapping[str, Tensor],
 ) -> Iterator[list[StagedChange]]:
     """Yields the changes of a copy of the base version in host memory, and of the tensors derived from it."""
     group, staging = common.group, common.staging
@@ -114,15 +129,19 @@ def _base_changes(
 
     def loaded() -> Iterator[list[tuple[str, Tensor]]]:
         # A transform may derive one tensor from several, of which only one changes.
-        wholes = [Part(name, name, tuple(tensor.shape), Replicated(), tensor) for name, tensor in base.items()]
-        selected = wholes if common.transform is not None else [part for part in wholes if part.name in names]
-        for batch in batches(selected):
+        selected = {*names, *(name for tied in ties.values() for name in tied)} if common.transform is None else base
+        wholes = [
+            Part(name, name, tuple(tensor.shape), Replicated(), tensor)
+            for name, tensor in base.items()
+            if name in selected
+        ]
+        for batch in batches(wholes):
             yield [(part.name, value) for part, value in zip(batch, new_values(batch), strict=True)]
 
     def new_values(batch: Sequence[Part]) -> list[Tensor]:
         own = [part for part in batch if part.name in names]
         found = chain.changes(
-            [part.name for part in own], [part.tensor for part in own], [part.shape for part in own], [None] * len(own)
+            [part.name for part in own], [part.tensor for part in own], limit_bytes=staging.limit_bytes
         )
         values = {part.name: part.tensor.clone() for part in batch}
         for part, (positions, new) in zip(own, found, strict=True):
@@ -147,3 +166,7 @@ def _base_changes(
 def _device_of(tensors: Mapping[str, Tensor], name: str) -> torch.device:
     tensor = tensors.get(name, next(iter(tensors.values()), None))
     return torch.device("cpu") if tensor is None else tensor.device
+
+
+def _quote(names: Sequence[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)

@@ -1,6 +1,6 @@
 """`prepare_update`: reads and stages new values of existing tensors."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fst._core import ops
-from fst._core.arguments import Device, Paths, VerifyRequest, device_of, paths_of, verify_of
+from fst._core.arguments import Device, Paths, VerifyRequest, device_of, list_of, paths_of, verify_of
+from fst._core.delta_chain import UpdateSource
 from fst._core.encryption_key import EncryptionKey
+from fst._core.errors import VersionError
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._core.staged_update import StagedChange, StagedUpdate, mark_torn
@@ -19,9 +20,10 @@ from fst._distributed.meshes import enclosing_mesh, mesh_device, mesh_group
 from fst._module.shards import meshes_of
 from fst._update.from_checkpoint import prepare_from_checkpoint
 from fst._update.from_delta import prepare_from_delta
-from fst._update.prepared import Prepared, Request
+from fst._update.prepared import Request
+from fst._update.source import Source, open_source, source_of
 from fst._update.staging import Staging
-from fst._update.target import Part, Target, aliases_of, named_tensors, storages_of, update_problem
+from fst._update.target import Part, Target, aliases_of, memory_of, named_tensors, storages_of, update_problem
 from fst._update.transform import Transform
 from fst._update.update import Plan, Step, Update
 
@@ -55,8 +57,9 @@ def prepare_update(
     before data is read. If the target holds DTensors, or with `group`, all ranks call this function, and all commit or
     none does.
 
-    The tensors get the version of the source. Other loads and updates of the same tensors between `prepare_update` and
-    `commit` make the commit an error. docs/updates.md has examples, and says what other threads and streams see.
+    The tensors get the version of the source. Other loads and updates of the same tensors from the beginning of
+    `prepare_update` on make the commit an error. So does another tensor in the place of one of the target, such as
+    after `Module.to`. docs/updates.md has examples, and says what other threads and streams see.
 
     Args:
         target: A module, a mapping of names to tensors, or a list of tensors. The tensors have values: load the first
@@ -74,16 +77,18 @@ def prepare_update(
             that tensor, or a mapping of names to the values of several, or `None`. The values have the shapes and
             dtypes of the target. If it raises, nothing is written. Deltas need `base` for it.
         base: For deltas to a target that holds other bytes than the checkpoint (cast, quantized, fused): the tensors of
-            the base version by name, on the CPU. The deltas change them, too, with the same commit. A `transform` is
-            then called for all of them, in their order.
+            the base version by name, on the CPU. The deltas change them, too, with the same commit, and they get the
+            same version. A `transform` is then called for all of them, in their order.
         atomic: If False, `commit` reads, and writes as bytes arrive. It stages 512 MiB at a time, or the largest
             tensor. After an error, the target holds a mixture of versions, and `version_of` raises until a load
             succeeds.
         staging_device: Device of staged values: `None` for the device of each tensor, or "cpu" for pinned host memory,
             from which a commit copies over the bus.
-        staging_bytes: Upper bound for the size of staged values. `None` bounds it by the free memory.
+        staging_bytes: Upper bound for the size of staged values, and for the decoders of deltas, which may take 64 MiB
+            in any case. `None` bounds staged values by the free memory, and decoders by 256 MiB or those of one tensor.
         group: Ranks that update together. `None` is the ranks of the mesh of the DTensors, or this process alone.
-        verify: As in `load_file`. Data is compared before anything is written. Deltas have checksums, which are always
+        verify: As in `load_file`, for a checkpoint and for each delta of a chain. Data is compared before anything is
+            written, and deltas before they are decoded. The checksums of deltas, which only find damage, are always
             compared where this rank holds the whole tensor.
         encryption_key: As in `load_file`.
 
@@ -92,7 +97,8 @@ def prepare_update(
 
     Raises:
         VersionError: A delta changes another version than the target has.
-        ModuleMismatchError: Names, shapes or dtypes do not fit.
+        ModuleMismatchError: Names, shapes or dtypes do not fit, or the new values of a tied tensor differ between its
+            names. Deltas have all of its names, unless `strict=False` or `base` lacks them.
         MemoryError: The staged values exceed `staging_bytes` or the free memory. Nothing was read.
         ValueError: A tensor cannot be overwritten, or the result of `transform` does not fit.
         RankError: Another rank failed.
@@ -111,39 +117,43 @@ def prepare_update(
         raise ValueError(f"staging_bytes is {staging_bytes}, but must be at least 0")
     device = None if staging_device is None else torch.empty(0, device=device_of(staging_device)).device
     named, paths, request = named_tensors(target, names), paths_of(source), verify_of(verify)
+    if base is not None:
+        list_of(list(base.values()), Tensor, "base")
     with defer_interrupts():
         ranks = _ranks_of(target, named, group)
+
+        def held() -> list[tuple[str, Tensor]]:
+            if isinstance(target, Module):
+                reshard(target)
+            return named_tensors(target, names)
+
         ranks.run_on_all(lambda: _check_tensors(named))
-        staging = Staging(device, staging_bytes)
-        common = Request(target, named, aliases_of(named), ranks, staging, strict, transform)
-        found = ranks.run_on_all(lambda: ops.update_source(paths))
-        if found.is_delta:
-            prepared = prepare_from_delta(common, paths, base, encryption_key)
-        elif base is not None:
-            raise ValueError("base is for deltas, and the source is a whole checkpoint")
-        else:
-            prepared = prepare_from_checkpoint(common, paths, found.version, request, encryption_key)
-        return _update(common, prepared, version, atomic)
+        common = Request(
+            target, named, aliases_of(named), ranks, Staging(device, staging_bytes), strict, transform, base
+        )
+        return _prepare(common, held, lambda: open_source(paths, ranks, request, encryption_key), version, atomic)
 
 
-def prepare_parts(parts: Sequence[Part], source: Paths, *, version: str | None = None) -> Update:
+def prepare_parts(
+    parts: Sequence[Part], source: Paths | UpdateSource, *, version: str | None = None, model: Module | None = None
+) -> Update:
     """Prepares an update of tensors that hold regions of a checkpoint's tensors, which the caller has found.
 
     Of each tensor, only its region is read. Tensors of the checkpoint without a part are not read. The update is staged
-    in host memory, and prepared by this process alone. Otherwise as `prepare_update`.
+    in host memory, and prepared by this process alone. The source may be open. The tensors of `model`
+    must stay in place until the commit. Otherwise as `prepare_update`.
     """
-    named, paths = [(part.name, part.tensor) for part in parts], paths_of(source)
+    named = [(part.name, part.tensor) for part in parts]
     with defer_interrupts():
         _check_tensors(named)
         target = [tensor for _, tensor in named]
         staging, group = Staging(torch.device("cpu"), None), Group.alone(torch.device("cpu"))
-        common = Request(target, named, aliases_of(named), group, staging, True, None, parts)
-        found = ops.update_source(paths)
-        if found.is_delta:
-            prepared = prepare_from_delta(common, paths, None, None)
-        else:
-            prepared = prepare_from_checkpoint(common, paths, found.version, verify_of(False), None)
-        return _update(common, prepared, version, True)
+        common = Request(target, named, aliases_of(named), group, staging, True, None, None, parts)
+
+        def opened() -> Source:
+            return source_of(source if isinstance(source, UpdateSource) else UpdateSource(paths_of(source)))
+
+        return _prepare(common, lambda: named if model is None else named_tensors(model), opened, version, True)
 
 
 def _ranks_of(target: Target, named: Sequence[tuple[str, Tensor]], group: "ProcessGroup | None") -> Group:
@@ -166,40 +176,79 @@ def _check_tensors(named: Sequence[tuple[str, Tensor]]) -> None:
             raise ValueError(f'tensor "{name}" cannot be updated: {problem}')
 
 
-def _update(common: Request, prepared: Prepared, version: str | None, atomic: bool) -> Update:
+def _prepare(
+    common: Request,
+    held: Callable[[], list[tuple[str, Tensor]]],
+    open_all: Callable[[], Source],
+    version: str | None,
+    atomic: bool,
+) -> Update:
+    """Prepares an update. `held` returns the tensors that the target holds when it is called."""
     group, staging, tensors = common.group, common.staging, storages_of(common.named)
-    version = prepared.version if version is None else version
-    # Without changes, it checks and sets the version of an update that is not atomic.
-    staged = StagedUpdate(tensors, [], version)
+    both = [*tensors, *((f"{name} (base)", tensor) for name, tensor in (common.base or {}).items())]
+    # Writes to the tensors count before any of their values is read.
+    memory, staged = group.run_on_all(lambda: (memory_of(held()), StagedUpdate(both)))
+    source = open_all()
+    if source.deltas is not None:
+        prepared = prepare_from_delta(common, source.deltas, source)
+    else:
+        assert source.checkpoint is not None
+        prepared = prepare_from_checkpoint(common, source.checkpoint)
+    version = source.version if version is None else version
+    changes: list[StagedChange] = []
     if atomic:
         group.run_on_all(lambda: staging.check_parts(prepared.parts))
-        changes = [change for batch in prepared.changes() for change in batch]
-        staged = group.run_on_all(lambda: StagedUpdate(tensors, changes, version))
-        all_steps = list(_steps(staged, changes, common.aliases))
+
+        def read() -> list[StagedChange]:
+            return [change for batch in prepared.changes() for change in batch]
+
+        changes = read() if prepared.is_collective else group.run_on_all(read)
+    # Without changes, it checks and sets the version of an update that is not atomic.
+    group.run_on_all(lambda: staged.stage(changes, version))
+
+    def check() -> None:
+        _check_memory(memory, memory_of(held()))
+        staged.check()
 
     def steps() -> Iterator[Step]:
         if atomic:
-            yield from all_steps
+            yield from _steps(staged, changes, common.aliases)
             return
         for batch in prepared.changes():
-            yield from _steps(StagedUpdate([], batch, None), batch, common.aliases)
+            part = StagedUpdate([])
+            part.stage(batch, None)
+            yield from _steps(part, batch, common.aliases)
 
-    def finish() -> None:
-        prepared.after()
-        staged.finish()
+    def rollback() -> None:
+        staged.rollback()
+        changes.clear()
 
     plan = Plan(
         names=list(common.aliases),
         unchanged=[name for name, own in common.aliases.items() if own not in prepared.changing],
         group=group,
-        check=staged.check,
+        check=check,
+        begin=staged.begin,
         steps=steps,
-        finish=finish,
-        fail=lambda: mark_torn([tensor for _, tensor in tensors]),
-        rollback=staged.rollback,
+        finish=staged.finish,
+        after=prepared.after,
+        fail=lambda: mark_torn([tensor for _, tensor in both]),
+        rollback=rollback,
         is_atomic=atomic,
     )
-    return Update(plan, version, staged.staged_bytes(), prepared.unverified())
+    unverified = [] if source.deltas is None else source.deltas.unverified()
+    return Update(plan, version, source.deltas is not None, staged.staged_bytes(), unverified)
+
+
+def _check_memory(before: list[tuple[str, object]], now: list[tuple[str, object]]) -> None:
+    """Raises a VersionError if the target holds other tensors than when the update was prepared."""
+    if before != now:
+        changed = [each for each in before if each not in now] or [each for each in now if each not in before]
+        name = changed[0][0] if changed else ""
+        raise VersionError(
+            f'tensor "{name}": the target holds another tensor, or another memory of it, than when this update was '
+            "prepared, as after Module.to or an assignment; nothing was written. Prepare it again"
+        )
 
 
 def _steps(staged: StagedUpdate, changes: Sequence[StagedChange], aliases: Mapping[str, str]) -> Iterator[Step]:

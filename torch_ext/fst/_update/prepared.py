@@ -3,10 +3,15 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+from torch.nn import Module
+from torch.nn.modules.module import _IncompatibleKeys
 
 from fst._core.group import Group
 from fst._core.staged_update import StagedChange
+from fst._distributed.dtensors import is_dtensor
+from fst._module.hooks import call_post_hooks
 from fst._update.staging import Staging
 from fst._update.target import Part, Target
 from fst._update.transform import Transform
@@ -23,6 +28,7 @@ class Request(NamedTuple):
         staging: The place of staged changes.
         strict: Whether all names must match.
         transform: Derives tensors from stored ones.
+        base: The tensors of the base version by name, which deltas change, too.
         parts: The part that each tensor of `named` is, in their order and with the names of the source, if the caller
             knows them. Empty if they follow from the target.
     """
@@ -34,6 +40,7 @@ class Request(NamedTuple):
     staging: Staging
     strict: bool
     transform: Transform | None
+    base: Mapping[str, Tensor] | None = None
     parts: Sequence[Part] = ()
 
 
@@ -44,14 +51,22 @@ class Prepared(NamedTuple):
         parts: Parts of the tensors that the update writes as a whole. Their sizes are those of the staged changes.
         changing: Names of the tensors that may change.
         changes: Reads, and yields the changes in batches. Every rank takes all of them.
-        version: Version of the source.
+        is_collective: Whether ranks read together, so that an error of one is an error of all.
         after: Runs after all changes are written.
-        unverified: Returns the names of tensors whose checksums were not compared.
     """
 
     parts: Sequence[Part]
     changing: set[str]
     changes: Callable[[], Iterator[list[StagedChange]]]
-    version: str | None
+    is_collective: bool
     after: Callable[[], None]
-    unverified: Callable[[], list[str]] = list
+
+
+def finish_load(common: Request, keys: _IncompatibleKeys | None) -> None:
+    """Does what a load does beside writing to memory."""
+    for _, tensor in common.named:
+        # The update wrote to the local tensor, while autograd checks the version of the DTensor.
+        if is_dtensor(tensor) and not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+    if isinstance(common.target, Module):
+        call_post_hooks(common.target, keys or _IncompatibleKeys([], []))

@@ -7,8 +7,9 @@ from typing import Literal
 from torch import Tensor
 
 from fst._core import ops
-from fst._core.arguments import Path, Paths, path_of
+from fst._core.arguments import Path, Paths, VerifyRequest, path_of, verify_of
 from fst._core.batches import split_by_size
+from fst._core.encryption_key import EncryptionKey, check_output_key
 from fst._core.formatting import format_count
 from fst._save.check import DEFAULT_SHARD_BYTES
 from fst._save.save import save_indexed
@@ -31,6 +32,9 @@ def save_delta(
     encoding: Encoding = "xor",
     checksum: Checksum = "xxh3-128",
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    verify: VerifyRequest = False,
+    encryption_key: EncryptionKey | None = None,
+    decrypt: bool = False,
 ) -> None:
     """Saves the changes from one version of a model to the next as a delta: a checkpoint that has only the changes.
 
@@ -47,11 +51,16 @@ def save_delta(
             larger, but it can be applied twice. Its tensors have at most 4 GiB.
         checksum: The checksum of the new bytes of each tensor.
         max_shard_bytes: Upper bound for the compressed bytes in a file. A larger tensor gets a file of its own.
+        verify: As in `load_file`, for the checkpoints among `old` and `new`. All of their data are verified first.
+        encryption_key: Encrypts the delta. Checkpoints that are encrypted may have this key or registered ones.
+        decrypt: Whether the delta is not encrypted, although `old` or `new` is an encrypted checkpoint.
 
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: The versions differ in names, shapes or dtypes, which a delta cannot express; `version` is empty or
-            equal to `base_version`; `encoding` or `checksum` is unknown.
+            equal to `base_version`; `encoding` or `checksum` is unknown; or a checkpoint is encrypted, but neither
+            `encryption_key` nor `decrypt` is given.
+        IntegrityError: Data differ from the digests of `verify`, or a file has another key.
         FileNotFoundError, PermissionError, OSError: The operating system reported an error.
 
     Example:
@@ -69,7 +78,9 @@ def save_delta(
     if version == base_version:
         raise ValueError(f"version and base_version are both {version!r}; a delta leads from one version to another")
     target = path_of(directory)
-    versions = Values(old), Values(new)
+    request = verify_of(verify)
+    versions = Values(old, request, encryption_key), Values(new, request, encryption_key)
+    check_output_key(versions[0].encrypted or versions[1].encrypted, target, encryption_key, decrypt)
     _check_equal_layout(versions[0].tensors, versions[1].tensors)
     frames: dict[str, Tensor] = {}
     checksums: dict[str, str] = {}
@@ -95,7 +106,12 @@ def save_delta(
         "checksum_format": checksum,
     }
     save_indexed(
-        frames, target, max_shard_bytes, metadata, lambda shard: (shard, {name: checksums[name] for name in shard})
+        frames,
+        target,
+        max_shard_bytes,
+        metadata,
+        lambda shard: (shard, {name: checksums[name] for name in shard}),
+        encryption_key,
     )
 
 

@@ -87,10 +87,15 @@ def storages_of(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor
     local = []
     for name, tensor in tensors:
         if not is_dtensor(tensor):
-            local.append((name, tensor.detach()))
+            local.append((name, tensor))
         elif tensor.device_mesh.get_coordinate() is not None:
             local.append((name, local_tensor(tensor)))
     return local
+
+
+def memory_of(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, object]]:
+    """Returns the memory of tensors of this rank, which tells whether a tensor has been replaced."""
+    return [(name, identity_of(tensor) if tensor.numel() > 0 else None) for name, tensor in storages_of(named)]
 
 
 def parts_of(stored: str, name: str, tensor: Tensor, layouts: MeshLayouts) -> list[Part]:

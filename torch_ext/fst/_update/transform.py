@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
+from fst._core.errors import ModuleMismatchError
 from fst._core.group import Group
 from fst._core.staged_update import StagedChange
 from fst._update.staging import Staging
@@ -24,15 +26,17 @@ def transformed_changes(
 ) -> Iterator[list[StagedChange]]:
     """Calls a transform for each loaded tensor, and yields the changes that follow. Every rank takes all of them.
 
-    `aliases` has the name of the part for each name of a tied tensor. The first value of a tied tensor counts.
+    `aliases` has the name of the part for each name of a tied tensor, whose values must be equal.
 
     Raises:
+        ModuleMismatchError: Values of a tied tensor differ.
         ValueError: The result of a transform does not fit its tensor, or a tensor got no value.
     """
     by_name: dict[str, list[Part]] = {}
     for part in parts:
         by_name.setdefault(part.name, []).append(part)
-    complete: set[str] = set()
+    tied = {own for name, own in aliases.items() if name != own}
+    complete: dict[str, list[StagedChange]] = {}
     staged_bytes = 0
 
     def stage(batch: list[tuple[str, Tensor]]) -> list[StagedChange]:
@@ -46,12 +50,13 @@ def transformed_changes(
                         "of this name; return None for a tensor that it does not need; nothing was written"
                     )
                 own = aliases[key]
+                values = [_change(part, value, group, staging) for part in by_name.get(own, [])]
                 if own in complete:
+                    _check_equal(key, own, values, complete[own])
                     continue
-                complete.add(own)
-                for part in by_name.get(own, []):
-                    changes.append(_change(part, value, value is tensor, group, staging))
-                    staged_bytes += changes[-1].nbytes
+                complete[own] = values if own in tied else []
+                changes += values
+                staged_bytes += sum(change.nbytes for change in values)
         staging.check_bytes(staged_bytes)
         return changes
 
@@ -76,7 +81,20 @@ def _results(transform: Transform, name: str, tensor: Tensor) -> Mapping[str, Te
     return results
 
 
-def _change(part: Part, value: Tensor, is_loaded: bool, group: Group, staging: Staging) -> StagedChange:
+def _check_equal(name: str, own: str, values: Sequence[StagedChange], first: Sequence[StagedChange]) -> None:
+    """Raises a ModuleMismatchError if the values of one name of a tied tensor are not those of the first name."""
+    for value, other in zip(values, first, strict=False):
+        if not torch.equal(_bytes_of(value.values), _bytes_of(other.values)):
+            raise ModuleMismatchError(
+                f'"{own}" and "{name}" are one tensor in the target, but their new values differ; nothing was written'
+            )
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _change(part: Part, value: Tensor, group: Group, staging: Staging) -> StagedChange:
     if tuple(value.shape) != part.shape or value.dtype != part.tensor.dtype:
         raise ValueError(
             f'tensor "{part.name}": transform gave {value.dtype} of shape {list(value.shape)}, but the target is '
@@ -84,6 +102,7 @@ def _change(part: Part, value: Tensor, is_loaded: bool, group: Group, staging: S
         )
     own = value.detach() if part.is_whole else part.region(group).view(value.detach())
     placed = staging.place(own, part.tensor)
-    # The caller may keep or change what it returned. What was loaded for this call alone needs no copy.
-    is_shared = not is_loaded and placed.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
-    return StagedChange(part.name, part.tensor, None, placed.clone() if is_shared else placed.contiguous())
+    # The transform may keep what it was given and what it returned, and write to it later.
+    if placed.untyped_storage().data_ptr() == value.untyped_storage().data_ptr():
+        placed = placed.clone(memory_format=torch.contiguous_format)
+    return StagedChange(part.name, part.tensor, None, placed.contiguous())

@@ -35,8 +35,10 @@ class Plan(NamedTuple):
         unchanged: Those that keep their values.
         group: Ranks that commit together.
         check: Raises an error if the update cannot be committed. Nothing has been written then.
+        begin: Does so, too, and makes other updates of the same tensors fail.
         steps: Yields the steps. If the update is not atomic, a step reads and writes.
         finish: Sets the version of all tensors.
+        after: Runs the hooks of a load, after all tensors are complete.
         fail: Marks the tensors as a mixture of two versions.
         rollback: Frees what is staged.
         is_atomic: Whether all is staged.
@@ -46,8 +48,10 @@ class Plan(NamedTuple):
     unchanged: Collection[str]
     group: Group
     check: Callable[[], None]
+    begin: Callable[[], None]
     steps: Callable[[], Iterator[Step]]
     finish: Callable[[], None]
+    after: Callable[[], None]
     fail: Callable[[], None]
     rollback: Callable[[], None]
     is_atomic: bool
@@ -60,17 +64,22 @@ class Update:
 
     Attributes:
         version: The version of the tensors after the update, or `None`.
+        is_delta: Whether the source was deltas.
         unverified: Names of tensors of a delta of which this rank holds a slice, so that their checksums, which cover
             whole tensors, were not compared.
     """
 
-    def __init__(self, plan: Plan, version: str | None, staged_bytes: int, unverified: Sequence[str]) -> None:
+    def __init__(
+        self, plan: Plan, version: str | None, is_delta: bool, staged_bytes: int, unverified: Sequence[str]
+    ) -> None:
         self.version = version
+        self.is_delta = is_delta
         self.unverified = list(unverified)
         self._plan = plan
         self._staged_bytes = staged_bytes
         self._process = os.getpid()
-        # Held during a commit or a rollback.
+        # Held during the writes of a commit and during a rollback. The lock of the caller is taken before it, so that
+        # the thread that holds that lock can roll back.
         self._commit_lock = threading.Lock()
         # Guards what follows, and tells waiting threads about changes.
         self._changed = threading.Condition()
@@ -96,9 +105,12 @@ class Update:
             background: Whether to return at once, and write in a thread. `wait` says when tensors are complete, and
                 raises the errors of the commit. Not with several ranks.
 
+        After an error before the first write, the update can be committed again. After the last write, an error of a
+        hook or of the lock's exit leaves the tensors with the new version.
+
         Raises:
-            VersionError: Another update or load has written to the tensors since this update was prepared. Nothing was
-                written.
+            VersionError: Another update or load has written to the tensors since this update was prepared, or the
+                target holds other tensors. Nothing was written.
             ValueError: The update was committed or rolled back before, or belongs to the parent of this process.
             RankError: Another rank cannot commit. No rank has written.
             Errors of `load_file`, if the update is not atomic.
@@ -134,7 +146,9 @@ class Update:
         """
         names = self._names_below(name)
         with self._changed:
-            self._changed.wait_for(lambda: self._is_written(names) or self._state in ("rolled back", "failed"))
+            self._changed.wait_for(
+                lambda: self._is_written(names) or self._error is not None or self._state == "rolled back"
+            )
             if not self._is_written(names):
                 if self._error is not None:
                     raise self._error
@@ -182,28 +196,31 @@ class Update:
             except BaseException as error:
                 if self._state == "committed":
                     raise
-                # `wait` raises it.
-                self._end("failed", error)
+                # `wait` raises it. Before the first write, the update stays prepared.
+                self._end(self._state, error)
 
     def _commit(self, lock: contextlib.AbstractContextManager[Any] | None) -> None:
         if os.getpid() != self._process:
             raise ValueError("the update belongs to the process that prepared it; prepare one after a fork")
-        plan = self._plan
-        with self._commit_lock, lock or contextlib.nullcontext(), defer_interrupts():
+        with lock or contextlib.nullcontext(), self._commit_lock, defer_interrupts():
+            self._error = None
             try:
-                plan.group.run_on_all(self._check)
-                if plan.is_atomic:
+                self._plan.group.run_on_all(self._check)
+                if self._plan.is_atomic:
                     self._write_on_all()
                 else:
                     self._write()
             except BaseException as error:
                 # Before the first write, the caller may try again.
                 if self._state == "writing":
-                    plan.fail()
+                    self._plan.fail()
                     self._end("failed", error)
                 raise
-            # An error at the exit of the lock does not undo the commit.
-            self._end("committed")
+            # All tensors are complete. An error of a hook, or at the exit of the lock, does not undo the commit.
+            try:
+                self._plan.after()
+            finally:
+                self._end("committed")
 
     def _check(self) -> None:
         if self._state != "prepared":
@@ -221,6 +238,7 @@ class Update:
 
     def _write(self) -> None:
         plan = self._plan
+        plan.begin()
         self._state = "writing"
         if not plan.is_atomic:
             plan.fail()

@@ -50,11 +50,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help='upper bound for the data in a file, such as "5GB" or "512MiB"; without it, one file is written',
     )
     parser.add_argument(
-        "--digests", choices=["blake3", "sha256"], help="put digests of the tensors into the files, for fst verify"
+        "--digests",
+        choices=["blake3", "sha256", "none"],
+        help="put digests of the tensors into the files, for fst verify; by default if an input has them",
     )
     parser.add_argument(
         "--encrypt", type=expanded, metavar="KEY", help="encrypt the data with the key in this file, see fst key"
     )
+    parser.add_argument("--decrypt", action="store_true", help="write plain data, although an input is encrypted")
     parser.add_argument("--force", action="store_true", help="overwrite a target that exists")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run, error=parser.error)
@@ -63,9 +66,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from fst._checkpoint.checkpoint import OpenCheckpoint
     from fst._core import ops
-    from fst._core.encryption_key import EncryptionKey
+    from fst._core.arguments import DIGESTS_KEY
+    from fst._core.encryption_key import EncryptionKey, check_output_key
     from fst._save.save import save_file
 
+    key = None if arguments.encrypt is None else EncryptionKey.from_file(arguments.encrypt)
     target = Path(arguments.target)
     if is_url(arguments.target):
         arguments.error("the target must be a local path; upload the file, or use fst.save_file, which writes to URLs")
@@ -90,6 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
                 metadata.setdefault("format", "pt")
             else:
                 content = OpenCheckpoint(file)
+                check_output_key(file if content.is_encrypted() else None, arguments.target, key, arguments.decrypt)
                 found = content.names()
                 for _, file_metadata in content.metadata():
                     metadata |= file_metadata
@@ -106,7 +112,9 @@ def run(arguments: argparse.Namespace) -> int:
     tensors: dict[str, Tensor] = {}
     for found, content in opened:
         tensors |= _load(found, content, dtypes)
-    key = None if arguments.encrypt is None else EncryptionKey.from_file(arguments.encrypt)
+    if arguments.digests == "none":
+        metadata.pop(DIGESTS_KEY, None)
+        arguments.digests = None
     if target.suffix == ".tensors":
         _save_tensors(tensors, target, arguments, key)
     else:

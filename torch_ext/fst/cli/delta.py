@@ -14,7 +14,9 @@ from fst.cli.arguments import Paths, expanded, size
 from fst.cli.table import table
 
 if TYPE_CHECKING:
+    from fst._core.arguments import VerifyRequest
     from fst._core.classes import Checkpoint
+    from fst._core.encryption_key import EncryptionKey
 
 _INDEX = "model.safetensors.index.json"
 
@@ -74,6 +76,15 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             help='upper bound for the data in a file, such as "5GB" or "512MiB"; default 5GB',
         )
         action.add_argument("--force", action="store_true", help="overwrite a checkpoint in the directory")
+        action.add_argument(
+            "--encrypt", type=expanded, metavar="KEY", help="encrypt what is written with the key in this file"
+        )
+        action.add_argument("--decrypt", action="store_true", help="write plain data, although an input is encrypted")
+        action.add_argument("--verify", action="store_true", help="compare inputs with the digests that they carry")
+        action.add_argument("--manifest", type=expanded, metavar="FILE", help="compare inputs with a manifest")
+        action.add_argument("--signature", type=expanded, metavar="FILE", help="compare inputs with a signature")
+        action.add_argument("--public-key", type=expanded, metavar="FILE", help="the public key of the signature")
+        action.set_defaults(error=parser.error)
     for action in (make, show, apply):
         action.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -83,6 +94,7 @@ def _make(arguments: argparse.Namespace) -> int:
     from fst._update.save_delta import save_delta
 
     _check_directory(arguments)
+    key = _key(arguments)
     save_delta(
         arguments.old,
         arguments.new,
@@ -92,8 +104,11 @@ def _make(arguments: argparse.Namespace) -> int:
         encoding=arguments.encoding,
         checksum=arguments.checksum,
         max_shard_bytes=arguments.max_shard_size or DEFAULT_SHARD_BYTES,
+        verify=_verify(arguments),
+        encryption_key=key,
+        decrypt=arguments.decrypt,
     )
-    return _report(arguments, "changed")
+    return _report(arguments, "changed", key)
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -137,9 +152,35 @@ def _apply(arguments: argparse.Namespace) -> int:
     from fst._update.apply_delta import apply_delta
 
     _check_directory(arguments)
-    shard_bytes = arguments.max_shard_size or DEFAULT_SHARD_BYTES
-    apply_delta(arguments.base, arguments.deltas, arguments.directory, shard_bytes)
-    return _report(arguments, "written")
+    key = _key(arguments)
+    apply_delta(
+        arguments.base,
+        arguments.deltas,
+        arguments.directory,
+        arguments.max_shard_size or DEFAULT_SHARD_BYTES,
+        verify=_verify(arguments),
+        encryption_key=key,
+        decrypt=arguments.decrypt,
+    )
+    return _report(arguments, "written", key)
+
+
+def _key(arguments: argparse.Namespace) -> EncryptionKey | None:
+    from fst._core.encryption_key import EncryptionKey
+
+    return None if arguments.encrypt is None else EncryptionKey.from_file(arguments.encrypt)
+
+
+def _verify(arguments: argparse.Namespace) -> VerifyRequest:
+    from fst._core.signature import Signature
+
+    if sum([arguments.verify, arguments.manifest is not None, arguments.signature is not None]) > 1:
+        arguments.error("--verify, --manifest and --signature exclude each other")
+    if (arguments.signature is None) != (arguments.public_key is None):
+        arguments.error("--signature and --public-key go together")
+    if arguments.signature is not None:
+        return Signature(arguments.signature, public_key=arguments.public_key)
+    return arguments.verify if arguments.manifest is None else str(arguments.manifest)
 
 
 def _check_directory(arguments: argparse.Namespace) -> None:
@@ -150,10 +191,10 @@ def _check_directory(arguments: argparse.Namespace) -> None:
         )
 
 
-def _report(arguments: argparse.Namespace, done: str) -> int:
-    from fst._core.classes import Checkpoint
+def _report(arguments: argparse.Namespace, done: str, key: EncryptionKey | None) -> int:
+    from fst._checkpoint.checkpoint import OpenCheckpoint
 
-    written = Checkpoint([arguments.directory])
+    written = OpenCheckpoint(arguments.directory, encryption_key=key)
     count, size_bytes = len(written.names()), _bytes_of(written)
     if arguments.json:
         print(json.dumps({"path": arguments.directory, "tensors": count, "bytes": size_bytes}, indent=2))

@@ -20,7 +20,13 @@ _PLAIN_LAYERS = ("Attention", "RadixAttention")
 
 
 class NotInPlaceError(RuntimeError):
-    """A model does more with the tensors of a checkpoint than to copy them, so fst cannot update it in place."""
+    """A model does more with the tensors of a checkpoint than to copy them, so fst cannot update it in place.
+
+    Attributes:
+        is_delta: Whether the source of the update was deltas.
+    """
+
+    is_delta = False
 
 
 def find_parts(model: Module, tensors: Mapping[str, Tensor]) -> list[Part]:

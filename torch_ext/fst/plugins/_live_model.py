@@ -8,10 +8,11 @@ from torch.nn import Module
 import fst
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core import ops
+from fst._core.delta_chain import UpdateSource
 from fst._core.group import Group
 from fst._core.urls import without_secrets
 from fst._update.prepare_update import prepare_parts
-from fst._update.target import Part
+from fst._update.target import Part, memory_of, named_tensors
 from fst.plugins._layout import NotInPlaceError, find_parts
 
 # Version of the checkpoint with which a server starts, if its index has none. Trainers count deltas from it.
@@ -35,6 +36,7 @@ class LiveModel:
         self._ranks = ranks
         self._version = version
         self._parts: list[Part] | None = None
+        self._memory: list[tuple[str, object]] = []
 
     def prepare(self, source: Sequence[str], version: str | None = None) -> fst.Update:
         """Prepares an update.
@@ -48,34 +50,40 @@ class LiveModel:
             NotInPlaceError: The model cannot be updated in place. Nothing was written.
             Errors of `fst.prepare_update`.
         """
-        is_delta = self._ranks.run_on_all(lambda: ops.update_source(source).is_delta)
-        parts = self._find_parts(None if is_delta else source)
+        opened = self._ranks.run_on_all(lambda: UpdateSource(list(source)))
+        try:
+            parts = self._find_parts(opened)
+        except NotInPlaceError as error:
+            error.is_delta = opened.is_delta()
+            raise
 
         def prepare() -> fst.Update:
             self._keep(parts)
-            paths = source
-            if is_delta and len(source) == 1:
-                paths = _chain(source[0], fst.version_of([part.tensor for part in parts]))
-            return prepare_parts(parts, list(paths), version=version)
+            found = opened
+            if found.is_delta() and len(source) == 1:
+                found = _chain(found, fst.version_of([part.tensor for part in parts]))
+            return prepare_parts(parts, found, version=version, model=self._model)
 
         return self._ranks.run_on_all(prepare)
 
-    def _find_parts(self, source: Sequence[str] | None) -> list[Part]:
-        """Returns the parts of a checkpoint's tensors that the model holds. Reads only headers, and only once.
+    def _find_parts(self, source: UpdateSource) -> list[Part]:
+        """Returns the parts of a checkpoint's tensors that the model holds. Reads only headers.
+
+        They are kept until a tensor of the model is replaced.
 
         The headers are those of the checkpoint that the model holds, or of the source if there is none at its path.
         """
 
         def find() -> tuple[list[Part], bytes]:
-            if self._parts is not None:
+            if self._parts is not None and self._memory == memory_of(named_tensors(self._model)):
                 return self._parts, b""
             try:
                 checkpoint = OpenCheckpoint([self._checkpoint])
             except FileNotFoundError:
                 # It may have a name on a hub, of which the server has loaded a copy.
-                if source is None:
+                if source.is_delta():
                     raise
-                checkpoint = OpenCheckpoint(list(source))
+                checkpoint = OpenCheckpoint(source.paths, opened=source.checkpoint())
             try:
                 return find_parts(self._model, checkpoint.tensors), b""
             except NotInPlaceError as error:
@@ -91,30 +99,35 @@ class LiveModel:
         if self._parts is None:
             tensors = [part.tensor for part in parts]
             if self._version is not None or fst.version_of(tensors) is None:
-                fst.set_version(tensors, self._version or _metadata_at(self._checkpoint, "version") or _FIRST_VERSION)
-            self._parts = parts
+                fst.set_version(tensors, self._version or _version_at(self._checkpoint) or _FIRST_VERSION)
+        self._parts, self._memory = parts, memory_of(named_tensors(self._model))
 
 
-def _metadata_at(path: str, key: str) -> str | None:
+def _version_at(path: str) -> str | None:
     with suppress(FileNotFoundError):
-        return ops.index_metadata(path).get(key)
+        return ops.index_metadata(path).get("version")
     return None
 
 
-def _chain(newest: str, version: str | None) -> list[str]:
+def _chain(newest: UpdateSource, version: str | None) -> UpdateSource:
     """Returns the deltas from a version to the newest one, oldest first, which are beside each other.
 
     Raises:
         ValueError: The deltas do not lead back to the version.
     """
-    chain = [newest.rstrip("/")]
-    while (base := _metadata_at(chain[0], "base_version")) != version:
-        older = f"{chain[0].rpartition('/')[0]}/weight_v{base}"
-        if base is None or older in chain:
+    chain, paths = newest, [newest.paths[0].rstrip("/")]
+    while (base := chain.base_version()) != version:
+        directory, slash, _ = paths[0].rpartition("/")
+        older = f"{directory}{slash}weight_v{base}"
+        found = None
+        with suppress(FileNotFoundError):
+            found = None if older in paths else UpdateSource([older])
+        if found is None or not found.is_delta():
             raise ValueError(
-                f"{without_secrets(newest)}: its base versions do not lead back to version {version} of the model, but "
-                f"end at {without_secrets(chain[0])}, which is no delta; update to a full checkpoint; nothing was "
+                f"{without_secrets(paths[-1])}: its base versions do not lead back to version {version} of the model, "
+                f"but end at {without_secrets(older)}, which is no delta; update to a full checkpoint; nothing was "
                 "written"
             )
-        chain.insert(0, older)
+        chain = chain.after(found)
+        paths.insert(0, older)
     return chain

@@ -14,7 +14,6 @@ from sglang.srt.model_executor.model_runner_components.weight_updater import Wei
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from torch import nn
 
-from fst._core import ops
 from fst._core.group import Group
 from fst._core.urls import without_secrets
 from fst.plugins._layout import NotInPlaceError
@@ -70,16 +69,17 @@ def _update(
     if (error := derived_weights_error(model)) is not None:
         return False, error
     try:
-        _live_model(model).prepare([model_path]).commit()
+        update = _live_model(model).prepare([model_path])
+        update.commit()
     except NotInPlaceError as reason:
-        if ops.update_source([model_path]).is_delta:
+        if reason.is_delta:
             return False, f"The model cannot be updated from a delta, because {reason}. Nothing was written."
         logger.info("fst reads the update, and SGLang loads it, because the model is not updated in place: %s", reason)
         return update_weights_from_disk(updater, model_path, load_format, **options)
     except Exception as failure:
         return False, f"Failed to update weights: {failure}"
     logger.info("fst updated the weights in place: %s", without_secrets(model_path))
-    if not ops.update_source([model_path]).is_delta:
+    if not update.is_delta:
         updater.model_config.model_path = model_path
         config = LoadConfig(load_format=load_format)
         updater.update_model_fields(model, model_path=model_path, load_format=load_format, load_config=config)

@@ -17,7 +17,6 @@ from vllm.logger import init_logger
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 import fst
-from fst._core import ops
 from fst._core.group import Group
 from fst.plugins._layout import NotInPlaceError
 from fst.plugins._live_model import LiveModel
@@ -104,7 +103,7 @@ class FstWeightTransferEngine(WeightTransferEngine[FstInitInfo, FstUpdateInfo]):
         try:
             self._update = self._live.prepare(update_info.path, update_info.version)
         except NotInPlaceError as reason:
-            if ops.update_source(update_info.path).is_delta:
+            if reason.is_delta:
                 raise ValueError(
                     f"weight transfer engine fst: the model cannot be updated from a delta, because {reason}; send a "
                     "full checkpoint; nothing was written"

@@ -39,7 +39,7 @@
 // Errors. All exceptions are c10::Error or a subclass. The text, `error.what_without_backtrace()`, begins with a code
 // in brackets and names the path, the tensor and the byte if they are known:
 //
-//     c10::ValueError           [malformed] [integrity] [duplicate-tensor] [invalid-argument] [version]
+//     c10::ValueError           [malformed] [integrity] [duplicate-tensor] [invalid-argument] [mismatch] [version]
 //     c10::IndexError           [tensor-not-found]
 //     c10::NotImplementedError  [unsupported-dtype]
 //     c10::OutOfMemoryError     [out-of-memory], and errors of PyTorch's allocator, which have no code
@@ -252,7 +252,7 @@ class Update {
 
   // Writes all values on the current streams of their devices, and sets the version. Reads no files. Throws a
   // c10::ValueError, with the code [version], if another load or update has written to one of the tensors since
-  // `prepare_update`. Nothing was written then.
+  // `prepare_update` began, or its memory was replaced. Nothing was written then.
   void commit() const { detail::call_method(object_, "commit"); }
 
   // Frees the staged values. No tensor changes. Does nothing after a commit.
@@ -270,7 +270,7 @@ class Update {
   c10::intrusive_ptr<c10::ivalue::Object> object_;
 };
 
-// Reads new values of existing tensors, and verifies them, while the old values stay in use. `outputs[i]` must have the
+// Reads new values of existing tensors, or deltas of them, and verifies them, while the old values stay in use. `outputs[i]` must have the
 // shape and dtype that `names[i]` has in the file. The values need as much memory again, on the devices of the outputs.
 // After an error, no output has changed.
 //

@@ -1,0 +1,107 @@
+//! Frames of one delta, which are read in the background.
+
+use super::chain::Delta;
+use crate::checkpoint::selection::Selection;
+use crate::device::host::Host;
+use crate::error::{Error, Kind, Result};
+use crate::load::stream::{Order, Stream};
+use crate::num::{to_u64, to_usize};
+use crate::options::Options;
+use crate::plan::Destination;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Frames of one delta in the order in which they are stored.
+pub(super) struct FrameStream {
+    /// Declared before the memory that it writes to, so that it is dropped first.
+    stream: Stream<Host>,
+    selection: Selection,
+    /// Indices of the frames in the order of the files, and the number of them that were submitted.
+    queue: Vec<usize>,
+    submitted: usize,
+    /// Frames that are being read, and their size in bytes.
+    pending: HashMap<usize, Vec<u8>>,
+    pending_bytes: u64,
+    /// Frames that were read before they are used: another delta has the tensors in another order.
+    ready: HashMap<usize, Vec<u8>>,
+    /// Indices of the frames that were not taken, by the names of their tensors.
+    left: HashMap<String, usize>,
+    window_bytes: u64,
+}
+
+impl FrameStream {
+    /// Opens the frames of the named tensors, of which the delta may have some only. Up to `window_bytes` are read ahead.
+    ///
+    /// # Errors
+    /// Those of [`Stream::open`].
+    pub(super) fn open(delta: &Delta, names: &[&str], window_bytes: u64, options: &Options) -> Result<FrameStream> {
+        let changed: Vec<String> =
+            names.iter().filter(|name| delta.frames.find(name).is_ok()).map(ToString::to_string).collect();
+        let selection = Selection::named(&delta.frames, &changed)?;
+        let regions = Arc::clone(selection.regions());
+        let stream = Stream::open(&delta.frames, regions, Arc::new(Host), options.clone(), Order::Submitted)?;
+        Ok(FrameStream {
+            stream,
+            queue: selection.in_file_order(),
+            selection,
+            submitted: 0,
+            pending: HashMap::new(),
+            pending_bytes: 0,
+            ready: HashMap::new(),
+            left: changed.into_iter().zip(0..).collect(),
+            window_bytes,
+        })
+    }
+
+    /// Returns the frame of a tensor, or `None` if the delta does not change the tensor. Each is returned once.
+    ///
+    /// # Errors
+    /// Those of [`Stream::take`].
+    pub(super) fn take(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
+        let Some(wanted) = self.left.remove(name) else { return Ok(None) };
+        loop {
+            if let Some(frame) = self.ready.remove(&wanted) {
+                return Ok(Some(frame));
+            }
+            self.read_ahead()?;
+            let index = self.stream.take()?;
+            let missing = || Error::new(Kind::Internal, "the stream returned a frame that was not submitted");
+            let frame = self.pending.remove(&index).ok_or_else(missing)?;
+            self.pending_bytes -= to_u64(frame.len());
+            self.ready.insert(index, frame);
+            self.read_ahead()?;
+        }
+    }
+
+    /// Submits frames, if less than half of the window is pending.
+    ///
+    /// # Errors
+    /// Those of [`Stream::submit`].
+    pub(super) fn read_ahead(&mut self) -> Result<()> {
+        if self.pending_bytes > self.window_bytes / 2 {
+            return Ok(());
+        }
+        let mut destinations = Vec::new();
+        while let Some(&tensor) = self.queue.get(self.submitted)
+            && let Some(region) = self.selection.regions().get(tensor)
+        {
+            let bytes = region.bytes();
+            if self.pending_bytes > 0 && self.pending_bytes.saturating_add(bytes) > self.window_bytes {
+                break;
+            }
+            let mut frame = vec![0; to_usize(bytes)];
+            let address = to_u64(frame.as_mut_ptr().expose_provenance());
+            destinations.push(Destination { tensor, begin: 0, end: bytes, address, cast: None });
+            self.pending.insert(tensor, frame);
+            self.pending_bytes += bytes;
+            self.submitted += 1;
+        }
+        if destinations.is_empty() {
+            return Ok(());
+        }
+        let batch = self.stream.planner().prepare(&destinations)?;
+        let tensors: Vec<usize> = destinations.iter().map(|destination| destination.tensor).collect();
+        // SAFETY: `pending` keeps the memory until the frame is taken, and is dropped after the stream.
+        unsafe { self.stream.submit(&tensors, batch) }
+    }
+}
