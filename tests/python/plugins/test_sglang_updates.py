@@ -53,7 +53,8 @@ def sglang(request, monkeypatch):
             yield updater
 
 
-def test_update_in_place(sglang, tmp_path):
+def test_update_in_place(sglang, tmp_path, monkeypatch):
+    commit = fst.Update.commit
     old, new = save_weights(tmp_path / "0", 0), save_weights(tmp_path / "1", 1)
     model = loaded(old)
     addresses = [parameter.data_ptr() for parameter in model.parameters()]
@@ -62,6 +63,12 @@ def test_update_in_place(sglang, tmp_path):
     assert_equal_models(model, loaded(new))
     assert [parameter.data_ptr() for parameter in model.parameters()] == addresses
     assert updater.model_config.model_path == updater.fields["model_path"] == str(tmp_path / "1")
+    # After the commit, nothing is read: the store may fail then.
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            fst.Update, "commit", lambda update: (commit(update), (tmp_path / "1").rename(tmp_path / "moved"))[0]
+        )
+        assert updater.update(tmp_path / "1") == (True, "Succeeded to update model weights.")
     succeeded, message = updater.update(tmp_path / "missing")
     assert not succeeded
     assert "missing: cannot open" in message

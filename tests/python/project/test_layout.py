@@ -136,6 +136,11 @@ def test_no_python_in_the_library():
     assert naming(r"Python\.h|pybind|py::", CXX_SOURCES) == []
 
 
+def test_cxx_schedules_nothing():
+    """Threads are those of the core."""
+    assert naming(r"std::(jthread|thread|condition_variable|async)\b", CXX_SOURCES) == []
+
+
 def test_top_level_has_few_files():
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(listed, cwd=CHECKOUT, capture_output=True, text=True)

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import threading
+from random import Random
 
 import pytest
 import torch
@@ -165,6 +166,46 @@ def test_encryption_drops_copied_digests(command, tmp_path):
         fst.save_file(OLD, copied, digests="blake3", encryption_key=KEY)
     assert command("convert", "b.safetensors", "n.safetensors", "--digests", "none").returncode == 0
     assert "fst.digests" not in fst.metadata(tmp_path / "n.safetensors")
+
+
+def mutate(folder, random):
+    """Changes a delta in one way."""
+    file = random.choice(sorted(folder.iterdir()))
+    data = bytearray(file.read_bytes())
+    kind = random.choice(("bit", "cut", "extension", "exchange"))
+    if kind == "bit":
+        data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+    elif kind == "cut":
+        del data[random.randrange(len(data)) :]
+    elif kind == "extension":
+        data += random.randbytes(random.randint(1, 9))
+    else:
+        # Names, checksums or encodings of other tensors and deltas.
+        text = random.choice(((b'"a"', b'"b"'), (b"xor", b"overwrite"), (b"overwrite", b"xor"), (b"00000", b"00001")))
+        data = bytearray(data.replace(*text))
+    file.write_bytes(data)
+
+
+def test_mutated_deltas_commit_the_right_values_or_none(deltas, tmp_path):
+    random = Random(7)
+    manifest = manifest_of(*deltas)
+    content = {delta: {file: file.read_bytes() for file in delta.iterdir()} for delta in deltas}
+    for number in range(60):
+        paths = deltas[: number % 2 + 1]
+        mutate(random.choice(paths), random)
+        is_changed = any(file.read_bytes() != data for delta in paths for file, data in content[delta].items())
+        target, committed = held(), True
+        try:
+            if is_changed:
+                with pytest.raises(ValueError, match=r".*"):
+                    fst.prepare_update(target, paths, verify=manifest)
+            fst.prepare_update(target, paths, atomic=number % 3 > 0).commit()
+        except (ValueError, OSError, fst.ModuleMismatchError):
+            committed = False
+        assert_all_same(target, (NEW, NEWEST)[number % 2] if committed else OLD)
+        for delta in deltas:
+            for file, data in content[delta].items():
+                file.write_bytes(data)
 
 
 class Tied(nn.Module):
