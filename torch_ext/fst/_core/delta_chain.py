@@ -97,12 +97,19 @@ class UpdateSource:
         Returns:
             For each tensor, the numbers of the elements that change, as uint32, and their new values; or `None` and all
             new values.
+
+        Raises:
+            MemoryError: The decoders of a tensor exceed the limit.
         """
         shapes = [list(tensor.shape) for tensor in old] if shapes is None else shapes
         regions = [None] * len(old) if regions is None else regions
         ranges = [[number for each in region for number in each] if region else [] for region in regions]
         limit = -1 if limit_bytes is None else limit_bytes
-        return list(zip(*self._object.changes(names, old, shapes, ranges, limit), strict=True))
+        try:
+            return list(zip(*self._object.changes(names, old, shapes, ranges, limit), strict=True))
+        except torch.OutOfMemoryError as error:
+            # PyTorch's exception is no MemoryError.
+            raise MemoryError(str(error).removeprefix("[out-of-memory] ")) from None
 
     def unverified(self) -> list[str]:
         """Returns the tensors whose changes were computed for a part of the tensor, which no checksum covers."""
