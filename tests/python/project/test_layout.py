@@ -132,13 +132,9 @@ def test_operators_are_bound_in_one_room():
     assert all(CHECKOUT / path in core.iterdir() for path in named)
 
 
-def test_no_python_in_the_library():
-    assert naming(r"Python\.h|pybind|py::", CXX_SOURCES) == []
-
-
-def test_cxx_schedules_nothing():
-    """Threads are those of the core."""
-    assert naming(r"std::(jthread|thread|condition_variable|async)\b", CXX_SOURCES) == []
+def test_cxx_has_no_python_and_no_threads():
+    """The core schedules."""
+    assert naming(r"Python\.h|pybind|py::|std::(jthread|thread|condition_variable|async)\b", CXX_SOURCES) == []
 
 
 def test_top_level_has_few_files():
