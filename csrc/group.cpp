@@ -13,6 +13,7 @@
 #include "load.h"
 #include "memory.h"
 #include "select.h"
+#include "version.h"
 
 namespace fst {
 
@@ -226,6 +227,7 @@ void GroupLoad::finish() {
     }
   }
   mark_changed(out_);
+  forget_version(out_);
 }
 
 }  // namespace fst

@@ -58,6 +58,16 @@ void check_output(const Spec& spec, const at::Tensor& out, OutputDtype dtype) {
   }
 }
 
+// Marks outputs as overwritten at the end of a load, even of one that fails.
+struct Overwritten {
+  at::TensorList out;
+
+  ~Overwritten() {
+    mark_changed(out);
+    forget_version(out);
+  }
+};
+
 // Returns a tensor without values. PyTorch's error for host memory is neither an OutOfMemoryError nor names the tensor.
 at::Tensor empty(const Spec& spec, c10::Device device, c10::ScalarType type) {
   try {
@@ -264,6 +274,7 @@ void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::Ten
   check_coverage(selection, c10::kCPU);
   call_core([&] { selection.check_digests(); });
   const auto recording = selection.record(rust::String(out.empty() ? "cpu" : out[0].device().str()));
+  const Overwritten overwritten{out};
   // Autograd does not record the writes, as under torch.no_grad().
   const at::AutoDispatchBelowADInplaceOrView guard;
   std::map<c10::Device, DeviceTransfer, DeviceOrder> transfers;
@@ -279,8 +290,6 @@ void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::Ten
     transfer.run();
     transfer.finish();
   }
-  mark_changed(out);
-  forget_version(out);
 }
 
 }  // namespace fst

@@ -36,17 +36,11 @@ pub struct FramePlace<'a> {
 }
 
 impl Delta {
-    /// Opens a delta, and checks all that its index and its headers state. If the data are to be verified, reads all frames
-    /// and compares what a load of them would compare, so that no frame is decoded before. Otherwise reads none.
+    /// Reads the delta at a path from its checkpoint, and checks all that its index and its headers state. If the data are to
+    /// be verified, reads all frames and compares what a load of them would compare, so that none is decoded before.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::open_with`]; `malformed` if the checkpoint is not a delta, or not a valid one; those of loads
-    /// that verify.
-    pub fn open(path: &str, options: &OpenOptions, reads: &Options) -> Result<Delta> {
-        Delta::of(path, Checkpoint::open_with(&[path], options)?, options, reads)
-    }
-
-    /// Does so with the checkpoint at the path.
+    /// `malformed` if the checkpoint is not a delta, or not a valid one; those of loads that verify.
     pub(super) fn of(path: &str, frames: Checkpoint, options: &OpenOptions, reads: &Options) -> Result<Delta> {
         let none = Listing { path: PathBuf::from(path), ..Listing::default() };
         let Listing { path, metadata, listed, .. } = frames.listings().first().unwrap_or(&none);

@@ -24,7 +24,7 @@ impl UpdateSource {
     /// once. Verifies what loads would not verify.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::open_with`], [`Delta::open`] and [`Chain::new`]; `invalid-argument` if only some of the paths
+    /// Those of [`Checkpoint::open_with`], [`Delta::of`] and [`Chain::new`]; `invalid-argument` if only some of the paths
     /// lead to deltas.
     pub fn open(paths: &[String], options: &OpenOptions, reads: &Options) -> Result<UpdateSource> {
         let (first, others) = paths.split_at_checked(1).unwrap_or((paths, &[]));

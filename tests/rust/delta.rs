@@ -233,7 +233,10 @@ fn malformed_frames_are_errors() {
     let new = [1_u8; 16];
     let xor = raw_frame(&new);
     let overwrite = |changes: &[(u32, u8)]| raw_frame(&overwrite_content(changes));
-    let cases: [(Encoding, Vec<u8>, &str); 12] = [
+    // A window of 256 MiB in place of the size.
+    let wide = [&[0x28, 0xb5, 0x2f, 0xfd, 0, 0x90], &xor[9..]].concat();
+    let cases: [(Encoding, Vec<u8>, &str); 13] = [
+        (Encoding::Xor, wide, "needs a window of 268435456 bytes"),
         (Encoding::Xor, xor[..xor.len() - 1].to_vec(), "incomplete"),
         (Encoding::Xor, xor[..4].to_vec(), "incomplete"),
         (Encoding::Xor, Vec::new(), "incomplete"),

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import fst
+from fst._checkpoint.checkpoint import OpenCheckpoint
 from rawfile import assert_all_same
 from saved import KEY, damage
 
@@ -151,14 +152,24 @@ def other_load(model, path):
     fst.load_into(path, ["scale"], [model.scale])
 
 
-@pytest.mark.parametrize("other", [other_update, other_load])
-def test_second_writer_makes_the_commit_an_error(other, model, newer):
-    update = fst.prepare_update(model, newer)
-    other(model, newer)
-    held = values_of(model.state_dict())
-    with pytest.raises(fst.VersionError, match="another load or update has written to it"):
-        update.commit()
-    assert_all_same(model.state_dict(), held)
+def failed_load(model, path):
+    """Writes one tensor, and fails at the next one, whose bytes are gone."""
+    short = path.with_name("short.safetensors")
+    fst.save_file({"scale": fst.load_file(path)["scale"], "zero": torch.zeros(100_000)}, short)
+    opened = OpenCheckpoint(short)
+    os.truncate(short, short.stat().st_size - 100_000)
+    with pytest.raises(OSError, match="short"):
+        opened.overwrite(["scale", "zero"], [model.scale.data, torch.empty(100_000)])
+
+
+def test_second_writer_makes_the_commit_an_error(model, newer):
+    for other in (other_update, other_load, failed_load):
+        update = fst.prepare_update(model, newer)
+        other(model, newer)
+        held = values_of(model.state_dict())
+        with pytest.raises(fst.VersionError, match="another load or update has written to it"):
+            update.commit()
+        assert_all_same(model.state_dict(), held)
 
 
 def test_update_commits_once(model, newer):

@@ -77,6 +77,12 @@ def test_no_rank_commits_if_one_cannot(newer):
     with pytest.raises(fst.VersionError if dist.get_rank() == 1 else fst.RankError, match="mask"):
         update.commit()
     assert_all_same(full(module), old)
+    # A load by ranks counts as a write on each of them.
+    update = fst.prepare_update(module, newer, version="2")
+    fst.load_module(module, newer)
+    assert fst.version_of(module) is None
+    with pytest.raises(fst.VersionError, match="another load"):
+        update.commit()
 
 
 @on_ranks(2)
