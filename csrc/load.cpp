@@ -58,16 +58,6 @@ void check_output(const Spec& spec, const at::Tensor& out, OutputDtype dtype) {
   }
 }
 
-// Marks outputs as overwritten at the end of a load, even of one that fails.
-struct Overwritten {
-  at::TensorList out;
-
-  ~Overwritten() {
-    mark_changed(out);
-    forget_version(out);
-  }
-};
-
 // Returns a tensor without values. PyTorch's error for host memory is neither an OutOfMemoryError nor names the tensor.
 at::Tensor empty(const Spec& spec, c10::Device device, c10::ScalarType type) {
   try {
@@ -274,7 +264,10 @@ void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::Ten
   check_coverage(selection, c10::kCPU);
   call_core([&] { selection.check_digests(); });
   const auto recording = selection.record(rust::String(out.empty() ? "cpu" : out[0].device().str()));
-  const Overwritten overwritten{out};
+  const auto mark_written = [&] {
+    mark_changed(out);
+    forget_version(out);
+  };
   // Autograd does not record the writes, as under torch.no_grad().
   const at::AutoDispatchBelowADInplaceOrView guard;
   std::map<c10::Device, DeviceTransfer, DeviceOrder> transfers;
@@ -286,10 +279,17 @@ void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::Ten
     const auto device = out[index].device();
     transfers.try_emplace(device, selection, specs, device).first->second.add(index, 0, out[index]);
   }
-  for (auto& [device, transfer] : transfers) {
-    transfer.run();
-    transfer.finish();
+  try {
+    for (auto& [device, transfer] : transfers) {
+      transfer.run();
+      transfer.finish();
+    }
+  } catch (...) {
+    // Some elements may have changed.
+    mark_written();
+    throw;
   }
+  mark_written();
 }
 
 }  // namespace fst
