@@ -95,7 +95,7 @@ def storages_of(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor
 
 def memory_of(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, object]]:
     """Returns the memory of tensors of this rank, which tells whether a tensor has been replaced."""
-    return [(name, identity_of(tensor) if tensor.numel() > 0 else None) for name, tensor in storages_of(named)]
+    return [(name, (tensor.data_ptr(), tensor.dtype, tensor.shape)) for name, tensor in storages_of(named)]
 
 
 def parts_of(stored: str, name: str, tensor: Tensor, layouts: MeshLayouts) -> list[Part]:
