@@ -114,15 +114,9 @@ def test_deserializer_loads_from_the_url_of_a_stream(server):
         check_same(tensors)
 
 
-CERTIFICATE = {"certificate_handling": True}
-
-
 @pytest.mark.parametrize(
     ("open_file", "error", "match"),
     [
-        (lambda: stream_io.open_stream("http://host/m", **CERTIFICATE), TypeError, "a CAInfo object"),
-        (lambda: stream_io.open_stream("s3://bucket/m", "wb", **CERTIFICATE), TypeError, "a CAInfo object"),
-        (lambda: stream_io.RedisStreamFile("rediss://host/m", **CERTIFICATE), TypeError, "a CAInfo object"),
         (lambda: stream_io.RedisStreamFile("http://host/m"), ValueError, "not the URL of a file in Redis"),
         *((lambda mode=mode: stream_io.open_stream("s3://b/m", mode), ValueError, "text") for mode in ("r", "w+")),
         *(
@@ -134,11 +128,6 @@ CERTIFICATE = {"certificate_handling": True}
             (lambda url=url: stream_io.open_stream(url, "wb"), ValueError, "URL names no object|cannot be saved")
             for url in ("http://host/m", "hf://org/name/m", "s3://bucket")
         ),
-        (lambda: stream_io.CAInfo(), ValueError, "Exactly one of cacert"),
-        (lambda: stream_io.CAInfo(cacert=__file__, allow_untrusted=True), ValueError, "Exactly one of cacert"),
-        (lambda: stream_io.CAInfo(cacert=__file__, capath="/"), ValueError, "Exactly one of cacert"),
-        (lambda: stream_io.CAInfo(cacert="/"), ValueError, "Invalid cacert file path"),
-        (lambda: stream_io.CAInfo(capath=__file__), ValueError, "Invalid capath directory path"),
     ],
 )
 def test_invalid_arguments(open_file, error, match):
@@ -194,24 +183,6 @@ def test_file_of_s3cmd(bucket, home):
     assert "secret_key" not in str(error.value)
     with pytest.raises(FileNotFoundError, match="s3_config_path"):
         stream_io.open_stream(url, s3_config_path="missing")
-
-
-@pytest.mark.usefixtures("no_authorities")
-def test_certificates(nginx, s3, authority, tmp_path):
-    (tmp_path / "one.pem").write_bytes(authority.certificate.read_bytes())
-    url, keys = s3.url("over-tls"), keys_of(s3) | {"s3_endpoint": s3.tls_endpoint, "force_http": False}
-    trusted = stream_io.CAInfo(cacert=str(authority.certificate))
-    with stream_io.open_stream(url, "wb", **keys, certificate_handling=trusted) as file:
-        file.write(DATA)
-    nginx.put("m", DATA)
-    for served, options in ((url, keys), (nginx.tls_url("m"), {})):
-        for certificates in (trusted, stream_io.CAInfo(capath=str(tmp_path)), stream_io.CAInfo(allow_untrusted=True)):
-            with stream_io.open_stream(served, **options, certificate_handling=certificates) as file:
-                # The deserializer opens the file again.
-                check_same(TensorDeserializer(file, device="cpu"))
-                assert file.read(10) == DATA[:10]
-        with pytest.raises(OSError, match="TLS handshake failed"):
-            stream_io.open_stream(served, **options)
 
 
 @pytest.mark.parametrize("mode", ["wb", "wb+"])

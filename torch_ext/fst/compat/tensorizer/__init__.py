@@ -3,9 +3,6 @@
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer
 """
 
-import importlib
-from types import ModuleType
-
 from fst.compat.tensorizer import serialization, stream_io, torch_compat, utils
 from fst.compat.tensorizer.serialization import (
     CryptographyError,
@@ -33,12 +30,3 @@ __all__ = [
     "torch_compat",
     "utils",
 ]
-
-# They need the package protobuf, which most programs do not.
-_LAZY_MODULES = ("protobuf", "tensors_pb2")
-
-
-def __getattr__(name: str) -> ModuleType:
-    if name in _LAZY_MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

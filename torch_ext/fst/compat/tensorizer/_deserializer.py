@@ -26,7 +26,6 @@ from fst.compat.tensorizer._remote import RemoteFile, configured, s3_options
 from fst.compat.tensorizer._slots import TensorType, slot_name, slots_of
 from fst.compat.tensorizer._tree import FilterFuncType, Key, Path, insert, path_of, shown, with_lists
 from fst.compat.tensorizer._verification import check_hashed, verified
-from fst.compat.tensorizer.utils import get_device
 
 if TYPE_CHECKING:
     import numpy
@@ -91,7 +90,9 @@ class TensorDeserializer(Mapping[Key, Any]):
             raise ValueError(f"num_readers must be at least 1, not {num_readers}")
         self._key = None if encryption is None else encryption.encryption_key()
         self._verify_hash = bool(verify_hash)
-        self._device = torch.device(device_of(get_device() if device is None else device))
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._device = torch.device(device_of(device))
         self._dtype = dtype
         self._file: IO[bytes] | None = None
         # Options for remote files, which only this object uses.

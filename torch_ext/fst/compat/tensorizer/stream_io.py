@@ -11,40 +11,7 @@ from fst.compat.tensorizer._files import scheme_of
 from fst.compat.tensorizer._remote import RemoteFile, s3_options
 from fst.compat.tensorizer._upload import UploadFile
 
-__all__ = ["CAInfo", "CURLStreamFile", "RedisStreamFile", "open_stream"]
-
-# Endpoints of CoreWeave, for programs that pass them on. They are not the defaults of fst.
-default_s3_read_endpoint = "accel-object.ord1.coreweave.com"
-default_s3_write_endpoint = "object.ord1.coreweave.com"
-
-
-class CAInfo:
-    """Certificates that a remote file accepts, in place of those that the environment names.
-
-    Exactly one argument must be given.
-
-    Args:
-        cacert: File with certificates of authorities, as PEM.
-        capath: Directory with such files.
-        allow_untrusted: Whether to accept every certificate. Whoever controls the network can then answer for the
-            server, with other bytes.
-
-    Raises:
-        ValueError: None or several of the arguments are given, or the path does not exist.
-    """
-
-    def __init__(self, *, cacert: str | None = None, capath: str | None = None, allow_untrusted: bool = False) -> None:
-        if [cacert is not None, capath is not None, allow_untrusted].count(True) != 1:
-            raise ValueError("Exactly one of cacert, capath, or allow_untrusted=True must be specified")
-        if cacert is not None and not os.path.isfile(cacert):
-            raise ValueError(f"Invalid cacert file path: {cacert}")
-        if capath is not None and not os.path.isdir(capath):
-            raise ValueError(f"Invalid capath directory path: {capath}")
-        self._options: dict[str, str | bool]
-        if allow_untrusted:
-            self._options = {"allow_invalid_certificates": True}
-        else:
-            self._options = {"ca_directory": str(capath)} if cacert is None else {"ca_file": str(cacert)}
+__all__ = ["CURLStreamFile", "RedisStreamFile", "open_stream"]
 
 
 class CURLStreamFile(RemoteFile):
@@ -56,11 +23,9 @@ class CURLStreamFile(RemoteFile):
         end: Offset after the last byte to read, or None for the end of the file.
         headers: Headers of each request, by name.
         buffer_size: Number of bytes that a short read requests at once.
-        certificate_handling: Certificates to accept, or None for those that the environment names.
 
     Raises:
         ValueError: The range is empty, or begins before the file.
-        TypeError: `certificate_handling` is not a `CAInfo`.
         Errors of `fst.load_file` for URLs.
     """
 
@@ -72,10 +37,8 @@ class CURLStreamFile(RemoteFile):
         headers: Mapping[str, Any] | None = None,
         *,
         buffer_size: int | None = None,
-        certificate_handling: CAInfo | None = None,
     ) -> None:
-        options = _options_of(certificate_handling)
-        options |= {f"header.{name}": str(value) for name, value in (headers or {}).items()}
+        options = {f"header.{name}": str(value) for name, value in (headers or {}).items()}
         super().__init__(uri, options, begin=begin, end=end, buffer_size=buffer_size)
 
 
@@ -84,11 +47,10 @@ class RedisStreamFile(RemoteFile):
 
     Args:
         uri: A URL such as ``redis://host:6379/key``.
-        begin, end, buffer_size, certificate_handling: As in `CURLStreamFile`.
+        begin, end, buffer_size: As in `CURLStreamFile`.
 
     Raises:
         ValueError: The URL is not of Redis, or the range is empty.
-        TypeError: `certificate_handling` is not a `CAInfo`.
         Errors of `fst.load_file` for URLs.
     """
 
@@ -99,11 +61,10 @@ class RedisStreamFile(RemoteFile):
         begin: int | None = None,
         end: int | None = None,
         buffer_size: int | None = None,
-        certificate_handling: CAInfo | None = None,
     ) -> None:
         if scheme_of(uri) not in ("redis", "rediss"):
             raise ValueError(f"{without_secrets(uri)}: this is not the URL of a file in Redis")
-        super().__init__(uri, _options_of(certificate_handling), begin=begin, end=end, buffer_size=buffer_size)
+        super().__init__(uri, {}, begin=begin, end=end, buffer_size=buffer_size)
 
 
 def open_stream(
@@ -120,7 +81,6 @@ def open_stream(
     end: int | None = None,
     s3_region_name: str | None = None,
     s3_signature_version: str | None = None,
-    certificate_handling: CAInfo | None = None,
 ) -> IO[bytes] | RemoteFile | UploadFile:
     """Opens a local or remote file, for example for `TensorDeserializer` and `TensorSerializer`.
 
@@ -144,10 +104,8 @@ def open_stream(
         begin: Offset of the first byte to read or write.
         end: Offset after the last byte to read of a URL. No effect for local files and for writes, as has `begin` for
             writes to a URL.
-        certificate_handling: Certificates that a URL accepts, or None for those that the environment names.
 
     Raises:
-        TypeError: `certificate_handling` is not a `CAInfo`.
         ValueError: The mode is a text mode or not one for the URL, no file can be stored at the URL, an argument has an
             invalid value, or the path is a FIFO, a socket or a device.
         OSError: The operating system or a server reports an error.
@@ -166,14 +124,13 @@ def open_stream(
                 signature_version=s3_signature_version,
                 force_http=force_http,
             )
-        options |= _options_of(certificate_handling)
         if writes:
             return UploadFile(path, options, buffer_size)
         part: dict[str, Any] = {"begin": begin, "end": end, "buffer_size": buffer_size}
         if scheme in ("http", "https"):
-            return CURLStreamFile(path, **part, certificate_handling=certificate_handling)
+            return CURLStreamFile(path, **part)
         if scheme in ("redis", "rediss"):
-            return RedisStreamFile(path, **part, certificate_handling=certificate_handling)
+            return RedisStreamFile(path, **part)
         return RemoteFile(path, options, **part)
     if "b" not in mode:
         raise ValueError(f'mode "{mode}" is for text; open the file in a binary mode, such as "rb" or "wb"')
@@ -193,14 +150,3 @@ def _writes_url(url: str, mode: str) -> bool:
     if sorted(mode) not in (["b", "r"], ["b", "w"], ["+", "b", "w"]):
         raise ValueError(f'{without_secrets(url)}: a URL is opened in the mode "rb", "wb" or "wb+", not "{mode}"')
     return "w" in mode
-
-
-def _options_of(certificates: object) -> dict[str, str | bool]:
-    """Returns the options of `fst.storage.configure` for the certificates that a file accepts."""
-    if certificates is None:
-        return {}
-    if not isinstance(certificates, CAInfo):
-        raise TypeError(
-            f"certificate_handling must either be None or a CAInfo object, not {type(certificates).__name__}"
-        )
-    return dict(certificates._options)

@@ -3,24 +3,13 @@
 import resource
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-__all__ = [
-    "CPUMemoryUsage",
-    "GlobalGPUMemoryUsage",
-    "MemoryUsage",
-    "TorchGPUMemoryUsage",
-    "convert_bytes",
-    "get_device",
-    "get_gpu_name",
-    "get_mem_usage",
-    "no_init_or_tensor",
-]
+__all__ = ["convert_bytes", "get_mem_usage", "no_init_or_tensor"]
 
-_Device = torch.device | str | int | None
 _Model = TypeVar("_Model")
 
 
@@ -40,99 +29,26 @@ def convert_bytes(num: float, decimal: bool = True) -> str:
     return f"{num:.1f} {unit}"
 
 
-def get_device() -> torch.device:
-    """Returns the current GPU, or the CPU if there is no GPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def get_gpu_name() -> str:
-    """Returns the name of the current GPU, or "N/A"."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "N/A"
-
-
-class GlobalGPUMemoryUsage(NamedTuple):
-    """Memory of a GPU, used by all processes, in bytes."""
-
-    total: int
-    free: int
-    used: int
-
-    @classmethod
-    def now(cls, device: _Device = None) -> "GlobalGPUMemoryUsage | None":
-        """Measures a GPU, the current one by default. Returns None if there is no GPU."""
-        if not torch.cuda.is_available():
-            return None
-        free, total = torch.cuda.mem_get_info(device)
-        return cls(total, free, total - free)
-
-    def __str__(self) -> str:
-        return f"GPU: (U: {_mib(self.used)} F: {_mib(self.free)} T: {_mib(self.total)})"
-
-
-class TorchGPUMemoryUsage(NamedTuple):
-    """GPU memory of this process's PyTorch allocator, in bytes."""
-
-    reserved: int
-    reserved_max: int
-    used: int
-    used_max: int
-
-    @classmethod
-    def now(cls, device: _Device = None) -> "TorchGPUMemoryUsage | None":
-        """Measures a GPU, the current one by default. Returns None if there is no GPU."""
-        if not torch.cuda.is_available():
-            return None
-        return cls(
-            torch.cuda.memory_reserved(device),
-            torch.cuda.max_memory_reserved(device),
-            torch.cuda.memory_allocated(device),
-            torch.cuda.max_memory_allocated(device),
-        )
-
-    def __str__(self) -> str:
-        reserved = f"{_mib(self.reserved)}/{_mib(self.reserved_max)}"
-        return f"TORCH: (R: {reserved}, A: {_mib(self.used)}/{_mib(self.used_max)})"
-
-
-class CPUMemoryUsage(NamedTuple):
-    """Peak memory of this process and its children, and free memory of the machine, in bytes."""
-
-    maxrss: int
-    free: int
-
-    @classmethod
-    def now(cls) -> "CPUMemoryUsage":
-        """Measures the memory usage."""
-        kibibytes = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        with open("/proc/meminfo") as file:
-            fields = dict(line.split(":") for line in file)
-        return cls(kibibytes << 10, int(fields["MemAvailable"].split()[0]) << 10)
-
-    def __str__(self) -> str:
-        return f"CPU: (maxrss: {_mib(self.maxrss)} F: {_mib(self.free)})"
-
-
-class MemoryUsage(NamedTuple):
-    """CPU and GPU memory usage. The GPU's are None if there is no GPU."""
-
-    cpu: CPUMemoryUsage
-    gpu: GlobalGPUMemoryUsage | None
-    torch: TorchGPUMemoryUsage | None
-
-    @classmethod
-    def now(cls, device: _Device = None) -> "MemoryUsage":
-        """Measures the CPU and a GPU, the current one by default. With "cpu", only the CPU."""
-        on_cpu = device is not None and not isinstance(device, int) and str(device) == "cpu"
-        gpu = None if on_cpu else GlobalGPUMemoryUsage.now(device)
-        return cls(CPUMemoryUsage.now(), gpu, None if on_cpu else TorchGPUMemoryUsage.now(device))
-
-    def __str__(self) -> str:
-        return " ".join(str(usage) for usage in self if usage is not None)
-
-
 def get_mem_usage() -> str:
-    """Returns the memory usage of the CPU and the current GPU as text."""
-    return str(MemoryUsage.now())
+    """Returns the memory usage of the CPU and the current GPU as text.
+
+    The parts are: the peak of this process and its children, and the free memory of the machine; the used, free and
+    total memory of the GPU; and the memory that PyTorch's allocator has reserved and that tensors use, each with its
+    peak. Without a GPU, only the first part is there.
+    """
+    peak_kib = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    with open("/proc/meminfo") as file:
+        fields = dict(line.split(":") for line in file)
+    free_kib = int(fields["MemAvailable"].split()[0])
+    text = f"CPU: (maxrss: {_mib(peak_kib << 10)} F: {_mib(free_kib << 10)})"
+    if not torch.cuda.is_available():
+        return text
+    free, total = torch.cuda.mem_get_info()
+    reserved = f"{_mib(torch.cuda.memory_reserved())}/{_mib(torch.cuda.max_memory_reserved())}"
+    allocated = f"{_mib(torch.cuda.memory_allocated())}/{_mib(torch.cuda.max_memory_allocated())}"
+    return (
+        f"{text} GPU: (U: {_mib(total - free)} F: {_mib(free)} T: {_mib(total)}) TORCH: (R: {reserved}, A: {allocated})"
+    )
 
 
 def _mib(num_bytes: int) -> str:
