@@ -1,9 +1,4 @@
-"""`UnifiedDataLoader`, buffer pools, dictionaries and logs of `fst.compat.unifiedefficientloader`."""
-
-import io
-import logging
-import threading
-from contextlib import redirect_stdout
+"""`UnifiedDataLoader`, and dictionaries in tensors."""
 
 import pytest
 import torch
@@ -25,13 +20,6 @@ def test_invalid_encoded_dictionaries():
     for wrong in (torch.zeros(2), torch.zeros(2, 2, dtype=torch.uint8), array.reshape(1, -1), array.astype("int16")):
         with pytest.raises(ValueError, match="1D tensor of uint8"):
             uel.tensor_to_dict(wrong)
-
-
-def test_unsupported_dtypes():
-    with pytest.raises(ValueError, match="complex128"):
-        uel.torch_to_st_dtype(torch.complex128)
-    with pytest.raises(ValueError, match="F6_E2M3"):
-        uel.st_to_torch_dtype("F6_E2M3")
 
 
 class Pictures(Dataset):
@@ -69,56 +57,6 @@ def test_gpu_batches_are_ready_and_independent():
             kept = list(loader)
             torch.cuda.synchronize()
         assert torch.cat([pictures[:, 0, 0, 0] for pictures, _ in kept]).tolist() == list(range(100))
-
-
-@pytest.mark.parametrize("make", [uel.PinnedBufferPool, lambda *sizes: uel.GpuBufferPool(*sizes, device="cpu")])
-def test_buffer_pools(make):
-    pool = make(100, 2)
-    assert pool.free_queue.qsize() == 2
-    (first, one), (second, other) = pool.acquire(), pool.acquire()
-    assert one.shape == other.shape == (100,)
-    assert first != second
-    waiting = threading.Thread(target=pool.acquire)
-    waiting.start()
-    assert waiting.is_alive()
-    pool.release(first)
-    waiting.join(timeout=60)
-    assert not waiting.is_alive()
-    pool.release(second)
-    with pytest.raises(ValueError, match="not acquired"):
-        pool.release(second)
-
-
-def test_name_of_a_level_stays(fork_python):
-    program = "import logging; from fst.compat import unifiedefficientloader; print(logging.getLevelName(30))"
-    assert fork_python(program) == "WARNING\n"
-
-
-def test_log_levels():
-    # unifiedefficientloader changes the name when it is imported.
-    warning = logging.getLevelName(logging.WARNING)
-    program_handler = logging.NullHandler()
-    logger = logging.getLogger("unifiedefficientloader")
-    logger.addHandler(program_handler)
-    output = io.StringIO()
-    try:
-        with redirect_stdout(output):
-            for _ in range(2):
-                assert uel.setup_logging("VERBOSE") is logger
-            for log in (uel.debug, uel.verbose, uel.normal, uel.info, uel.minimal, uel.warning, uel.error):
-                log("%s words", "some")
-        assert output.getvalue().splitlines() == [
-            "[VERBOSE] some words",
-            "some words",
-            "some words",
-            f"[{warning}] some words",
-            f"[{warning}] some words",
-            "[ERROR] some words",
-        ]
-        assert program_handler in logger.handlers
-    finally:
-        logger.handlers.clear()
-        logger.setLevel(logging.NOTSET)
 
 
 def test_shuffled_batches():

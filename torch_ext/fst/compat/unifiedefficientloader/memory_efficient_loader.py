@@ -1,5 +1,6 @@
 """Loader of a safetensors file: all tensors at once, single tensors, or a stream of batches."""
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -9,10 +10,10 @@ import torch
 from torch import Tensor
 
 import fst
-from fst._core.dtypes import shape_in_torch
+from fst._core.dtypes import TORCH_DTYPES, shape_in_torch
 from fst.compat._header import header_entry
-from fst.compat.unifiedefficientloader import logging_utils
-from fst.compat.unifiedefficientloader.tensor_utils import st_to_torch_dtype
+
+logger = logging.getLogger(__name__)
 
 # Bounds of a stream's window: enough to keep the device busy, and not enough to fill the memory.
 _WINDOW_BYTES_MIN = 64 << 20
@@ -51,7 +52,7 @@ class UnifiedSafetensorsLoader:
         self.direct_gpu = direct_gpu and torch.cuda.is_available()
         self.use_mmap = use_mmap
         if direct_gpu and not self.direct_gpu:
-            logging_utils.warning("PyTorch finds no GPU; with direct_gpu=True, tensors are on the CPU")
+            logger.warning("PyTorch finds no GPU; with direct_gpu=True, tensors are on the CPU")
         self._file: fst.safe_open | None = None
         self._metadata = self._opened().metadata() or {}
         self._header = self._read_header()
@@ -91,8 +92,11 @@ class UnifiedSafetensorsLoader:
         return len(self.get_shape(key))
 
     def get_dtype(self, key: str) -> torch.dtype:
-        """Returns the dtype of the PyTorch tensor. Reads nothing."""
-        return st_to_torch_dtype(self._entry(key)["dtype"])
+        """Returns the dtype of the PyTorch tensor. Reads nothing. Raises ValueError if PyTorch lacks the dtype."""
+        dtype = self._entry(key)["dtype"]
+        if dtype not in TORCH_DTYPES:
+            raise ValueError(f'{os.fspath(self.filename)}: PyTorch has no dtype for the {dtype} of "{key}"')
+        return TORCH_DTYPES[dtype]
 
     def get_tensor(self, key: str) -> Tensor:
         """Returns a tensor on the CPU. Raises KeyError if the file does not hold the name."""

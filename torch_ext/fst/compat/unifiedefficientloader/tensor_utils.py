@@ -1,12 +1,10 @@
-"""Conversion of dictionaries to tensors, and of dtypes to those of headers."""
+"""Conversion of dictionaries to tensors."""
 
 import json
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-
-from fst._core.dtypes import NAMES, TORCH_DTYPES
 
 if TYPE_CHECKING:
     import numpy
@@ -30,17 +28,3 @@ def tensor_to_dict(tensor_data: "Tensor | numpy.ndarray[Any, Any]") -> dict[str,
         )
     decoded: dict[str, Any] = json.loads(bytes(tensor_data.tolist()))
     return decoded
-
-
-def torch_to_st_dtype(dtype: torch.dtype) -> str:
-    """Returns the name of a dtype in safetensors headers. Raises ValueError if safetensors lacks the dtype."""
-    if dtype not in NAMES:
-        raise ValueError(f"safetensors has no name for {dtype}")
-    return NAMES[dtype]
-
-
-def st_to_torch_dtype(dtype_str: str) -> torch.dtype:
-    """Returns the PyTorch dtype of a name in safetensors headers. Raises ValueError if PyTorch lacks the dtype."""
-    if dtype_str not in TORCH_DTYPES:
-        raise ValueError(f'PyTorch has no dtype for "{dtype_str}"')
-    return TORCH_DTYPES[dtype_str]

@@ -1,5 +1,6 @@
 """`DataLoader` that copies batches to a GPU in advance."""
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
-from fst.compat.unifiedefficientloader import logging_utils
+logger = logging.getLogger(__name__)
 
 
 class UnifiedDataLoader:
@@ -42,7 +43,7 @@ class UnifiedDataLoader:
     ) -> None:
         cuda = torch.cuda.is_available()
         if direct_gpu and not cuda:
-            logging_utils.warning("PyTorch finds no GPU; with direct_gpu=True, batches are on the CPU")
+            logger.warning("PyTorch finds no GPU; with direct_gpu=True, batches are on the CPU")
         self.dataset = dataset
         self.batch_size = batch_size
         self.shuffle = shuffle
