@@ -1,9 +1,5 @@
 """Comparison with fastsafetensors, if it is installed."""
 
-import dataclasses
-import json
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,7 +8,6 @@ from safetensors.torch import load_file, save_file
 from compat_helpers import all_files, own_files, write_files
 from fastsafetensors_helpers import load
 from fst.compat import fastsafetensors as compat
-from fst.compat.fastsafetensors.frameworks import get_framework_op
 from fst.compat.fastsafetensors.st_types import DType
 from rawfile import DTYPES, assert_same, random_raw, write
 
@@ -39,9 +34,6 @@ def test_tensors_match_fastsafetensors(real, tmp_path):
         assert_same(our_buffer.push_tensor(name, 0), their_buffer.push_tensor(name, 0))
         assert our_buffer.get_shape(name) == their_buffer.get_shape(name) == ours.get_shape(name)
         assert our_buffer.get_filename(name) == their_buffer.get_filename(name)
-        wrapped, other = our_buffer.get_tensor_wrapped(name), their_buffer.get_tensor_wrapped(name)
-        assert (wrapped.get_shape(), wrapped.dtype.value) == (other.get_shape(), other.dtype.value)
-        assert wrapped.get_nbytes() == wrapped.get_raw().nbytes
 
 
 def test_conversions_match_fastsafetensors(real):
@@ -55,59 +47,8 @@ def test_conversions_match_fastsafetensors(real):
             assert_same(*(buffer.get_tensor(key) for buffer in results))
 
 
-def test_headers_match_fastsafetensors(real):
-    from fastsafetensors.frameworks import get_framework_op as real_op
-
-    for path in ("a.safetensors", "b.safetensors", "experts.safetensors"):
-        ours = compat.SafeTensorsMetadata.from_file(path, get_framework_op("pt"))
-        theirs = real.SafeTensorsMetadata.from_file(path, real_op("pt"))
-        assert (ours.header_length, ours.size_bytes) == (theirs.header_length, theirs.size_bytes)
-        assert ours.metadata == (theirs.metadata or {})
-        for name, frame in theirs.tensors.items():
-            own = ours.tensors[name]
-            assert own.dtype.value == frame.dtype.value
-            for field in ("shape", "data_offsets", "strides"):
-                assert getattr(own, field) == getattr(frame, field)
-    with open("a.safetensors", "rb") as ours, open("a.safetensors", "rb") as theirs:
-        opened = compat.SafeTensorsMetadata.from_fd(ours.fileno(), "a", get_framework_op("pt"), keep_orig_dict=True)
-        real_opened = real.SafeTensorsMetadata.from_fd(theirs.fileno(), "a", real_op("pt"), keep_orig_dict=True)
-    assert opened.framework.get_name() == real_opened.framework.get_name()
-    for name in ("ser", "src", "header_length", "size_bytes", "metadata", "aligned"):
-        assert getattr(opened, name) == getattr(real_opened, name)
-
-
-def test_names_match_fastsafetensors(real):
-    names = {name for name, value in vars(real).items() if getattr(value, "__module__", "").startswith(real.__name__)}
-    assert {"ParallelSaver", "load_config"} <= names <= set(compat.__all__)
-
-
-def test_settings_match_fastsafetensors(real, monkeypatch):
-    settings = {
-        "loader": "base",
-        "unknown": 1,
-        "base": {"copier_type": "gds", "debug_log": True, "max_threads": 3, "framework": "paddle"},
-        "parallel": {"queue_size": 4, "use_tqdm_on_load": False, "max_batch_bytes": 300, "unknown": 1},
-        "debug": {"debug_log": True, "set_numa": False},
-        "3fs": {"mount_point": "/mnt/3fs"},
-        "other": 1,
-    }
-    monkeypatch.delenv("FASTSAFETENSORS_CONFIG", raising=False)
-    for pipeline in (False, True):
-        settings["parallel"]["use_pipeline"] = pipeline
-        Path("fastsafetensors.json").write_text(json.dumps(settings))
-        ours, theirs = compat.load_config(), real.load_config()
-        assert dataclasses.asdict(ours) == dataclasses.asdict(theirs)
-        assert ours.create_parallel_kwargs() == theirs.create_parallel_kwargs()
-        for extension in ("base", "none"):
-            assert ours.get_extension_config(extension) == theirs.get_extension_config(extension)
-    ours.get_extension_config("base").clear()
-    assert ours.get_extension_config("base") == theirs.get_extension_config("base")
-    for copier_type in ("gds", "nogds", "fgds", "3fs"):
-        ours, theirs = (
-            package.SafeTensorsFileLoader.process_extension_config({"copier_type": copier_type, "max_threads": 3})
-            for package in (compat, real)
-        )
-        assert ours == theirs
+def test_names_exist_in_fastsafetensors(real):
+    assert [name for name in compat.__all__ if not hasattr(real, name)] == []
 
 
 def test_sets_match_fastsafetensors(real):

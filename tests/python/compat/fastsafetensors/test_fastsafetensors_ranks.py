@@ -139,7 +139,7 @@ def load_in_two_groups(directory):
             assert_same(buffer.get_sharded(name, 0), shard(tensor, 0, groups[own]))
             pushed = buffer.push_tensor(name, 1 - rank)
             assert (pushed is None) == (dist.get_rank(groups[own]) == rank)
-        loader = compat.AutoLoader(groups[own], [file for [file] in files.values()])
+        loader = compat.ParallelLoader(groups[own], [file for [file] in files.values()], use_tqdm_on_load=False)
         for name, tensor in loader.iterate_weights():
             assert_same(tensor, raw(name).tensor())
     finally:

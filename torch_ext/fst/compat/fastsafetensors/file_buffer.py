@@ -64,13 +64,7 @@ class FilesBufferOnDevice:
             KeyError: No file holds the name. The exception is also a ValueError.
             RuntimeError: The buffer is closed.
         """
-        return self.get_tensor_wrapped(tensor_name, device, dtype).get_raw()
-
-    def get_tensor_wrapped(
-        self, tensor_name: str, device: DeviceLike | None = None, dtype: DTypeLike = DType.AUTO
-    ) -> TensorBase:
-        """Returns a tensor like `get_tensor`, in a `TensorBase`."""
-        return TensorBase(self._whole(tensor_name)).to(device, dtype)
+        return TensorBase(self._whole(tensor_name)).to(device, dtype).get_raw()
 
     def get_sharded(
         self, tensor_name: str, dim: int, device: DeviceLike | None = None, dtype: DTypeLike = DType.AUTO
@@ -84,14 +78,8 @@ class FilesBufferOnDevice:
             IndexError: The tensor does not have the dimension.
             Errors of `get_tensor`.
         """
-        return self.get_sharded_wrapped(tensor_name, dim, device, dtype).get_raw()
-
-    def get_sharded_wrapped(
-        self, tensor_name: str, dim: int, device: DeviceLike | None = None, dtype: DTypeLike = DType.AUTO
-    ) -> TensorBase:
-        """Returns a shard like `get_sharded`, in a `TensorBase`."""
         shard = self._whole(tensor_name) if dim == -1 else self._shard(tensor_name, dim)
-        return TensorBase(shard).to(device, dtype)
+        return TensorBase(shard).to(device, dtype).get_raw()
 
     def push_tensor(
         self, tensor_name: str, dst_rank: int, device: DeviceLike | None = None, dtype: DTypeLike = DType.AUTO
@@ -140,7 +128,7 @@ class FilesBufferOnDevice:
 
     def as_dict(self, tensor_shard_dim: Mapping[str, int]) -> dict[str, TensorBase]:
         """Returns the shards of tensors, given a dimension for each name, each in a `TensorBase`."""
-        return {name: self.get_sharded_wrapped(name, dim) for name, dim in tensor_shard_dim.items()}
+        return {name: TensorBase(self.get_sharded(name, dim)) for name, dim in tensor_shard_dim.items()}
 
     def iter_local_tensors(self, tensor_names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """Yields names and tensors of a single process. Raises RuntimeError in a group of several ranks."""

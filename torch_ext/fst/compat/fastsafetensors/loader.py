@@ -15,7 +15,7 @@ from fst._core.errors import SafetensorError
 from fst._core.interrupts import defer_interrupts
 from fst.compat._groups import check_equal, group_of, merge_results
 from fst.compat.fastsafetensors.file_buffer import FilesBufferOnDevice
-from fst.compat.fastsafetensors.frameworks import TensorBase, get_framework_op
+from fst.compat.fastsafetensors.frameworks import check_framework
 from fst.compat.fastsafetensors.metadata import SafeTensorsMetadata, TensorFrame
 from fst.compat.fastsafetensors.st_types import DeviceLike, DType, DTypeLike, as_device, as_torch_dtype
 
@@ -54,21 +54,12 @@ class SafeTensorsFileLoader:
         use_fgds: bool = False,
     ) -> None:
         self.device = as_device(device)
-        self.framework = get_framework_op(framework)
+        check_framework(framework)
         self._group = group_of(pg, torch.device(self.device.as_str()))
         # Header and reading rank of each file.
         self.meta: dict[str, tuple[SafeTensorsMetadata, int]] = {}
         self.frames: dict[str, TensorFrame] = {}
         self.tensor_filter: Callable[[str], bool] | None = None
-
-    @classmethod
-    def process_extension_config(cls, ext_config: Mapping[str, Any], **_: Any) -> dict[str, Any]:
-        """Converts settings of a `LoaderConfig` to arguments: `copier_type` becomes `nogds` and `use_fgds`."""
-        arguments = {"use_fgds": False, **ext_config}
-        copier_type = arguments.pop("copier_type", "gds")
-        if copier_type == "fgds":
-            return arguments | {"nogds": False, "use_fgds": True}
-        return arguments | {"nogds": copier_type != "gds"}
 
     @defer_interrupts()
     def add_filenames(self, filenames: Mapping[int, Sequence[Path]]) -> None:
@@ -244,10 +235,6 @@ class fastsafe_open:  # noqa: N801  (the name in fastsafetensors)
     def get_tensor(self, name: str) -> Tensor:
         """Returns a tensor like `FilesBufferOnDevice.get_tensor`. It stays valid after the files are closed."""
         return self.fb.get_tensor(name)
-
-    def get_tensor_wrapped(self, name: str) -> TensorBase:
-        """Returns a tensor like `get_tensor`, in a `TensorBase`."""
-        return self.fb.get_tensor_wrapped(name)
 
     def __enter__(self) -> "fastsafe_open":
         return self

@@ -21,7 +21,7 @@ class BudgetInfeasibleError(ValueError):
     """`device_memory_budget` is too small for the tensors."""
 
 
-class PipelineParallel:
+class ParallelLoader:
     """Yields the tensors of files, each as soon as it is ready.
 
     In a process group, every rank gets all tensors in the same order, and each byte is read by one rank. The ranks load
@@ -29,10 +29,12 @@ class PipelineParallel:
 
     Args:
         pg: None or `SingleGroup()` for this process alone, or a process group of `torch.distributed`.
-        loader: Loader with the device and the tensor filter.
         hf_weights_files: The files.
         use_tqdm_on_load: Whether to show a progress bar on the first rank, if tqdm is installed.
+        device: As in `SafeTensorsFileLoader`.
+        framework: As in `SafeTensorsFileLoader`.
         tensor_filter: As in `SafeTensorsFileLoader.set_tensor_filter`. Ranks may select different tensors.
+        all_local: Whether each rank reads all files by itself, independent of `pg`.
         max_batch_bytes: Upper bound for tensors that are loaded and not yet yielded, in bytes. The default is 512 MiB.
             A larger tensor is loaded alone.
         device_memory_budget: Upper bound for the memory of all tensors, in bytes. The next two arguments say which
@@ -40,44 +42,53 @@ class PipelineParallel:
         accumulate_resident: Whether tensors stay on the device after they were yielded.
         resident_tensor: Returns whether the tensor of a name stays on the device. None means that all tensors stay. The
             caller releases any other tensor before it requests the next.
-        max_concurrent_producers, queue_size, use_chunk_budget_as_allocation_size, broadcast_run_bytes,
-            broadcast_run_tensors, overlap_io, borrowed_tensors: No effect.
+        max_concurrent_producers, queue_size, bbuf_size_kb, max_threads, nogds, set_numa, debug_log,
+            use_chunk_budget_as_allocation_size, use_fgds, broadcast_run_bytes, broadcast_run_tensors, overlap_io,
+            borrowed_tensors, use_shm: No effect.
 
     Raises:
-        TypeError: `pg` is not a process group.
         BudgetInfeasibleError: The tensors do not fit `device_memory_budget`.
         ValueError: `resident_tensor` is given with `accumulate_resident=False`.
         RankError: Another rank failed.
-        Errors of `fst.load_file` for paths and headers, if there is a budget.
+        Errors of `SafeTensorsFileLoader`, and, if there is a budget, of `fst.load_file` for paths and headers.
     """
 
     def __init__(
         self,
         pg: Any,
-        loader: SafeTensorsFileLoader,
         hf_weights_files: Sequence[Path],
         max_concurrent_producers: int = 1,
         queue_size: int = 0,
         use_tqdm_on_load: bool = True,
+        device: DeviceLike = "cpu",
+        bbuf_size_kb: int = 16 * 1024,
+        max_threads: int = 16,
+        nogds: bool = False,
+        set_numa: bool = True,
+        debug_log: bool = False,
+        framework: str = "pytorch",
         tensor_filter: Callable[[str], bool] | None = None,
+        all_local: bool = False,
         max_batch_bytes: int | None = None,
         use_chunk_budget_as_allocation_size: bool = False,
         device_memory_budget: int | None = None,
         accumulate_resident: bool = True,
         resident_tensor: Callable[[str], bool] | None = None,
+        use_fgds: bool = False,
         broadcast_run_bytes: int = 16 << 20,
         broadcast_run_tensors: int = 64,
         overlap_io: bool = True,
         borrowed_tensors: bool = False,
+        use_shm: bool = False,
     ) -> None:
         if resident_tensor is not None and not accumulate_resident:
             raise ValueError(
                 "resident_tensor selects tensors that stay on the device, but with accumulate_resident=False none do"
             )
-        if tensor_filter is not None:
-            loader.set_tensor_filter(tensor_filter)
-        self.loader = loader
-        self._group = group_of(pg, torch.device(loader.device.as_str()))
+        pg = SingleGroup() if all_local else pg
+        self.loader = SafeTensorsFileLoader(pg, device, framework=framework)
+        self.loader.set_tensor_filter(tensor_filter)
+        self._group = group_of(pg, torch.device(self.loader.device.as_str()))
         self.hf_weights_files = paths_of(hf_weights_files)
         self._shows_bar = use_tqdm_on_load
         self._window_bytes = DEFAULT_WINDOW_BYTES if max_batch_bytes is None else max_batch_bytes
@@ -147,64 +158,6 @@ class PipelineParallel:
         is_shown = self._shows_bar and is_first_rank
         with tqdm(total=total_bytes, unit="B", unit_scale=True, unit_divisor=1024, disable=not is_shown) as bar:
             yield bar.update
-
-
-class ParallelLoader(PipelineParallel):
-    """`PipelineParallel` with a `SafeTensorsFileLoader` of its own.
-
-    Args:
-        pg: As in `PipelineParallel`.
-        hf_weights_files: As in `PipelineParallel`.
-        device: As in `SafeTensorsFileLoader`.
-        framework: As in `SafeTensorsFileLoader`.
-        all_local: Whether each rank reads all files by itself, independent of `pg`.
-        bbuf_size_kb, max_threads, nogds, set_numa, debug_log, use_shm, use_fgds: No effect.
-        Other arguments: As in `PipelineParallel`.
-
-    Raises:
-        Errors of `SafeTensorsFileLoader` and of `PipelineParallel`.
-    """
-
-    def __init__(
-        self,
-        pg: Any,
-        hf_weights_files: Sequence[Path],
-        max_concurrent_producers: int = 1,
-        queue_size: int = 0,
-        use_tqdm_on_load: bool = True,
-        device: DeviceLike = "cpu",
-        bbuf_size_kb: int = 16 * 1024,
-        max_threads: int = 16,
-        nogds: bool = False,
-        set_numa: bool = True,
-        debug_log: bool = False,
-        framework: str = "pytorch",
-        tensor_filter: Callable[[str], bool] | None = None,
-        all_local: bool = False,
-        max_batch_bytes: int | None = None,
-        use_chunk_budget_as_allocation_size: bool = False,
-        device_memory_budget: int | None = None,
-        accumulate_resident: bool = True,
-        resident_tensor: Callable[[str], bool] | None = None,
-        use_fgds: bool = False,
-        broadcast_run_bytes: int = 16 << 20,
-        broadcast_run_tensors: int = 64,
-        overlap_io: bool = True,
-        borrowed_tensors: bool = False,
-        use_shm: bool = False,
-    ) -> None:
-        group = SingleGroup() if all_local else pg
-        super().__init__(
-            group,
-            SafeTensorsFileLoader(group, device, framework=framework),
-            hf_weights_files,
-            use_tqdm_on_load=use_tqdm_on_load,
-            tensor_filter=tensor_filter,
-            max_batch_bytes=max_batch_bytes,
-            device_memory_budget=device_memory_budget,
-            accumulate_resident=accumulate_resident,
-            resident_tensor=resident_tensor,
-        )
 
 
 def _window_within(

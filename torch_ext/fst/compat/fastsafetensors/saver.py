@@ -16,7 +16,7 @@ import fst
 from fst._core.arguments import Path, path_of
 from fst._core.dtypes import PACKED, shape_in_torch
 from fst._core.urls import is_remote, local_path_of
-from fst.compat.fastsafetensors.frameworks import TensorBase, get_framework_op
+from fst.compat.fastsafetensors.frameworks import TensorBase, check_framework
 from fst.compat.fastsafetensors.st_types import DType, as_torch_dtype
 
 # Metadata of each file: its number from 0, the number of files, and a text that only files of the same save share.
@@ -101,7 +101,7 @@ class ParallelSaver:
             NotImplementedError: The framework is not PyTorch.
             Errors of `save_entries`.
         """
-        get_framework_op(self.framework)
+        check_framework(self.framework)
         entries = []
         for name, tensor in tensors.items():
             wrapped = _wrap(tensor)
