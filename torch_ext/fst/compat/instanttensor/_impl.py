@@ -8,10 +8,9 @@ import torch
 from fst._core.arguments import Path, path_of
 from fst._core.urls import is_remote, local_path_of
 from fst.compat._header import read_header as read_safetensors_metadata
-from fst.compat.instanttensor._backend import Backend, BackendPolicy
 from fst.compat.instanttensor._safe_open import safe_open
 
-__all__ = ["Backend", "BackendPolicy", "file_in_memory", "init", "read_safetensors_metadata", "safe_open"]
+__all__ = ["file_in_memory", "init", "read_safetensors_metadata", "safe_open"]
 
 
 def init() -> None:

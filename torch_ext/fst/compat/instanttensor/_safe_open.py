@@ -12,7 +12,6 @@ from fst._core.classes import Checkpoint
 from fst._core.group import open_on_all
 from fst.compat._environment import number
 from fst.compat._groups import WHOLE, group_of
-from fst.compat.instanttensor._backend import Backend, BackendPolicy, check_backend
 from fst.compat.instanttensor._names import matcher
 
 
@@ -34,7 +33,6 @@ class safe_open:  # noqa: N801  (the name in InstantTensor)
             read.
         tensor_name_match_mode: Type of the patterns: "glob", "exact" or "regex". A pattern matches whole names.
         chunk_size, concurrency, io_depth, max_free_mem_usage, load_now, copy: No effect.
-        backend: No effect but for the check. The default is that in the variable INSTANTTENSOR_BACKEND.
 
     Attributes:
         filename: The paths, sorted.
@@ -44,7 +42,7 @@ class safe_open:  # noqa: N801  (the name in InstantTensor)
         buffer_size: The upper bound that holds, in bytes.
 
     Raises:
-        TypeError: `process_group` is not a process group, or `backend` is not a backend.
+        TypeError: `process_group` is not a process group.
         ValueError: The framework or the mode is not supported, a regular expression is not valid, this process is not a
             rank of the group, or a variable of the environment has no valid value.
         RankError: Another rank of the group failed.
@@ -65,13 +63,11 @@ class safe_open:  # noqa: N801  (the name in InstantTensor)
         max_free_mem_usage: float | None = None,
         load_now: bool = True,
         copy: bool = True,
-        backend: Backend | BackendPolicy | Sequence[Backend | BackendPolicy] | None = None,
         tensor_filter: Sequence[str] | None = None,
         tensor_name_match_mode: Literal["exact", "glob", "regex"] = "glob",
     ) -> None:
         if framework != "pt":
             raise ValueError(f'the framework must be "pt", not {framework!r}')
-        check_backend(backend)
         matches = matcher(tensor_filter, tensor_name_match_mode)
         self.filename = sorted(paths_of(filename))
         self.framework = framework
