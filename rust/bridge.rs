@@ -14,7 +14,6 @@ mod group;
 mod guard;
 mod hidden;
 mod profile;
-mod python;
 mod rank_save;
 mod save;
 mod selection;

@@ -1,14 +1,10 @@
 """References of imported modules to objects, and their replacement by other objects."""
 
-import ctypes
 import operator
 import sys
-from array import array
 from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
-
-from fst._core.build import PACKAGE
 
 Namespace = dict[str, Any]
 Place = tuple[Namespace, str]
@@ -16,12 +12,6 @@ Place = tuple[Namespace, str]
 # Packages whose modules are not searched: most modules of a program. They do not bind names of safetensors: functions
 # of PyTorch and of fst that use it import it when they are called.
 _PASSED_OVER = sys.stdlib_module_names | {"fst", "torch", "sympy", "mpmath", "numpy", "triton"}
-
-# The core searches dictionaries with Python's own function.
-_mark_holders = ctypes.PyDLL(str(PACKAGE / "libfst_core.so")).fst_mark_holders
-_mark_holders.restype = None
-_mark_holders.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t]
-_next_item = ctypes.cast(ctypes.pythonapi.PyDict_Next, ctypes.c_void_p)
 
 
 class _Snapshot(NamedTuple):
@@ -98,15 +88,9 @@ def _look(known: _Snapshot, imported: Mapping[str, Any], pairs: Mapping[Any, Any
 
 def _find(namespaces: list[Namespace], objects: list[Any]) -> list[Place]:
     """Returns all names that refer to one of the objects."""
-    ids = array("Q", map(id, objects))
-    holders = namespaces
-    # Without the GIL, other threads may change a dictionary during the search.
-    if getattr(sys, "_is_gil_enabled", lambda: True)():
-        addresses, marks = array("Q", map(id, namespaces)), array("B", bytes(len(namespaces)))
-        arrays = (addresses.buffer_info()[0], marks.buffer_info()[0], len(marks), *ids.buffer_info())
-        _mark_holders(_next_item, *arrays)
-        holders = list(compress(namespaces, marks))
-    # Copies, because other threads may add names.
+    ids = set(map(id, objects))
+    # Copies, because other threads may add names. Most modules hold none of the objects.
+    holders = [names for names in namespaces if not ids.isdisjoint(map(id, list(names.values())))]
     return [(names, name) for names in holders for name, value in names.copy().items() if id(value) in ids]
 
 
