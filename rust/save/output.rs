@@ -12,7 +12,7 @@ use crate::os::retry::Check;
 use crate::remote::location::Location;
 use crate::remote::parts::Parts;
 use crate::remote::upload::{self, Upload};
-use crate::source::files::url_of;
+use crate::source::files::{local_path, url_of};
 use std::path::{Path, PathBuf};
 
 /// File or object that is being written. Dropping it before it is published leaves nothing behind, unless it is shared.
@@ -50,7 +50,7 @@ impl Output {
     /// Those of [`DirectFile::open`] or of [`Upload::join`].
     pub fn join(path: &Path, upload: &str, part_bytes: u64, check: Check<'_>) -> Result<Output> {
         Ok(match url_of(path)? {
-            None => Output::Shared(DirectFile::open(path, Box::new(Linux), check)?),
+            None => Output::Shared(DirectFile::open(&local_path(path)?, Box::new(Linux), check)?),
             Some(location) => {
                 Output::Object(Upload::join(&location, upload.to_owned())?, Parts::of_size(to_usize(part_bytes)))
             }

@@ -9,7 +9,7 @@ use super::permissions::Permissions;
 use crate::error::{Error, Kind, Result};
 use crate::os::file_lock::FileLock;
 use crate::os::local_file::check_regular;
-use crate::source::files::check_local;
+use crate::source::files::{check_local, local_path};
 use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, accessat, linkat, openat, statat, unlinkat};
 use rustix::io::{Errno, retry_on_intr};
 use std::ffi::{OsStr, OsString};
@@ -202,7 +202,10 @@ impl TempFile {
     /// Those of [`Target::open`], and those of creating a file in the directory of `path`.
     pub fn create(path: &Path, model: Option<&Path>) -> Result<TempFile> {
         let target = Target::open(path)?;
-        let permissions = target.existing.clone().or_else(|| model.and_then(|model| Permissions::read(model).ok()));
+        let permissions = target
+            .existing
+            .clone()
+            .or_else(|| model.and_then(|model| Permissions::read(&local_path(model).ok()?).ok()));
         let mode = Mode::from_raw_mode(if permissions.is_some() { PRIVATE_MODE } else { MODE });
         let (file, temporary) = match create_unnamed(&target.directory, mode) {
             Ok(file) => (file, None),
@@ -254,7 +257,7 @@ impl TempFile {
 /// Those of creating a file.
 pub fn create_new(path: &Path, model: Option<&Path>) -> Result<File> {
     let path = &*check_local(path)?;
-    let permissions = model.and_then(|model| Permissions::read(model).ok());
+    let permissions = model.and_then(|model| Permissions::read(&local_path(model).ok()?).ok());
     let mode = Mode::from_raw_mode(if permissions.is_some() { PRIVATE_MODE } else { MODE });
     let file = create_at(CWD, path, mode).map_err(|error| cannot_create(error, path))?;
     if let Some(permissions) = permissions {

@@ -85,6 +85,18 @@ def test_directory(directory):
     assert bytes(reader._state["step"].numpy()) == b"7"
 
 
+def test_saves_in_shards(directory):
+    for _ in range(2):
+        fst.save_file(TENSORS, os.path.join(directory, "model.safetensors"), max_shard_bytes=48)
+        assert_loaded(fst.load_file(directory))
+    path = os.path.join(directory, "dcp")
+    dcp.save({**TENSORS, "step": 7}, storage_writer=fst.dcp.StorageWriter(path), no_dist=True)
+    state = {name: torch.empty_like(tensor) for name, tensor in TENSORS.items()} | {"step": 0}
+    dcp.load(state, storage_reader=fst.dcp.StorageReader(path), no_dist=True)
+    assert state.pop("step") == 7
+    assert_loaded(state)
+
+
 def test_names_and_urls_are_strict(directory):
     for use in [
         lambda: fst.save_file({"\udcff": torch.ones(1)}, "m.safetensors"),
