@@ -143,6 +143,11 @@ impl Location {
         self.query.as_deref()
     }
 
+    /// Returns whether the files are those of a revision, which do not change. Buckets of the Hub have none.
+    pub fn is_at_revision(&self) -> bool {
+        self.repository().is_some_and(|repository| !repository.is_bucket())
+    }
+
     /// Returns the repository that a URL of the Hub names.
     pub(super) fn repository(&self) -> Option<&Repository> {
         self.repository.as_deref()

@@ -173,8 +173,8 @@ impl Object {
     /// Returns the SHA-256 of the object in hexadecimal numbers, if the Hugging Face Hub states it: the entity tag of its
     /// large files in repositories.
     pub fn hub_sha256(&self) -> Option<&str> {
-        self.location.repository().filter(|repository| !repository.is_bucket())?;
-        Some(self.version.etag.as_deref()?.trim_matches('"'))
+        let etag = self.version.etag.as_deref().filter(|_| self.location.is_at_revision())?;
+        Some(etag.trim_matches('"'))
     }
 
     /// Returns the version.

@@ -14,7 +14,7 @@ use std::io::{BufReader, Read};
 
 const WEIGHT_MAP: &str = "weight_map";
 const METADATA: &str = "metadata";
-/// Key of the metadata that names the file with values that are not tensors. torch_ext/fst/_save/leftovers.py has the same.
+/// Key of the metadata that names the file with values that are not tensors. torch_ext/fst/_save/shards.py has the same.
 pub const STATE: &str = "fst.state";
 
 /// Sorted names of tensors by the name of their file.

@@ -3,7 +3,7 @@
 use super::directory::{Chosen, choose, names_in};
 use crate::os::local_file::open_regular;
 use crate::os::retry::Check;
-use crate::remote::location::{Location, Service};
+use crate::remote::location::Location;
 use crate::remote::object;
 use crate::remote::version;
 use std::ffi::OsString;
@@ -46,8 +46,7 @@ impl Version {
                 // An open file has the newest attributes, also on NFS.
                 open_regular(path).is_ok_and(|(found, _)| identity(&found) == identity(file))
             }
-            // A revision does not change.
-            Version::Object(location, _) if location.service() == Service::Hub => true,
+            Version::Object(location, _) if location.is_at_revision() => true,
             Version::Object(location, version) => {
                 object::open(location, 1, check).is_ok_and(|found| found.version().matches(version))
             }
