@@ -7,8 +7,6 @@ from torch import Tensor
 
 from fst._core.arguments import names_of
 from fst._core.classes import Memory
-from fst._core.dtypes import NAMES
-from fst._core.errors import UnsupportedDtypeError
 from fst._save.aliasing import alias_groups
 
 # Usual upper bound for the bytes of tensors in one of several files.
@@ -24,9 +22,6 @@ def check_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not isinstance(tensor, Tensor):
             raise TypeError(f'tensor "{name}": expected a torch.Tensor, not {type(tensor).__name__}')
         check_dense(name, tensor)
-        if tensor.dtype not in NAMES:
-            text = "cast it to another, or view it as one"
-            raise UnsupportedDtypeError(f'tensor "{name}": safetensors has no dtype for {tensor.dtype}; {text}')
         Memory.check(name, tensor)
     check_aliases(tensors)
     return dict(tensors)
