@@ -270,9 +270,9 @@ class Update {
   c10::intrusive_ptr<c10::ivalue::Object> object_;
 };
 
-// Reads new values of existing tensors, or deltas of them, and verifies them, while the old values stay in use. `outputs[i]` must have the
-// shape and dtype that `names[i]` has in the file. The values need as much memory again, on the devices of the outputs.
-// After an error, no output has changed.
+// Reads new values of existing tensors, or deltas of them, and verifies them, while the old values stay in use.
+// `outputs[i]` must have the shape and dtype that `names[i]` has in the file. The values need as much memory again, on
+// the devices of the outputs. After an error, no output has changed.
 //
 //     const auto update = fst::prepare_update({"model.safetensors"}, {"weight", "bias"}, {weight, bias}, "step-2");
 //     update.commit();
