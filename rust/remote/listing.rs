@@ -22,7 +22,7 @@ const LISTING_TIME_MAX: Duration = Duration::from_secs(300);
 #[derive(Debug, Default)]
 pub struct Bounds {
     bytes: usize,
-    /// What the answers have named as the beginning of the next one.
+    /// Beginnings of the next answers, as the answers name them.
     tokens: HashSet<String>,
 }
 

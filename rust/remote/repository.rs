@@ -28,7 +28,7 @@ impl Repository {
     /// Splits what follows `hf://` in a URL into the repository and the path of a file or folder in it.
     ///
     /// # Errors
-    /// What is wrong, and what to write.
+    /// The fault of the text, and the form to write instead.
     pub(super) fn parse(text: &str) -> Result<(Repository, String), String> {
         let (first, rest) = text.split_once('/').unwrap_or((text, ""));
         let (kind, rest) = match TYPES.iter().find(|plural| plural.starts_with(first) && plural.len() - first.len() < 2)
