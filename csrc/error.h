@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace fst {
@@ -22,7 +23,7 @@ namespace fst {
 
 // Returns the number of a rank or window as an index. Throws if `owner` has fewer of them.
 inline size_t check_index(const std::string& kind, int64_t number, size_t count, const std::string& owner) {
-  if (number < 0 || static_cast<size_t>(number) >= count) {
+  if (number < 0 || std::cmp_greater_equal(number, count)) {
     throw_invalid_argument(kind + " is " + std::to_string(number) + ", but " + owner + " has " + std::to_string(count) +
                            " " + kind + "s");
   }
