@@ -28,11 +28,15 @@ MemoryRange host_range_of(const at::Tensor& tensor) {
   return MemoryRange{reinterpret_cast<uint64_t>(bytes.data()), bytes.size()};
 }
 
+// Returns whether the core reads the values of a tensor in place. It reads mapped files with system calls, since they
+// may have become shorter.
+bool is_read_by_core(const at::Tensor& tensor) { return tensor.is_cpu() && is_plain(tensor); }
+
 // Returns the values of a tensor in contiguous memory of the host. The copy of a tensor on a GPU may still be in flight
 // on its current stream.
 at::Tensor old_on_host(const std::string& name, const at::Tensor& tensor) {
   describe(name, tensor);
-  if (tensor.is_cpu() && is_plain(tensor) && !is_mapped(tensor)) {
+  if (is_read_by_core(tensor) && !is_mapped(tensor)) {
     return tensor;
   }
   auto copy =
@@ -53,9 +57,8 @@ OldValues start_copies(rust::Vec<size_t> indices, Strings names, const std::vect
   OldValues values{std::move(indices), {}, {}, {}};
   for (const size_t index : values.indices) {
     const auto& tensor = old[index];
-    // The core reads mapped files with system calls, since they may have become shorter.
-    const bool is_read_by_core = tensor.is_cpu() && is_plain(tensor);
-    const auto& host = values.held.emplace_back(is_read_by_core ? tensor : old_on_host(names.get(index), tensor));
+    const auto& host =
+        values.held.emplace_back(is_read_by_core(tensor) ? tensor : old_on_host(names.get(index), tensor));
     values.memory.push_back(host_range_of(host));
     if (!tensor.is_cpu()) {
       values.copied.try_emplace(tensor.device(), tensor.device().type());
@@ -181,7 +184,7 @@ std::vector<Change> OpenUpdateSource::changes(Strings names, const std::vector<a
     if (!has_memory(tensor)) {
       throw_invalid_argument("tensor \"" + names.get(index) + "\": " + describe_missing_memory(tensor));
     }
-    const bool is_copied = !tensor.is_cpu() || !is_plain(tensor);
+    const bool is_copied = !is_read_by_core(tensor);
     HeldTensor held{to_rust(names.get(index)),
                     static_cast<int8_t>(tensor.scalar_type()),
                     static_cast<size_t>(tensor.element_size()),

@@ -71,7 +71,7 @@ impl OutputFile {
         };
         let directory = temp_file.open_directory().map_err(failed("cannot open the directory"))?;
         temp_file.publish(&*kernel).map_err(failed(NOT_RENAMED))?;
-        flush_directory(&directory, &path, &*kernel, check)
+        flush_directory(&directory, &path, NOT_FLUSHED, &*kernel, check)
     }
 }
 
@@ -107,15 +107,21 @@ pub fn link(source: &Path, path: &Path, kernel: &dyn FileKernel, check: Check<'_
     let target = Target::open(path)?;
     let linked = target.link(source, kernel).and_then(|()| target.open_directory());
     let directory = linked.map_err(|error| Error::from_io(error, path, "cannot give the file its name"))?;
-    flush_directory(&directory, path, kernel, check)
+    flush_directory(&directory, path, NOT_FLUSHED, kernel, check)
 }
 
-/// Flushes the directory in which a file has been given its name `path`.
-fn flush_directory(directory: &File, path: &Path, kernel: &dyn FileKernel, check: Check<'_>) -> Result<()> {
+/// Flushes a directory in which files have been given their names. An error has `path` and the message `not_flushed`.
+pub(super) fn flush_directory(
+    directory: &File,
+    path: &Path,
+    not_flushed: &'static str,
+    kernel: &dyn FileKernel,
+    check: Check<'_>,
+) -> Result<()> {
     match repeat(check, || kernel.flush(directory)) {
-        Err(interruption) => Err(Error::new(interruption.kind(), NOT_FLUSHED).at(path)),
+        Err(interruption) => Err(Error::new(interruption.kind(), not_flushed).at(path)),
         // Not every file system can flush a directory.
-        Ok(Err(error)) if !is_unsupported(&error) => Err(Error::from_io(error, path, NOT_FLUSHED)),
+        Ok(Err(error)) if !is_unsupported(&error) => Err(Error::from_io(error, path, not_flushed)),
         Ok(_) => Ok(()),
     }
 }

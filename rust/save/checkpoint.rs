@@ -26,14 +26,13 @@ use self::lock::SaveLock;
 use self::names::{NameOfSave, SUFFIX, new_token};
 use self::path::CheckpointPath;
 use super::atomic_file::{self, OutputFile};
-use super::direct_file::is_unsupported;
 use super::file_kernel::FileKernel;
 use super::output::{self, Output};
 use super::temp_file;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use crate::options::Options;
-use crate::os::retry::{Check, repeat};
+use crate::os::retry::Check;
 use crate::source::index::STATE;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -345,16 +344,8 @@ impl CheckpointSave {
 
     fn flush_directory(&self) -> Result<()> {
         let directory = self.path.directory();
-        let kernel = (self.kernel)();
-        let flushed = match File::open(&directory) {
-            Ok(opened) => repeat(&|| Ok(()), || kernel.flush(&opened))?,
-            Err(error) => Err(error),
-        };
-        match flushed {
-            // Not every file system can flush a directory.
-            Err(error) if !is_unsupported(&error) => Err(Error::from_io(error, &directory, NOT_FLUSHED)),
-            _ => Ok(()),
-        }
+        let opened = File::open(&directory).map_err(|error| Error::from_io(error, &directory, NOT_FLUSHED))?;
+        atomic_file::flush_directory(&opened, &directory, NOT_FLUSHED, &*(self.kernel)(), &|| Ok(()))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

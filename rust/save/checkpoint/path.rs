@@ -1,14 +1,12 @@
 //! Path or URL of a checkpoint, and the files beside it.
 
 use super::names::{NameOfSave, SUFFIX, shard_stem};
-use super::stale::{self, names_in, names_in_index, remove_stale};
+use super::stale::{self, names_in, names_in_index, remove_file, remove_stale};
 use crate::error::{Error, Kind, Result};
 use crate::os::retry::Check;
 use crate::save::output;
 use crate::source::files::{check_local, url_of};
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 /// Path or URL of a checkpoint, from which the names of its files derive.
@@ -78,9 +76,6 @@ impl CheckpointPath {
         if self.is_remote {
             return output::remove(&path, check);
         }
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::from_io(error, &path, "cannot remove")),
-            _ => Ok(()),
-        }
+        remove_file(&path).map(drop)
     }
 }

@@ -31,8 +31,8 @@ pub struct Removed {
 }
 
 /// Removes temporary files that no running save uses: of the checkpoint with this name without its suffix, or of all in the
-/// directory. Files that a killed save in shards need not have created must be older than `age`. Where the file system has no locks, the
-/// files of a killed save stay.
+/// directory. Files that a killed save in shards need not have created must be older than `age`. Where the file system has
+/// no locks, the files of a killed save stay.
 ///
 /// # Errors
 /// Those of the file system; that of `check`.
@@ -134,10 +134,17 @@ fn age_of(file: &Metadata) -> Duration {
 
 fn remove(path: PathBuf, removed: &mut Vec<Removed>) -> Result<()> {
     let bytes = fs::symlink_metadata(&path).map_or(0, |found| found.len());
-    match fs::remove_file(&path) {
-        Ok(()) => removed.push(Removed { path: path.to_string_lossy().into_owned(), bytes }),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(Error::from_io(error, &path, "cannot remove")),
+    if remove_file(&path)? {
+        removed.push(Removed { path: path.to_string_lossy().into_owned(), bytes });
     }
     Ok(())
+}
+
+/// Removes a local file. Returns whether it was there.
+pub(super) fn remove_file(path: &Path) -> Result<bool> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(Error::from_io(error, path, "cannot remove")),
+    }
 }
