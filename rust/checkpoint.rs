@@ -253,9 +253,6 @@ impl Checkpoint {
     }
 
     /// Returns the position of the tensor with this name in [`entries`](Checkpoint::entries).
-    ///
-    /// # Errors
-    /// Those of [`Checkpoint::find`].
     pub fn position(&self, name: &str) -> Result<usize> {
         let (file, position) = self.position_of(name)?;
         let before = file.checked_sub(1).and_then(|last| self.counts.get(last));

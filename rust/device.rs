@@ -132,15 +132,9 @@ pub trait Device: Send + Sync + 'static {
     fn fetch(&self, slot: &mut [u8], fetches: &[Fetch]) -> Result<Self::CopyEvent>;
 
     /// Records an event after all copies that were started.
-    ///
-    /// # Errors
-    /// `device`, from the driver.
     fn record_copies(&self) -> Result<Self::StreamEvent>;
 
     /// Waits on the host for all copies on the copy streams of the load.
-    ///
-    /// # Errors
-    /// `device` if a copy failed.
     fn wait_for_copies(&self) -> Result<()>;
 
     /// Makes work that the caller queues on its current stream from now on wait for an event.
@@ -153,17 +147,11 @@ pub trait Device: Send + Sync + 'static {
 /// Copy that was started.
 pub trait CopyInFlight: Send {
     /// Returns whether the copy has finished.
-    ///
-    /// # Errors
-    /// `device` if the copy failed.
     fn is_done(&self) -> Result<bool>;
 
     /// Waits on the host until the copy has finished.
     ///
     /// Queries and sleeps by turns. An event for a wait in the driver would cost each copy an interrupt, needed or not.
-    ///
-    /// # Errors
-    /// `device` if the copy failed.
     fn wait(&self) -> Result<()> {
         let _span = profile::span(Stage::Wait);
         while !self.is_done()? {

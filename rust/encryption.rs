@@ -14,9 +14,6 @@ use crate::error::{Error, Kind, Result};
 use ring::rand::{SecureRandom, SystemRandom};
 
 /// Fills memory with random bytes.
-///
-/// # Errors
-/// `internal` if the system has none.
 pub(crate) fn fill_random(bytes: &mut [u8]) -> Result<()> {
     let missing = |_| Error::new(Kind::Internal, "the system has no random numbers for a key");
     SystemRandom::new().fill(bytes).map_err(missing)

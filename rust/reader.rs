@@ -50,17 +50,11 @@ pub trait Reader: Send + Sync {
     }
 
     /// Fills `into` with the bytes of the file from `offset`.
-    ///
-    /// # Errors
-    /// `io`, with the path and the byte; that of `check`.
     fn read(&self, offset: u64, into: &mut [u8], check: Check<'_>) -> Result<()>;
 
     /// Performs all reads of a chunk, whose slot begins at a page boundary.
     ///
     /// May also write to the rest of the blocks of [`ReadLimits::alignment`] bytes that the reads touch.
-    ///
-    /// # Errors
-    /// `io`, with the path and the byte; that of `check`.
     fn fill(&self, reads: &[Read], slot: &mut [u8], check: Check<'_>) -> Result<()> {
         for read in reads {
             let misfit = || Error::new(Kind::Internal, format!("{read:?} does not fit its slot"));
@@ -71,9 +65,6 @@ pub trait Reader: Send + Sync {
     }
 
     /// Passes the bytes of a read to `take` where they are in memory already. Returns whether it did.
-    ///
-    /// # Errors
-    /// That of `take`.
     fn lend(&self, _: &Read, _take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<bool> {
         Ok(false)
     }
@@ -90,9 +81,6 @@ pub trait Reader: Send + Sync {
     }
 
     /// Fills many pieces of memory with the bytes from their offsets, which ascend.
-    ///
-    /// # Errors
-    /// `io`, with the path and the byte; that of `check`.
     fn scatter(&self, pieces: Vec<(u64, &mut [u8])>, check: Check<'_>) -> Result<()> {
         pieces.into_iter().try_for_each(|(offset, into)| self.read(offset, into, check))
     }
@@ -249,9 +237,6 @@ impl ChosenReader {
 }
 
 /// Chooses the reader of a file.
-///
-/// # Errors
-/// `io` if the type of the file system cannot be determined.
 pub fn choose(options: &Options, source: &Source, access: Access) -> Result<ChosenReader> {
     let Some(file) = source.local_bytes() else {
         return Ok(ChosenReader::new(ReaderKind::Object, "requests for ranges, many at once"));
@@ -341,9 +326,6 @@ fn refused(kind: ReaderKind, why: impl fmt::Display) -> ChosenReader {
 }
 
 /// Opens the reader of a file or object whose bytes are copied.
-///
-/// # Errors
-/// `io` if the type of the file system cannot be determined.
 pub fn open<K: RingKernel + 'static>(options: &Options, source: &Source, rings: &Arc<Rings<K>>) -> Result<Opened> {
     let mut chosen = choose(options, source, Access::Copy)?;
     let (reader, has_short_gaps) = match (source, source.local_bytes()) {

@@ -110,18 +110,12 @@ impl Protection {
 
 impl Source {
     /// Opens a file for reading.
-    ///
-    /// # Errors
-    /// Those of the file system or of the store, with the path or URL; that of `check`.
     pub fn open(place: &Place, check: Check<'_>) -> Result<Source> {
         Source::open_one_of(1, place, check)
     }
 
     /// Opens one of `count` files of a checkpoint. The more objects there are, the fewer bytes the first request for each
     /// asks for.
-    ///
-    /// # Errors
-    /// Those of [`Source::open`].
     pub fn open_one_of(count: usize, place: &Place, check: Check<'_>) -> Result<Source> {
         Ok(match place {
             Place::Path(path) => Source::File(Arc::new(LocalFile::open(path)?)),
@@ -193,9 +187,6 @@ impl Source {
 
     /// Fills each buffer with the bytes from its offset, as they are stored. Of an object, buffers with short gaps between
     /// them share a request.
-    ///
-    /// # Errors
-    /// Those of [`Source::read`].
     pub fn read_all<'a>(&self, mut reads: impl Iterator<Item = (u64, &'a mut [u8])>, check: Check<'_>) -> Result<()> {
         match self.stored() {
             Source::Object(object) => object.read(reads, check),

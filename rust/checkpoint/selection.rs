@@ -29,9 +29,6 @@ pub struct IndexRegions<'a> {
 
 impl Selection {
     /// Selects every tensor, in the order of the files and of the bytes in each.
-    ///
-    /// # Errors
-    /// Those of [`TensorRegion::whole`].
     pub fn all(checkpoint: &Arc<Checkpoint>) -> Result<Selection> {
         Selection::select(checkpoint, || {
             let whole =
@@ -41,9 +38,6 @@ impl Selection {
     }
 
     /// Selects the tensors with these names.
-    ///
-    /// # Errors
-    /// Those of [`Checkpoint::find`] and [`TensorRegion::whole`].
     pub fn named(checkpoint: &Arc<Checkpoint>, names: &[String]) -> Result<Selection> {
         Selection::select(checkpoint, || names.iter().map(|name| find(checkpoint, name, TensorRegion::whole)).collect())
     }
@@ -90,9 +84,6 @@ impl Selection {
     }
 
     /// Selects a tensor, or an index region of it: `ranges` is empty, or has a start, a length and a step for each dimension.
-    ///
-    /// # Errors
-    /// Those of [`Selection::index_regions`].
     pub fn region(checkpoint: &Arc<Checkpoint>, name: &str, ranges: &[i64]) -> Result<Selection> {
         let (ranges, rest) = ranges.as_chunks();
         let indexed = |source, entry: Entry<'_>| match ranges {
@@ -130,9 +121,6 @@ impl Selection {
     }
 
     /// Returns the dtype of each region in a load with these rules. Only castable dtypes are cast.
-    ///
-    /// # Errors
-    /// Those of [`DtypeRules::resolve`].
     pub fn dtypes(&self, rules: &DtypeRules) -> Result<Vec<Dtype>> {
         let names = self.regions.iter().map(|region| &*region.name);
         let all = || self.checkpoint.entries().map(|(_, entry)| entry.name);

@@ -56,9 +56,6 @@ pub enum Partial {
 impl Request {
     /// Reads a request: a text of [`Verify::read`], or one in a JSON object that says what partial loads do:
     /// `{"verify": {"source": "digests", "partial": "allow"}}`.
-    ///
-    /// # Errors
-    /// Those of [`Verify::read`]; `invalid-argument`.
     pub fn read(text: &str) -> Result<Request> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]

@@ -137,9 +137,6 @@ impl Chain {
     }
 
     /// Checks that tensors have the version that the first delta changes.
-    ///
-    /// # Errors
-    /// `version`.
     pub fn check_base(&self, held: Option<&str>) -> Result<()> {
         let Some(first) = self.deltas.first().filter(|first| held != Some(&first.properties.base_version)) else {
             return Ok(());

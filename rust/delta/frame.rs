@@ -112,9 +112,6 @@ impl<'a> FrameReader<'a> {
     }
 
     /// Checks that the frame has no more content, and that nothing follows it.
-    ///
-    /// # Errors
-    /// `malformed`.
     pub fn finish(mut self) -> Result<()> {
         if let Step::Bytes(_) = self.step(&mut [0])? {
             return Err(malformed(format!("the frame decodes to more than the {} expected bytes", self.read - 1)));

@@ -31,9 +31,6 @@ pub(super) struct FrameStream {
 
 impl FrameStream {
     /// Opens the frames of the named tensors, of which the delta may have some only. Up to `window_bytes` are read ahead.
-    ///
-    /// # Errors
-    /// Those of [`Stream::open`].
     pub(super) fn open(delta: &Delta, names: &[&str], window_bytes: u64, options: &Options) -> Result<FrameStream> {
         let changed: Vec<String> =
             names.iter().filter(|name| delta.frames.find(name).is_ok()).map(ToString::to_string).collect();
@@ -54,9 +51,6 @@ impl FrameStream {
     }
 
     /// Returns the frame of a tensor, or `None` if the delta does not change the tensor. Each is returned once.
-    ///
-    /// # Errors
-    /// Those of [`Stream::take`].
     pub(super) fn take(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(wanted) = self.left.remove(name) else { return Ok(None) };
         loop {
@@ -74,9 +68,6 @@ impl FrameStream {
     }
 
     /// Submits frames, if less than half of the window is pending.
-    ///
-    /// # Errors
-    /// Those of [`Stream::submit`].
     pub(super) fn read_ahead(&mut self) -> Result<()> {
         if self.pending_bytes > self.window_bytes / 2 {
             return Ok(());

@@ -74,9 +74,6 @@ impl<'a> Patch<'a> {
     }
 
     /// Checks, after the last block, that the frame has no more changes.
-    ///
-    /// # Errors
-    /// `malformed`.
     pub fn finish(self) -> Result<()> {
         match self {
             Patch::Xor(frame) => frame.finish(),

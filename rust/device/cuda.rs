@@ -474,9 +474,6 @@ impl Device for Cuda {
 ///
 /// # Safety
 /// `event` must be the handle of an event of the GPU's primary context.
-///
-/// # Errors
-/// `device` if the work before the event failed.
 pub unsafe fn wait_for_event(event: usize, ordinal: i32) -> Result<()> {
     let gpu = Gpu::of(ordinal)?;
     // SAFETY: the caller's promise.

@@ -28,9 +28,6 @@ pub trait Engine<E>: Send + Sync {
     /// Begins a batch after the work before `after`, and returns the threads that may run its chunks.
     ///
     /// Without `after`, the batch has at most one chunk, whose copies go to the caller's current stream.
-    ///
-    /// # Errors
-    /// `device` or `out-of-memory`.
     fn begin(&self, after: Option<&E>, needs: &BatchNeeds, scratch: Scratch) -> Result<Workers>;
 
     /// Reads a chunk and starts the copies to its destinations. Returns whether the copies were started: a chunk has as many
@@ -50,9 +47,6 @@ pub trait Engine<E>: Send + Sync {
     fn end_reads(&self);
 
     /// Waits for all copies and gives back the memory that the engine holds between batches.
-    ///
-    /// # Errors
-    /// `device` if a copy failed.
     fn drain(&self) -> Result<()>;
 }
 
@@ -77,9 +71,6 @@ pub struct Turn {
 /// Sees the bytes of chunks before they are copied to their destinations.
 pub trait Inspector: Send + Sync {
     /// Calls `acquire`, which takes memory for the chunk that is started as number `turn` of its batch.
-    ///
-    /// # Errors
-    /// Those of `acquire` and `check`.
     fn acquire(&self, turn: usize, check: Check<'_>, acquire: &mut dyn FnMut() -> Result<()>) -> Result<()>;
 
     /// Returns whether bytes of a tensor region have to be inspected.

@@ -28,9 +28,6 @@ impl Turns {
     }
 
     /// Runs `take` for a job after it has run for all jobs before.
-    ///
-    /// # Errors
-    /// Those of `take` and of `check`, which is called while this waits.
     pub fn pass<T>(&self, job: usize, check: Check<'_>, take: impl FnOnce() -> Result<T>) -> Result<T> {
         let mut state = self.lock();
         while state.next < job {
@@ -52,9 +49,6 @@ impl Turns {
     }
 
     /// Fails after a job has failed.
-    ///
-    /// # Errors
-    /// That of the job.
     pub fn check(&self) -> Result<()> {
         self.lock().failure.clone().map_or(Ok(()), Err)
     }

@@ -42,9 +42,6 @@ pub struct SafetensorsChunks {
 
 impl SafetensorsChunks {
     /// Returns the chunks of tensors at these ranges of the file, in ascending order, with their authentication codes.
-    ///
-    /// # Errors
-    /// `internal` if the cipher refuses its key.
     pub fn new(
         file_key: &FileKey,
         cipher: Cipher,
@@ -98,17 +95,11 @@ pub struct ChunkEncryptor {
 
 impl ChunkEncryptor {
     /// Begins with the first chunk. A key must encrypt only one file.
-    ///
-    /// # Errors
-    /// `internal` if the cipher refuses its key.
     pub fn new(file_key: &FileKey, cipher: Cipher) -> Result<ChunkEncryptor> {
         Ok(ChunkEncryptor { cipher: file_key.data_cipher(cipher)?, tags: Vec::new() })
     }
 
     /// Encrypts the next chunk in place.
-    ///
-    /// # Errors
-    /// `internal` if the cipher fails.
     pub fn encrypt(&mut self, data: &mut [u8]) -> Result<()> {
         let _span = profile::span(Stage::Cipher).bytes(data.len());
         let number = to_u64(self.tags.len() / TAG_BYTES);

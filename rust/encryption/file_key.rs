@@ -20,9 +20,6 @@ pub struct FileKey(Key);
 
 impl FileKey {
     /// Returns a new random key.
-    ///
-    /// # Errors
-    /// `internal` if the system has no random numbers.
     pub fn random() -> Result<FileKey> {
         Key::with(|key| fill_random(key)).map(FileKey)
     }
@@ -42,18 +39,12 @@ impl FileKey {
     }
 
     /// Returns the code of a header.
-    ///
-    /// # Errors
-    /// `internal` if no key can be derived.
     pub fn header_code(&self, header: &[u8]) -> Result<[u8; CODE_BYTES]> {
         let code = with_wiped_stack(|| self.header_key().map(|key| hmac::sign(&key, header)))?;
         code.as_ref().try_into().map_err(|_| underivable())
     }
 
     /// Returns whether a header has this code, in a time that does not depend on the code.
-    ///
-    /// # Errors
-    /// `internal` if no key can be derived.
     pub fn has_code(&self, header: &[u8], code: &[u8; CODE_BYTES]) -> Result<bool> {
         with_wiped_stack(|| Ok(hmac::verify(&self.header_key()?, header, code).is_ok()))
     }

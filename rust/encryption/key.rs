@@ -95,9 +95,6 @@ impl EncryptionKey {
     }
 
     /// Returns random bytes for [`from_bytes`](EncryptionKey::from_bytes).
-    ///
-    /// # Errors
-    /// `internal` if the system has no random numbers.
     pub fn random() -> Result<Zeroizing<Vec<u8>>> {
         let mut bytes = Zeroizing::new(vec![0; KEY_BYTES]);
         fill_random(&mut bytes)?;
@@ -141,9 +138,6 @@ impl EncryptionKey {
 
     /// Returns the key for the files of one save, which share one salt if the key is from a passphrase: deriving takes
     /// longer than writing a small file.
-    ///
-    /// # Errors
-    /// Those of deriving a key.
     pub fn for_save(&self) -> Result<EncryptionKey> {
         let secret = match &self.secret {
             Secret::Key(key) => Secret::Key(key.clone()),

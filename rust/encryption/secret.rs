@@ -49,9 +49,6 @@ impl Key {
     }
 
     /// Creates a key in place. The stack of `fill` is overwritten.
-    ///
-    /// # Errors
-    /// That of `fill`.
     pub(crate) fn with(fill: impl FnOnce(&mut [u8; KEY_BYTES]) -> Result<()>) -> Result<Key> {
         let mut key = Arc::new(Zeroizing::new([0; KEY_BYTES]));
         let bytes = Arc::get_mut(&mut key).ok_or_else(|| Error::new(Kind::Internal, "the new key is shared"))?;

@@ -34,9 +34,6 @@ struct Fields {
 }
 
 /// Encrypts the key of a file for the owners of a user key.
-///
-/// # Errors
-/// Those of deriving the key of a passphrase; `internal` if the system has no random numbers.
 pub fn wrap(file_key: &FileKey, key: &EncryptionKey, cipher: Cipher) -> Result<Slot> {
     let (derivation, user_key) = key.for_new_file()?;
     let mut wrap_salt = [0; WRAP_SALT_BYTES];

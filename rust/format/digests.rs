@@ -134,9 +134,6 @@ fn algorithm_of(name: &str) -> Option<Algorithm> {
 }
 
 /// Returns the metadata of a file with tensors of these sizes in bytes, with a text as long as the requested digests.
-///
-/// # Errors
-/// Those of [`requested`].
 pub fn reserve(metadata: &Metadata, sizes: impl Iterator<Item = u64> + Clone) -> Result<Metadata> {
     let Some(algorithm) = requested(metadata)? else { return Ok(metadata.clone()) };
     let mut metadata = metadata.clone();

@@ -248,9 +248,6 @@ pub struct NewEncryption {
 
 impl NewEncryption {
     /// Returns the encryption of a file with a new key, which `key` wraps.
-    ///
-    /// # Errors
-    /// Those of [`slot::wrap`].
     pub fn new(key: &EncryptionKey, cipher: Cipher) -> Result<NewEncryption> {
         let file_key = FileKey::random()?;
         let slot = slot::wrap(&file_key, key, cipher)?;
@@ -258,9 +255,6 @@ impl NewEncryption {
     }
 
     /// Returns the encryptor of the data.
-    ///
-    /// # Errors
-    /// `internal` if the cipher refuses its key.
     pub fn chunk_encryptor(&self) -> Result<ChunkEncryptor> {
         ChunkEncryptor::new(&self.file_key, self.cipher)
     }
@@ -315,9 +309,6 @@ pub fn take_request(metadata: &mut Metadata) -> Option<String> {
 }
 
 /// Refuses metadata that request the encryption of a file that cannot be encrypted.
-///
-/// # Errors
-/// `invalid-argument`.
 pub fn check_metadata(metadata: &Metadata) -> Result<()> {
     if is_requested(metadata) {
         let message =

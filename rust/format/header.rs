@@ -136,9 +136,6 @@ impl Header {
     }
 
     /// Parses and checks the header of a file in memory.
-    ///
-    /// # Errors
-    /// Those of [`Header::parse`].
     pub fn of_bytes(file: &[u8]) -> Result<Header> {
         let missing = || Error::new(Kind::Internal, "the header exceeds its file");
         let part = |begin, end| file.get(to_usize(begin)..to_usize(end)).ok_or_else(missing);

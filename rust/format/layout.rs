@@ -166,9 +166,6 @@ impl Layout {
     }
 
     /// Writes the digests of the tensors, in the order of the file, to the header.
-    ///
-    /// # Errors
-    /// Those of [`digests::seal`].
     pub fn seal(&mut self, digests: &[TreeDigest]) -> Result<()> {
         self.digests.map_or(Ok(()), |algorithm| digests::seal(&mut self.header, algorithm, digests))
     }

@@ -51,9 +51,6 @@ impl Shard {
 
 /// Checks that files which are opened together belong together: those of a directory or index are all shards of one save,
 /// or none is a shard. Files that a caller names may be some shards of one save, but not some of several.
-///
-/// # Errors
-/// `integrity`.
 pub fn check(files: &[(&Path, Option<&Shard>)], listings: &[Listing]) -> Result<()> {
     for listing in listings {
         let own = files.get(listing.files.clone()).unwrap_or_default();

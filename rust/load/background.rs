@@ -172,9 +172,6 @@ impl<D: Device> BackgroundTransfer<D> {
     }
 
     /// Waits for all batches and copies.
-    ///
-    /// # Errors
-    /// Those of [`Transfer::fill`] and [`Transfer::finish`].
     pub fn finish(mut self) -> Result<()> {
         self.join()?;
         let in_use = || Error::new(Kind::Internal, "the thread of a transfer has not ended");

@@ -111,17 +111,11 @@ fn thread_count(is_remote: bool, options: &Options) -> usize {
 }
 
 /// Compares files of which loads do not see all bytes with their digests in a manifest, before they are loaded.
-///
-/// # Errors
-/// Those of [`check_part`].
 pub fn check_due(checkpoint: &Checkpoint, options: &Options) -> Result<()> {
     if checkpoint.is_due() { check_whole_files(checkpoint, options) } else { Ok(()) }
 }
 
 /// Compares files that have one digest of all their bytes, so that loads of any part compare none.
-///
-/// # Errors
-/// Those of [`check_part`].
 pub fn check_whole_files(checkpoint: &Checkpoint, options: &Options) -> Result<()> {
     check_part(checkpoint, Compared::WholeFiles, 0, 1, options)?;
     checkpoint.set_verified(Compared::WholeFiles);
@@ -197,9 +191,6 @@ pub fn check_manifest(manifest: &Manifest, directory: &Path, options: &Options) 
 }
 
 /// Fails with the first of the differences.
-///
-/// # Errors
-/// `integrity`.
 pub(super) fn first(differences: Vec<Error>) -> Result<()> {
     let more = differences.len().saturating_sub(1);
     match differences.into_iter().next() {
@@ -210,9 +201,6 @@ pub(super) fn first(differences: Vec<Error>) -> Result<()> {
 }
 
 /// Returns an error for each input whose digest differs, in the order of the files.
-///
-/// # Errors
-/// `io`, `interrupted`.
 pub fn differences(sources: &[Source], inputs: Vec<Input>, options: &Options) -> Result<Vec<Error>> {
     run(sources, inputs, Vec::new(), options)
 }

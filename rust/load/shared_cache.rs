@@ -29,9 +29,6 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// same bytes: of the same local files through one kernel, or of the same versions of objects.
 ///
 /// Returns `None` if a local file cannot be told from one of another machine.
-///
-/// # Errors
-/// `io` if a file cannot be examined.
 pub fn copy_name(checkpoint: &Checkpoint) -> Result<Option<String>> {
     let boot_id = fs::read_to_string(BOOT_ID).ok();
     let mut text = String::new();
@@ -55,9 +52,6 @@ pub fn copy_name(checkpoint: &Checkpoint) -> Result<Option<String>> {
 ///
 /// Returns `None` if a load would not map the files: they may not stay in the page cache, or this machine may not have
 /// them alone.
-///
-/// # Errors
-/// `io` if a file cannot be examined.
 pub fn name(checkpoint: &Checkpoint, options: &Options) -> Result<Option<String>> {
     for source in checkpoint.sources() {
         if reader::choose(options, source, Access::View)?.kind != ReaderKind::Mmap {

@@ -63,9 +63,6 @@ type ChunkSlot = OnceLock<Option<SharedSlot>>;
 
 /// Prepares a device, and pins as much staging memory as a large load of cached files uses, or less if the bound or other
 /// loads leave less. The next loads use it.
-///
-/// # Errors
-/// Those of [`Device::prepare`]; `out-of-memory` if the host has none.
 pub fn prepare<D: Device>(device: &D, options: &Options) -> Result<()> {
     device.prepare()?;
     let limits = device.limits(device.local_slot_bytes(whole_pages(options.chunk_bytes)));
@@ -88,9 +85,6 @@ pub fn whole_pages(bytes: usize) -> usize {
 
 impl<D: Device> StagedEngine<D> {
     /// Opens a reader for every file.
-    ///
-    /// # Errors
-    /// `io` if a reader cannot be opened.
     pub fn open(sources: &[Source], device: Arc<D>, options: &Options) -> Result<Self> {
         let rings = Arc::new(Rings::new(Linux, options));
         let readers = sources.iter().map(|source| reader::open(options, source, &rings));

@@ -38,15 +38,9 @@ pub struct Transfer<D: Device, O: TransferObserver = Watch> {
 /// Observes the progress of a transfer.
 pub trait TransferObserver: Send + Sync {
     /// Called before each chunk, and while a worker waits for memory.
-    ///
-    /// # Errors
-    /// Error that ends the transfer.
     fn check(&self) -> Result<()>;
 
     /// Called after all copies of a chunk have been started.
-    ///
-    /// # Errors
-    /// Error that ends the transfer.
     fn copies_started(&self, chunk: &Chunk) -> Result<()>;
 }
 
@@ -87,9 +81,6 @@ impl Batch {
 
 impl<D: Device> Transfer<D> {
     /// Opens a transfer that SIGINT ends.
-    ///
-    /// # Errors
-    /// `io` if a reader cannot be opened.
     pub fn open(
         checkpoint: &Checkpoint,
         regions: Arc<[TensorRegion]>,
@@ -118,9 +109,6 @@ impl<D: Device> Transfer<D> {
 
 impl<D: Device, O: TransferObserver> Transfer<D, O> {
     /// Opens a transfer from the files of a checkpoint, and chooses its engine.
-    ///
-    /// # Errors
-    /// `io` if a reader cannot be opened; those of [`Checkpoint::coverage`].
     pub fn open_with(
         checkpoint: &Checkpoint,
         regions: Arc<[TensorRegion]>,
@@ -184,9 +172,6 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
     /// # Safety
     /// The caller meets the conditions of [`Transfer::fill`]. Later batches may use the same block, if each of them is
     /// given the whole block.
-    ///
-    /// # Errors
-    /// Those of [`Transfer::fill`].
     pub unsafe fn fill_after(&mut self, after: &D::StreamEvent, batch: &Batch, scratch: Scratch) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.run(Some(after), batch, scratch) }
@@ -244,17 +229,11 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
     }
 
     /// Waits for all copies and gives back staging memory until the next batch.
-    ///
-    /// # Errors
-    /// `device` if a copy failed.
     pub fn release_staging(&mut self) -> Result<()> {
         self.planner.engine.drain()
     }
 
     /// Waits for all copies.
-    ///
-    /// # Errors
-    /// `device` if a copy failed.
     pub fn finish(mut self) -> Result<()> {
         self.release_staging()?;
         self.verifier.as_ref().map_or(Ok(()), Verifier::finish)
@@ -295,9 +274,6 @@ impl<D: Device> Planner<D> {
     }
 
     /// Records an event after the work that the caller has queued.
-    ///
-    /// # Errors
-    /// Those of [`Device::record_caller`].
     pub fn record_caller(&self) -> Result<D::StreamEvent> {
         self.device.record_caller()
     }

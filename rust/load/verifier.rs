@@ -31,9 +31,6 @@ pub(super) struct HashedInput {
 
 impl HashedInput {
     /// Begins an input. Compares the digest of an input without bytes at once.
-    ///
-    /// # Errors
-    /// `integrity`.
     pub(super) fn begin(input: Input) -> Result<HashedInput> {
         let length = input.end.saturating_sub(input.begin);
         let hashed = |(range, digest): (Range<u64>, Digest)| {
@@ -61,9 +58,6 @@ impl HashedInput {
     }
 
     /// Hashes bytes of the file from `offset`, and compares the digest after the last ones.
-    ///
-    /// # Errors
-    /// `integrity`; those of [`Hash::add`].
     pub(super) fn add(&self, offset: u64, bytes: &[u8], check: Check<'_>) -> Result<()> {
         self.add_header(check)?;
         let misfit = || Error::new(Kind::Internal, format!("byte {offset} precedes the input"));

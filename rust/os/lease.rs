@@ -30,9 +30,6 @@ pub struct ReadLease<'a> {
 
 impl LeasedFile {
     /// Opens a file again, whose leases are then its own.
-    ///
-    /// # Errors
-    /// Those of the file system.
     pub fn open(source: &LocalFile) -> io::Result<LeasedFile> {
         Ok(LeasedFile { file: source.reopen()?, holders: Mutex::new(0) })
     }

@@ -26,9 +26,6 @@ pub struct LocalFile {
 
 impl LocalFile {
     /// Opens a file for reading.
-    ///
-    /// # Errors
-    /// Those of the file system, with the path.
     pub fn open(path: &Path) -> Result<LocalFile> {
         let (file, metadata) = open_regular(path)?;
         Ok(LocalFile::new(path.to_path_buf(), file, metadata.len()))
@@ -58,17 +55,11 @@ impl LocalFile {
     }
 
     /// Opens the file again with O_DIRECT. Does not use its path, which may name another file by now.
-    ///
-    /// # Errors
-    /// Those of the file system.
     pub fn reopen_direct(&self) -> io::Result<File> {
         self.reopen_with(OFlags::DIRECT)
     }
 
     /// Opens the file again. Does not use its path.
-    ///
-    /// # Errors
-    /// Those of the file system.
     pub fn reopen(&self) -> io::Result<File> {
         self.reopen_with(OFlags::empty())
     }
@@ -90,9 +81,6 @@ pub fn open_regular(path: &Path) -> Result<(File, Metadata)> {
 }
 
 /// Opens a regular file for reading and writing. Waits while a process holds a lease on it, as loads do for a moment.
-///
-/// # Errors
-/// Those of [`open_regular`]; that of `check`.
 pub fn open_regular_for_writes(path: &Path, check: Check<'_>) -> Result<File> {
     let open = |flags| repeat(check, || Ok(open(path, OFlags::RDWR | flags, Mode::empty())?));
     open_checked(path, "cannot open the file for writing", open).map(|(file, _)| file)

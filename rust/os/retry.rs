@@ -19,9 +19,6 @@ pub type SharedCheck<'a> = &'a (dyn Fn() -> Result<()> + Sync);
 pub const BUSY_WAIT: Duration = Duration::from_millis(1);
 
 /// Prepares to repeat a call: pauses if the kernel was busy. Returns false if the same call would fail again.
-///
-/// # Errors
-/// That of `check`.
 pub fn prepare(error: &io::Error, check: Check<'_>) -> Result<bool> {
     match error.kind() {
         io::ErrorKind::Interrupted => {}
@@ -32,9 +29,6 @@ pub fn prepare(error: &io::Error, check: Check<'_>) -> Result<bool> {
 }
 
 /// Repeats a call until its result is final.
-///
-/// # Errors
-/// That of `check`.
 pub fn repeat<T>(check: Check<'_>, mut call: impl FnMut() -> io::Result<T>) -> Result<io::Result<T>> {
     loop {
         match call() {

@@ -50,9 +50,6 @@ impl Watch {
     }
 
     /// Fails if a SIGINT was received since the watch began.
-    ///
-    /// # Errors
-    /// `interrupted`.
     pub fn check(&self) -> Result<()> {
         if SEEN.load(Ordering::Relaxed) == self.seen_before {
             Ok(())

@@ -9,9 +9,6 @@ use std::thread;
 /// Runs `job` for every index below `count`, in ascending order, on up to `threads` threads.
 ///
 /// After an error no further job starts, and the first error is returned.
-///
-/// # Errors
-/// The first error that a job returned.
 pub fn for_each(threads: usize, count: usize, job: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
     let next = AtomicUsize::new(0);
     let stop = AtomicBool::new(false);
@@ -42,9 +39,6 @@ pub fn for_each(threads: usize, count: usize, job: impl Fn(usize) -> Result<()> 
 }
 
 /// Returns the results of `job` for every index below `count`, in order. Runs the jobs as [`for_each`] does.
-///
-/// # Errors
-/// The first error that a job returned.
 pub fn map<T: Send + Sync>(threads: usize, count: usize, job: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
     let results: Vec<OnceLock<T>> = (0..count).map(|_| OnceLock::new()).collect();
     for_each(threads, count, |index| {

@@ -18,9 +18,6 @@ impl Location {
     }
 
     /// Returns the location of a file beside this one.
-    ///
-    /// # Errors
-    /// Those of [`child`](Location::child).
     pub fn sibling(&self, name: &Name) -> Result<Location> {
         let directory = self.key().rfind('/').and_then(|slash| self.key().get(..=slash));
         self.join(directory.unwrap_or_default(), name)

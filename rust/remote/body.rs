@@ -46,9 +46,6 @@ pub(super) async fn send(client: &reqwest::Client, request: HttpRequest) -> Http
 }
 
 /// Sends a request without a body, and returns the answer once it has begun.
-///
-/// # Errors
-/// Those of the connection.
 pub(super) async fn send_empty(client: &reqwest::Client, request: HttpRequest) -> HttpResult<HttpResponse> {
     let failed = |error: reqwest::Error| {
         let kind = if error.is_timeout() { HttpErrorKind::Timeout } else { HttpErrorKind::Unknown };

@@ -119,9 +119,6 @@ impl Bucket {
 
 /// Checks that the key of an object or of a prefix arrives as it is. `object_store` removes slashes at both ends, and Azure
 /// reads a backslash as a slash.
-///
-/// # Errors
-/// `invalid-argument`.
 pub(super) fn check_key(location: &Location) -> Result<()> {
     let key = location.key();
     let why = match Name::parse(key.strip_suffix('/').unwrap_or(key)) {

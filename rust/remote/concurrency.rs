@@ -77,9 +77,6 @@ impl Host {
     }
 
     /// Waits until the host may get another request.
-    ///
-    /// # Errors
-    /// That of `check`, which is called from time to time.
     pub fn wait(&self, check: Check<'_>) -> Result<Permit<'_>> {
         let mut state = self.lock();
         while state.active >= state.adaptive_limit.limit() {

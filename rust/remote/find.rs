@@ -28,9 +28,6 @@ pub enum Found {
 }
 
 /// Finds out what a URL stands for. Sends no request for the URL of an object that ends with one of `endings`.
-///
-/// # Errors
-/// Those of requests, with the URL; that of `check`.
 pub fn find(location: &Location, endings: &[&str], check: Check<'_>) -> Result<Found> {
     match location.repository().filter(|repository| !repository.is_bucket()) {
         Some(repository) => hub::find(location, repository, endings, check),

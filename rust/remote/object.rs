@@ -26,18 +26,12 @@ use tokio::time::Instant;
 const REQUESTS_PER_PERMIT: usize = 4;
 
 /// Opens an object: requests its first `first_bytes` bytes, and with them its length and version.
-///
-/// # Errors
-/// `file-not-found`, `permission-denied`, `io`; those of the settings of its store; that of `check`.
 pub fn open(location: &Location, first_bytes: u64, check: Check<'_>) -> Result<Object> {
     let cache = Cache::from_env()?;
     Object::open(address(location, cache.as_ref())?, first_bytes, check)
 }
 
 /// Opens an object whose length, version and first bytes another process has requested. No request is sent.
-///
-/// # Errors
-/// Those of the settings of its store.
 pub fn open_known(location: &Location, length: u64, version: Version, first_bytes: Vec<u8>) -> Result<Object> {
     let cache = Cache::from_env()?;
     Ok(Object::known(address(location, cache.as_ref())?, length, version, first_bytes))
@@ -183,9 +177,6 @@ impl Object {
     }
 
     /// Returns the bytes that the first request brings, once they have arrived.
-    ///
-    /// # Errors
-    /// Those of [`read`](Object::read).
     pub fn first_bytes(&self, check: Check<'_>) -> Result<Vec<u8>> {
         let mut bytes = vec![0; to_usize(self.first_bytes.length())];
         self.read([(0, bytes.as_mut_slice())], check)?;
@@ -219,9 +210,6 @@ impl Object {
     }
 
     /// Does what [`read`](Object::read) does. Buffers with at most `gap_bytes` bytes between them share a request.
-    ///
-    /// # Errors
-    /// Those of [`read`](Object::read).
     pub fn read_joined<'a>(
         &self,
         reads: impl IntoIterator<Item = (u64, &'a mut [u8])>,

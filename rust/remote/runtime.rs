@@ -148,9 +148,6 @@ fn lock() -> MutexGuard<'static, Vec<Runtime>> {
 }
 
 /// Runs requests on this thread. Ends them with the error of `check`, which is called from time to time.
-///
-/// # Errors
-/// That of `request` or of `check`; those of [`Runtime::take`].
 pub fn block_on<T: Send>(check: Check<'_>, request: impl Future<Output = Result<T>> + Send) -> Result<T> {
     let (runtime, result) = Runtime::take()?.run(check, request);
     if let Some(runtime) = runtime {

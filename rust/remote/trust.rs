@@ -77,9 +77,6 @@ impl Trust {
     }
 
     /// Returns the configuration of TLS.
-    ///
-    /// # Errors
-    /// Those of [`environment`].
     pub(super) fn config(&self) -> Result<Arc<ClientConfig>> {
         match self {
             Trust::Environment => environment(),
@@ -94,9 +91,6 @@ pub(super) fn variables() -> impl Iterator<Item = Option<String>> {
 }
 
 /// Returns the configuration of TLS for places without options, a new one if the variables that name certificates change.
-///
-/// # Errors
-/// `internal` if TLS cannot be configured.
 pub(super) fn environment() -> Result<Arc<ClientConfig>> {
     let variables: Vec<_> = variables().collect();
     let mut known = KNOWN.get().lock().unwrap_or_else(PoisonError::into_inner);

@@ -93,9 +93,6 @@ impl Upload {
     }
 
     /// Begins an upload in parts that several processes send, and returns its id. One of them ends the upload.
-    ///
-    /// # Errors
-    /// Those of [`open`](Upload::open) and of [`begin`](Upload::begin).
     pub fn begin_shared(location: &Location, length: u64, check: Check<'_>) -> Result<String> {
         let upload = Upload::open(location)?;
         upload.begin(Some(length), check)?;
@@ -103,9 +100,6 @@ impl Upload {
     }
 
     /// Joins an upload that [`begin_shared`](Upload::begin_shared) began, in this process or another.
-    ///
-    /// # Errors
-    /// Those of [`open`](Upload::open).
     pub fn join(location: &Location, id: String) -> Result<Upload> {
         let mut upload = Upload::open(location)?;
         upload.is_shared = true;
@@ -119,9 +113,6 @@ impl Upload {
     }
 
     /// Ends a shared upload with the parts of all processes, so that the object appears and replaces an older one.
-    ///
-    /// # Errors
-    /// Those of [`finish`](Upload::finish).
     pub fn finish_shared(location: &Location, id: String, parts: Vec<(usize, String)>, check: Check<'_>) -> Result<()> {
         let upload = Upload::join(location, id)?;
         upload.lock().parts = parts.into_iter().collect();
@@ -129,9 +120,6 @@ impl Upload {
     }
 
     /// Aborts a shared upload. The service may no longer know it.
-    ///
-    /// # Errors
-    /// Those of requests, with the URL.
     pub fn abort_shared(location: &Location, id: String) -> Result<()> {
         let upload = Upload::open(location)?;
         upload.lock().id = Some(id);
@@ -144,9 +132,6 @@ impl Upload {
     }
 
     /// Begins an upload in parts, of this length if it is known. Otherwise, the object is stored in one request.
-    ///
-    /// # Errors
-    /// Those of requests, with the URL; that of `check`.
     pub fn begin(&self, length: Option<u64>, check: Check<'_>) -> Result<()> {
         let uploads = self.uploads()?;
         let is_lost = AtomicBool::new(false);
@@ -171,9 +156,6 @@ impl Upload {
 
     /// Sends the first `length` bytes of `memory`, which are a part and begin at `offset` of the object. Returns the
     /// memory unless the upload keeps it, which is so for an object that is stored in one request.
-    ///
-    /// # Errors
-    /// Those of requests, with the URL and the byte; that of `check`.
     pub fn put<M>(&self, index: usize, offset: u64, memory: M, length: usize, check: Check<'_>) -> Result<Option<M>>
     where
         M: AsRef<[u8]> + Send + 'static,
@@ -197,9 +179,6 @@ impl Upload {
     }
 
     /// Moves `length` bytes of parts that were sent, from `begin` on, by `distance` bytes towards the end.
-    ///
-    /// # Errors
-    /// Those of requests, with the URL and the byte; that of `check`.
     pub fn shift(&self, begin: u64, length: u64, distance: u64, check: Check<'_>) -> Result<()> {
         let (uploads, id) = (self.uploads()?, self.lock().id.clone());
         let mut end = begin.saturating_add(length);
@@ -346,9 +325,6 @@ impl<M> Drop for Sent<M> {
 }
 
 /// Returns the names of the objects beside an object.
-///
-/// # Errors
-/// Those of requests, with the URL; that of `check`.
 pub fn names_beside(location: &Location, check: Check<'_>) -> Result<Vec<String>> {
     let upload = Upload::open(location)?;
     let directory = upload.key.rfind('/').and_then(|slash| upload.key.get(..=slash)).unwrap_or_default();
@@ -357,9 +333,6 @@ pub fn names_beside(location: &Location, check: Check<'_>) -> Result<Vec<String>
 }
 
 /// Removes an object. It need not exist.
-///
-/// # Errors
-/// Those of requests, with the URL; that of `check`.
 pub fn remove(location: &Location, check: Check<'_>) -> Result<()> {
     let upload = Upload::open(location)?;
     let uploads = upload.uploads()?;

@@ -40,9 +40,6 @@ impl OutputFile {
 
     /// Creates a file like [`create`](OutputFile::create). If no file is at `path`, the new one gets the owner and
     /// permissions of `model`, if that exists.
-    ///
-    /// # Errors
-    /// Those of [`create`](OutputFile::create).
     pub fn create_like(path: &Path, model: Option<&Path>, kernel: Box<dyn FileKernel>) -> Result<OutputFile> {
         let temp_file = TempFile::create(path, model)?;
         let data = DirectFile::new(path, Arc::clone(&temp_file.file), kernel)?;
@@ -91,18 +88,12 @@ pub fn create_sized(path: &Path, bytes: u64, model: Option<&Path>, check: Check<
 }
 
 /// Checks that a save can create or replace the file at `path`.
-///
-/// # Errors
-/// Those of [`Target::open`].
 pub fn check_target(path: &Path) -> Result<()> {
     Target::open(path).map(drop)
 }
 
 /// Gives the complete file `source` the name `path`, too, atomically replacing an existing file, and flushes the
 /// directory. On file systems without hard links, renames `source`.
-///
-/// # Errors
-/// Those of [`check_target`]; `io`; that of `check`, which is called before a call is repeated.
 pub fn link(source: &Path, path: &Path, kernel: &dyn FileKernel, check: Check<'_>) -> Result<()> {
     let target = Target::open(path)?;
     let linked = target.link(source, kernel).and_then(|()| target.open_directory());

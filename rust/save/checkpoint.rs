@@ -185,9 +185,6 @@ impl CheckpointSave {
 
     /// Creates the files with these lengths in bytes, or begins uploads, for several processes. Returns the ids of the
     /// uploads, which are empty for files.
-    ///
-    /// # Errors
-    /// Those of [`output::create_shared`].
     pub fn create(&self, lengths: &[u64], check: Check<'_>) -> Result<Vec<String>> {
         let mut state = self.lock();
         let files = self.names.iter().zip(&self.written).zip(lengths).enumerate();
@@ -360,9 +357,6 @@ impl Drop for CheckpointSave {
 }
 
 /// Writes a whole file or object.
-///
-/// # Errors
-/// Those of [`Output::write`] and [`Output::publish`].
 pub fn write_file(mut output: Output, bytes: Vec<u8>, check: Check<'_>) -> Result<()> {
     let length = bytes.len();
     output.prepare_growing(&Options::from_env()?);

@@ -73,9 +73,6 @@ impl Digester {
     }
 
     /// Appends what is known of the tensors of which some bytes were added: the position of each in the file, and its hash.
-    ///
-    /// # Errors
-    /// Those of [`Hash::encode`].
     pub(super) fn encode(&self, into: &mut Vec<u8>) -> Result<()> {
         let started = |tensor: &HashedTensor| tensor.hash.is_complete() || tensor.hash.is_incomplete();
         let count = self.tensors.iter().filter(|tensor| started(tensor)).count();
@@ -88,9 +85,6 @@ impl Digester {
     }
 
     /// Adds the tensors that another digester of the same file has encoded, and removes them from `encoded`.
-    ///
-    /// # Errors
-    /// Those of [`Hash::add_encoded`].
     pub(super) fn add_encoded(&self, encoded: &mut &[u8]) -> Result<()> {
         let misfit = || Error::new(Kind::Internal, "the hashes of another rank are incomplete");
         let number = |encoded: &mut &[u8]| {

@@ -43,9 +43,6 @@ impl DirectFile {
     }
 
     /// Opens an existing file of any content. Waits while a process that reads it holds a lease.
-    ///
-    /// # Errors
-    /// Those of [`open_regular_for_writes`].
     pub fn open(path: &Path, kernel: Box<dyn FileKernel>, check: Check<'_>) -> Result<DirectFile> {
         let file = open_regular_for_writes(path, check)?;
         DirectFile::new(path, Arc::new(file), kernel)
@@ -122,9 +119,6 @@ impl DirectFile {
     /// Moves `length` bytes at `begin` towards the end of the file by `distance`, a multiple of [`ALIGNMENT`].
     ///
     /// Uses `buffer` if the file system cannot insert blocks. The bytes before the moved range are unspecified.
-    ///
-    /// # Errors
-    /// `io`; that of `check`, which is called before a call is repeated.
     pub fn shift(&self, begin: u64, length: u64, distance: u64, buffer: &mut [u8], check: Check<'_>) -> Result<()> {
         let inserted = repeat(check, || self.kernel.insert(&self.file, distance))?;
         let Err(refusal) = inserted else { return Ok(()) };
@@ -148,17 +142,11 @@ impl DirectFile {
     }
 
     /// Sets the length of the file to `length` bytes.
-    ///
-    /// # Errors
-    /// `io`.
     pub fn set_length(&self, length: u64) -> Result<()> {
         self.file.set_len(length).map_err(|error| self.error(error, "cannot set the length of the file"))
     }
 
     /// Flushes the file to the disk.
-    ///
-    /// # Errors
-    /// `io`; that of `check`, which is called before a call is repeated.
     pub fn flush(&self, check: Check<'_>) -> Result<()> {
         repeat(check, || self.kernel.flush(&self.file))?.map_err(|error| self.error(error, "cannot flush the file"))
     }

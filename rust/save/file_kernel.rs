@@ -12,9 +12,6 @@ use std::path::Path;
 /// System calls on a file that is being written.
 pub trait FileKernel: Send + Sync {
     /// Writes bytes at `offset` and returns their number. A write may be short or interrupted.
-    ///
-    /// # Errors
-    /// Those of pwrite(2).
     fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
         file.write_at(bytes, offset)
     }
@@ -54,17 +51,11 @@ pub trait FileKernel: Send + Sync {
     }
 
     /// Moves a file from a name in one directory to a name in another one, where it replaces an older file.
-    ///
-    /// # Errors
-    /// Those of rename(2).
     fn rename(&self, from: BorrowedFd<'_>, old: &OsStr, to: BorrowedFd<'_>, new: &OsStr) -> io::Result<()> {
         Ok(renameat(from, old, to, new)?)
     }
 
     /// Flushes a file and its metadata to the disk.
-    ///
-    /// # Errors
-    /// Those of fsync(2).
     fn flush(&self, file: &File) -> io::Result<()> {
         Ok(fsync(file)?)
     }

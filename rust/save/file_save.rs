@@ -36,9 +36,6 @@ pub struct NewFile {
 
 impl NewFile {
     /// Begins the output.
-    ///
-    /// # Errors
-    /// Those of [`Output::open`].
     pub fn open(&self) -> Result<Output> {
         Output::open(&self.path, self.model.as_deref())
     }
@@ -61,9 +58,6 @@ enum Method {
 
 impl FileSave {
     /// Checks all tensors and begins their file. Nothing exists at its path until [`finish`](FileSave::finish).
-    ///
-    /// # Errors
-    /// Those of [`Layout::new`], [`Output::open`], [`Save::begin`], [`Writer::begin`] and [`Writer::announce`].
     pub fn begin(
         file: &NewFile,
         tensors: Vec<Tensor>,
@@ -125,9 +119,6 @@ impl FileSave {
     }
 
     /// Gives the complete file or object its name, replacing an older one.
-    ///
-    /// # Errors
-    /// Those of [`Save::finish`] or [`Writer::finish`].
     pub fn finish(self) -> Result<()> {
         match self.method {
             Method::Plain(save) => save.finish(),

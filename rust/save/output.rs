@@ -34,9 +34,6 @@ impl From<OutputFile> for Output {
 
 impl Output {
     /// Begins a new file or object. A file gets the owner and permissions of `model` if none is at `path`.
-    ///
-    /// # Errors
-    /// Those of [`OutputFile::create_like`] or of [`Upload::open`].
     pub fn open(path: &Path, model: Option<&Path>) -> Result<Output> {
         Ok(match url_of(path)? {
             None => Output::File(OutputFile::create_like(path, model, Box::new(Linux))?),
@@ -45,9 +42,6 @@ impl Output {
     }
 
     /// Opens what [`create_shared`] has created, given the id that it returned and the size of the parts of an object.
-    ///
-    /// # Errors
-    /// Those of [`DirectFile::open`] or of [`Upload::join`].
     pub fn join(path: &Path, upload: &str, part_bytes: u64, check: Check<'_>) -> Result<Output> {
         Ok(match url_of(path)? {
             None => Output::Shared(DirectFile::open(&local_path(path)?, Box::new(Linux), check)?),
@@ -80,9 +74,6 @@ impl Output {
     }
 
     /// Prepares for a length in bytes: reserves disk space, or begins an upload in parts if one request is too small.
-    ///
-    /// # Errors
-    /// Those of [`DirectFile::reserve`] or of [`Upload::begin`].
     pub fn prepare(&mut self, length: u64, options: &Options, check: Check<'_>) -> Result<()> {
         if let Output::Object(upload, parts) = self {
             *parts = Parts::of_length(length, options.request_bytes);
@@ -100,9 +91,6 @@ impl Output {
     }
 
     /// Begins an upload in parts of an unknown length, since one request is too small.
-    ///
-    /// # Errors
-    /// Those of [`Upload::begin`].
     pub fn begin_parts(&self, check: Check<'_>) -> Result<()> {
         self.target().err().map_or(Ok(()), |(upload, _)| upload.begin(None, check))
     }
@@ -127,17 +115,11 @@ impl Output {
     }
 
     /// Reserves disk space for a file of `bytes` bytes.
-    ///
-    /// # Errors
-    /// Those of [`DirectFile::reserve`].
     pub fn reserve(&self, bytes: u64, check: Check<'_>) -> Result<()> {
         self.target().map_or(Ok(()), |file| file.reserve(bytes, check))
     }
 
     /// Writes the first `length` bytes of `memory` at `offset`. Returns the memory, unless an object needs it longer.
-    ///
-    /// # Errors
-    /// Those of [`DirectFile::write`] or of [`Upload::put`].
     pub fn write<M>(&self, memory: M, length: usize, offset: u64, check: Check<'_>) -> Result<Option<M>>
     where
         M: AsRef<[u8]> + Send + 'static,
@@ -155,9 +137,6 @@ impl Output {
     }
 
     /// Moves bytes towards the end: of a file through `buffer`, of an object in pieces of `distance` bytes.
-    ///
-    /// # Errors
-    /// Those of [`DirectFile::shift`] or of [`Upload::shift`].
     pub fn shift(&self, begin: u64, length: u64, distance: u64, buffer: &mut [u8], check: Check<'_>) -> Result<()> {
         match self.target() {
             Ok(file) => file.shift(begin, length, distance, buffer, check),
@@ -179,9 +158,6 @@ impl Output {
 
     /// Ends the part of this process in a shared file or object: sets the length of a file to `end`, if this process wrote
     /// its end, and flushes it. Returns the indices and the ids of the parts of an object.
-    ///
-    /// # Errors
-    /// Those of [`DirectFile::set_length`] and [`DirectFile::flush`].
     pub fn leave(&self, end: Option<u64>, check: Check<'_>) -> Result<Vec<(usize, String)>> {
         match self.target() {
             Ok(file) => {
@@ -203,9 +179,6 @@ impl Output {
 
 /// Creates a file of this length, or begins an upload, for [`Output::join`] in several processes. Returns the id of the
 /// upload, or an empty text. A file gets the owner and permissions of `model`.
-///
-/// # Errors
-/// Those of [`atomic_file::create_sized`] or of [`Upload::begin_shared`].
 pub fn create_shared(path: &Path, bytes: u64, model: Option<&Path>, check: Check<'_>) -> Result<String> {
     match url_of(path)? {
         None => atomic_file::create_sized(path, bytes, model, check).map(|()| String::new()),
@@ -214,17 +187,11 @@ pub fn create_shared(path: &Path, bytes: u64, model: Option<&Path>, check: Check
 }
 
 /// Ends a shared upload with the parts of all processes, so that the object appears and replaces an older one.
-///
-/// # Errors
-/// Those of [`Upload::finish_shared`].
 pub fn complete_shared(url: &Path, upload: String, parts: Vec<(usize, String)>, check: Check<'_>) -> Result<()> {
     Upload::finish_shared(&location_of(url)?, upload, parts, check)
 }
 
 /// Drops the parts of a shared upload.
-///
-/// # Errors
-/// Those of [`Upload::abort_shared`].
 pub fn abort_shared(url: &Path, upload: String) -> Result<()> {
     Upload::abort_shared(&location_of(url)?, upload)
 }
@@ -247,9 +214,6 @@ pub fn shown(path: &Path) -> Result<PathBuf> {
 }
 
 /// Checks that a save can create or replace what is at `path`, as far as this is known without a request.
-///
-/// # Errors
-/// Those of [`atomic_file::check_target`] or of [`Upload::open`].
 pub fn check_target(path: &Path) -> Result<()> {
     match url_of(path)? {
         None => atomic_file::check_target(path),
@@ -258,17 +222,11 @@ pub fn check_target(path: &Path) -> Result<()> {
 }
 
 /// Returns the names of the objects beside the object of a URL.
-///
-/// # Errors
-/// Those of [`upload::names_beside`].
 pub fn names_beside(url: &Path, check: Check<'_>) -> Result<Vec<String>> {
     upload::names_beside(&location_of(url)?, check)
 }
 
 /// Removes an object. It need not exist.
-///
-/// # Errors
-/// Those of [`upload::remove`].
 pub fn remove(url: &Path, check: Check<'_>) -> Result<()> {
     upload::remove(&location_of(url)?, check)
 }

@@ -37,9 +37,6 @@ pub(super) struct Permissions {
 
 impl Permissions {
     /// Reads the permissions and attributes of the file at a path.
-    ///
-    /// # Errors
-    /// Those of stat(2).
     pub(super) fn read(path: &Path) -> io::Result<Permissions> {
         let metadata = fs::metadata(path)?;
         Ok(Permissions {

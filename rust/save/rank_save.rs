@@ -175,9 +175,6 @@ impl RankSave {
 
     /// Sets the length of the files whose end the rank has written, and flushes what it has written. Returns the parts of
     /// objects that it has sent.
-    ///
-    /// # Errors
-    /// `io`, `interrupted`.
     pub fn finish(self) -> Result<Vec<SentPart>> {
         let watch = Watch::begin();
         let _span = profile::span(Stage::Flush);

@@ -93,9 +93,6 @@ impl Target {
     }
 
     /// Opens the directory of the path, so that the caller can flush it.
-    ///
-    /// # Errors
-    /// Those of open(2).
     pub fn open_directory(&self) -> io::Result<File> {
         open_directory(&*self.directory, Path::new("."), OFlags::RDONLY).map(File::from)
     }
@@ -242,9 +239,6 @@ impl TempFile {
     }
 
     /// Opens the directory of the target, so that the caller can flush it.
-    ///
-    /// # Errors
-    /// Those of open(2).
     pub fn open_directory(&self) -> io::Result<File> {
         self.target.open_directory()
     }
@@ -252,9 +246,6 @@ impl TempFile {
 
 /// Creates an empty file at `path`, where no file is, with the owner and permissions of `model`, if that is given and
 /// exists.
-///
-/// # Errors
-/// Those of creating a file.
 pub fn create_new(path: &Path, model: Option<&Path>) -> Result<File> {
     let path = &*check_local(path)?;
     let permissions = model.and_then(|model| Permissions::read(&local_path(model).ok()?).ok());

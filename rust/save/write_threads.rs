@@ -61,9 +61,6 @@ struct State {
 
 impl WriteThreads {
     /// Starts the threads.
-    ///
-    /// # Errors
-    /// `out-of-memory` if no thread can be started.
     pub fn start(output: &Arc<Output>, options: &Options) -> Result<WriteThreads> {
         let shared = Arc::new(Shared {
             output: Arc::clone(output),
@@ -87,9 +84,6 @@ impl WriteThreads {
     }
 
     /// Returns a free block of at least `bytes` bytes, and waits for one if necessary.
-    ///
-    /// # Errors
-    /// The first error of a write; `interrupted`, `out-of-memory`.
     pub fn acquire(&self, bytes: usize) -> Result<Block> {
         let _span = profile::span(Stage::Slot);
         // A writer keeps the first part of an object to the end.
@@ -120,9 +114,6 @@ impl WriteThreads {
     }
 
     /// Submits the write of a block.
-    ///
-    /// # Errors
-    /// The first error of a write; `interrupted`.
     pub fn submit(&self, job: Job) -> Result<()> {
         let mut state = self.shared.lock();
         if let Some(error) = &state.failure {
@@ -146,9 +137,6 @@ impl WriteThreads {
     }
 
     /// Waits until all jobs are complete.
-    ///
-    /// # Errors
-    /// The first error of a write; `interrupted`.
     pub fn finish(&self) -> Result<()> {
         let watch = Watch::begin();
         let mut state = self.shared.lock();

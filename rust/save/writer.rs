@@ -152,9 +152,6 @@ impl Writer {
     }
 
     /// Begins a file in tensorizer's format, which is encrypted if it has a cipher, on this number of threads.
-    ///
-    /// # Errors
-    /// `out-of-memory` if no thread can be started.
     pub fn begin_tensors(
         output: impl Into<Output>,
         cipher: Option<(Cipher, usize)>,

@@ -125,9 +125,6 @@ impl Statement {
     }
 
     /// Returns the text of the statement, which is the payload of a signature.
-    ///
-    /// # Errors
-    /// `internal` if the text cannot be written.
     pub fn to_json(&self) -> Result<String> {
         serde_json::to_string(self).map_err(|error| Error::new(Kind::Internal, error.to_string()))
     }

@@ -105,9 +105,6 @@ impl Files {
     }
 
     /// Resolves paths and URLs, and compares index files before their content is used.
-    ///
-    /// # Errors
-    /// Those of [`Files::resolve`] and of `compare`.
     pub fn resolve_with<P: AsRef<Path>>(
         paths: &[P],
         compare: Option<CompareIndex<'_>>,
@@ -343,9 +340,6 @@ pub fn url_of(path: &Path) -> Result<Option<Location>> {
 }
 
 /// Returns the place of the one file that a path or URL names.
-///
-/// # Errors
-/// Those of [`url_of`] and [`local_path`].
 pub fn place_of(path: &Path) -> Result<Place> {
     Ok(match url_of(path)? {
         Some(location) => Place::Url(location),
@@ -354,9 +348,6 @@ pub fn place_of(path: &Path) -> Result<Place> {
 }
 
 /// Returns the place of a file below a directory or the URL of one.
-///
-/// # Errors
-/// Those of [`place_of`], and of [`Location::child`].
 pub fn place_below(directory: &Path, name: &Name) -> Result<Place> {
     Ok(match url_of(directory)? {
         Some(location) => Place::Url(location.child(name)?),

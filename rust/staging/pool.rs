@@ -39,9 +39,6 @@ pub struct Block {
 
 impl Block {
     /// Allocates memory, which does not count towards the bound of the pool.
-    ///
-    /// # Errors
-    /// `out-of-memory` if the host has none.
     pub fn allocate(bytes: usize, node: Option<Node>) -> Result<Block> {
         let _span = profile::span(Stage::Allocate).bytes(bytes);
         // The kernel uses huge pages for what begins at a multiple of their size, where it does not place all mappings.

@@ -155,9 +155,6 @@ impl Checkpoint {
     }
 
     /// Fails if a load begins before it may.
-    ///
-    /// # Errors
-    /// `internal`.
     pub fn check_due(&self) -> Result<()> {
         let message = "encrypted files and .tensors files must be compared with their manifest before they are loaded";
         if self.is_due() { Err(Error::new(Kind::Internal, message)) } else { Ok(()) }
@@ -169,9 +166,6 @@ impl Checkpoint {
     }
 
     /// Fails if a file is compared as a whole, so that no tensor is verified before all of them are.
-    ///
-    /// # Errors
-    /// `invalid-argument`.
     pub fn check_streamable(&self) -> Result<()> {
         let is_whole = |file: &&OpenFile| file.is_compared() && Compared::WholeFiles.contains(file);
         match self.files.iter().find(is_whole) {
@@ -281,9 +275,6 @@ impl Checkpoint {
     }
 
     /// Returns the names of regions that a load returns although no digest covers them.
-    ///
-    /// # Errors
-    /// Those of [`Checkpoint::coverage`].
     pub fn without_digests<'a>(&self, regions: &'a [TensorRegion]) -> Result<Vec<&'a str>> {
         let names = |coverage: Coverage| names_of(regions, &coverage.uncovered);
         Ok(self.coverage(regions)?.map(names).unwrap_or_default())

@@ -30,9 +30,6 @@ pub(crate) fn digest_of(source: &Source, manifest: &Manifest) -> Result<InputDig
 ///
 /// A directory, or an index without a digest, must not leave out files: it stands for all safetensors files that the
 /// manifest lists in the directory of the index and in those of its files.
-///
-/// # Errors
-/// Those of [`Files::resolve`]; `integrity`.
 pub(crate) fn resolve_listed<P: AsRef<Path>>(paths: &[P], manifest: &Manifest, check: Check<'_>) -> Result<Files> {
     let compare = |index: &Path, bytes: &[u8]| compare_index(manifest, index, bytes);
     let files = Files::resolve_with(paths, Some(&compare), check)?;
@@ -92,9 +89,6 @@ fn compare_index(manifest: &Manifest, index: &Path, bytes: &[u8]) -> Result<bool
 }
 
 /// Checks the length of a file, if its digests state one.
-///
-/// # Errors
-/// `integrity`.
 pub(crate) fn check_length(digest: &InputDigest, path: &Path, found: u64, origin: &str) -> Result<()> {
     match digest.length() {
         Some(length) if length != found => {

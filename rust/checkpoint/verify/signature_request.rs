@@ -21,9 +21,6 @@ pub struct SignatureRequest {
 
 impl SignatureRequest {
     /// Parses a request, or returns `None` if the text is another one.
-    ///
-    /// # Errors
-    /// `invalid-argument`.
     pub fn parse(text: &str) -> Result<Option<SignatureRequest>> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]

@@ -62,9 +62,6 @@ impl Context {
     }
 
     /// Waits for all work on a stream after a failure. The thread spins.
-    ///
-    /// # Errors
-    /// `device` if that work failed.
     pub(super) fn settle(&self, stream: sys::CUstream) -> Result<()> {
         let _bound = self.bind()?;
         // SAFETY: the stream belongs to the context, which is current.
@@ -75,9 +72,6 @@ impl Context {
     ///
     /// # Safety
     /// The event must belong to the context.
-    ///
-    /// # Errors
-    /// `device` if that work failed.
     pub(super) unsafe fn wait(&self, event: sys::CUevent) -> Result<()> {
         let _bound = self.bind()?;
         // SAFETY: the caller's promise; the context is current.
@@ -85,9 +79,6 @@ impl Context {
     }
 
     /// Makes the context current on this thread, and all calls of the driver legal while a graph is captured.
-    ///
-    /// # Errors
-    /// `device`, from the driver.
     pub fn bind(&self) -> Result<Bound> {
         let context = self.handle;
         let mut before = ptr::null_mut();
@@ -165,9 +156,6 @@ impl Context {
     }
 
     /// Returns the PCI address of the GPU, such as `0000:3b:00.0`.
-    ///
-    /// # Errors
-    /// `device`, from the driver.
     pub fn pci_id(&self) -> Result<String> {
         let mut text: [c_char; 32] = [0; 32];
         let length = i32::try_from(text.len()).unwrap_or(0);
@@ -238,9 +226,6 @@ unsafe impl Sync for Stream {}
 
 impl Stream {
     /// Creates a stream.
-    ///
-    /// # Errors
-    /// `device` or `out-of-memory`, from the driver.
     pub fn create(context: &Arc<Context>) -> Result<Stream> {
         let _bound = context.bind()?;
         let mut handle = ptr::null_mut();
@@ -274,17 +259,11 @@ unsafe impl Sync for Event {}
 
 impl Event {
     /// Creates an event without timing, which costs the GPU least. Its users query it.
-    ///
-    /// # Errors
-    /// `device` or `out-of-memory`, from the driver.
     pub fn create(context: &Arc<Context>) -> Result<Event> {
         Event::with_flags(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)
     }
 
     /// Creates an event without timing that wakes the threads in [`Event::synchronize`] by an interrupt.
-    ///
-    /// # Errors
-    /// `device` or `out-of-memory`, from the driver.
     pub fn blocking(context: &Arc<Context>) -> Result<Event> {
         let flags =
             sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32 | sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
@@ -292,9 +271,6 @@ impl Event {
     }
 
     /// Creates an event with timing.
-    ///
-    /// # Errors
-    /// `device` or `out-of-memory`, from the driver.
     pub fn timed(context: &Arc<Context>) -> Result<Event> {
         // A waiting thread spins, so that it sees the event without delay.
         Event::with_flags(context, sys::CUevent_flags::CU_EVENT_DEFAULT as u32)
@@ -309,9 +285,6 @@ impl Event {
     }
 
     /// Records the event after all work queued on a stream of its context.
-    ///
-    /// # Errors
-    /// `device`, from the driver.
     pub(super) fn record(&self, stream: sys::CUstream) -> Result<()> {
         let _bound = self.context.bind()?;
         // SAFETY: event and stream belong to the context, which is current.
@@ -319,18 +292,12 @@ impl Event {
     }
 
     /// Waits in the driver for the work before the event. The thread spins, unless the event is a blocking one.
-    ///
-    /// # Errors
-    /// `device` if that work failed.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the event belongs to the context.
         unsafe { self.context.wait(self.handle) }
     }
 
     /// Returns the nanoseconds from an earlier event to this one. Both have timing and are complete.
-    ///
-    /// # Errors
-    /// `device`, from the driver.
     pub fn nanoseconds_since(&self, earlier: &Event) -> Result<u64> {
         let _bound = self.context.bind()?;
         let mut milliseconds = 0.0;
@@ -381,9 +348,6 @@ impl Registered {
     ///
     /// # Safety
     /// The memory must outlive the registration.
-    ///
-    /// # Errors
-    /// `device` or `out-of-memory`, from the driver.
     pub unsafe fn new(context: &Arc<Context>, memory: &mut [u8]) -> Result<Registered> {
         let _bound = context.bind()?;
         let address = memory.as_mut_ptr();

@@ -65,17 +65,11 @@ impl Gpu {
     }
 
     /// Returns an event that nothing else uses.
-    ///
-    /// # Errors
-    /// `device` or `out-of-memory`, from the driver.
     pub fn event(self: &Arc<Gpu>) -> Result<Lent<Event>> {
         self.lend(|| Event::create(&self.context))
     }
 
     /// Records an event that nothing else uses after the work on a stream, for a wait in the driver.
-    ///
-    /// # Errors
-    /// `device` or `out-of-memory`, from the driver.
     pub fn record_blocking(self: &Arc<Gpu>, stream: sys::CUstream) -> Result<Lent<BlockingEvent>> {
         let event = self.lend(|| Event::blocking(&self.context).map(BlockingEvent))?;
         event.record(stream)?;
@@ -90,9 +84,6 @@ impl Gpu {
     }
 
     /// Returns copy streams that nothing else uses. Work of an earlier load may be queued on them.
-    ///
-    /// # Errors
-    /// `device` or `out-of-memory`, from the driver.
     pub fn copy_streams(self: &Arc<Gpu>) -> Result<Lent<CopyStreams>> {
         self.lend(|| Ok([Stream::create(&self.context)?, Stream::create(&self.context)?]))
     }

@@ -157,9 +157,6 @@ impl Kernels {
     }
 
     /// Queues the kernel for a table, which is at `address` on the device when the kernel runs.
-    ///
-    /// # Errors
-    /// `device`, from the driver.
     pub fn scatter(&self, address: u64, table: &Table, stream: sys::CUstream) -> Result<()> {
         let task_count = u32::try_from(table.tasks().len());
         let mut task_count = task_count.map_err(|_| Error::new(Kind::Internal, "a table has too many tasks"))?;
@@ -178,9 +175,6 @@ impl Kernels {
     }
 
     /// Queues the kernel for a batch, on a stream of the current context.
-    ///
-    /// # Errors
-    /// `device`, from the driver.
     pub fn scatter_inline(&self, mut batch: Batch, stream: sys::CUstream) -> Result<()> {
         let tile_count = batch.tile_count;
         self.launch(self.scatter_inline, tile_count, &mut [(&raw mut batch).cast()], stream)

@@ -29,9 +29,6 @@ pub struct Laps {
 
 impl Timer {
     /// Creates a timer if a profile runs.
-    ///
-    /// # Errors
-    /// `device` or `out-of-memory`, from the driver.
     pub fn start(context: &Arc<Context>, ordinal: i32) -> Result<Option<Arc<Timer>>> {
         if !profile::is_on() {
             return Ok(None);
@@ -47,9 +44,6 @@ impl Timer {
 
 impl Laps {
     /// Starts to time the work queued next on a stream, if a profile runs.
-    ///
-    /// # Errors
-    /// `device` or `out-of-memory`, from the driver.
     pub fn start(timer: Option<&Arc<Timer>>, stream_index: usize, stream: sys::CUstream) -> Result<Laps> {
         let Some(timer) = timer.filter(|_| profile::is_on()) else { return Ok(Laps::default()) };
         let begin = Event::timed(&timer.context)?;
@@ -58,9 +52,6 @@ impl Laps {
     }
 
     /// Ends a lap: labels the work queued on the stream since the last event.
-    ///
-    /// # Errors
-    /// `device` or `out-of-memory`, from the driver.
     pub fn record(&mut self, stage: Stage, bytes: usize, stream: sys::CUstream) -> Result<()> {
         if let Some(timer) = &self.timer {
             let event = Event::timed(&timer.context)?;

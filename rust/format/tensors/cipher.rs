@@ -34,9 +34,6 @@ impl Cipher {
     }
 
     /// Returns the cipher of a new file with the key of a user.
-    ///
-    /// # Errors
-    /// Those of deriving a key.
     pub fn for_new_file(key: &EncryptionKey) -> Result<Cipher> {
         let (derivation, key) = key.for_new_file()?;
         Ok(Cipher::new(key, derivation))

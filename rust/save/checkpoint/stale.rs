@@ -33,9 +33,6 @@ pub struct Removed {
 /// Removes temporary files that no running save uses: of the checkpoint with this name without its suffix, or of all in the
 /// directory. Files that a killed save in shards need not have created must be older than `age`. Where the file system has
 /// no locks, the files of a killed save stay.
-///
-/// # Errors
-/// Those of the file system; that of `check`.
 pub fn remove_stale(directory: &Path, stem: Option<&str>, age: Duration, check: Check<'_>) -> Result<Vec<Removed>> {
     let names = names_in(directory)?;
     let has_letter = |name: &NameOfSave<'_>| !is_number(name.token);
