@@ -209,9 +209,6 @@ impl Checkpoint {
     }
 
     /// Returns the open file with this index.
-    ///
-    /// # Errors
-    /// `internal` if the index is out of range.
     pub fn source(&self, index: usize) -> Result<&Source> {
         let missing = || Error::new(Kind::Internal, format!("no file {index} among {}", self.files.len()));
         self.files.get(index).map(|file| &file.source).ok_or_else(missing)

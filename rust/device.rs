@@ -29,6 +29,9 @@ const QUERY_INTERVAL: Duration = Duration::from_micros(50);
 pub type Pinned = Box<dyn Any + Send + Sync>;
 
 /// Memory that a load fills or a save reads, with the streams that copy to and from it.
+///
+/// Errors of the driver are `device` errors. A method that uses the caller's stream fails with `invalid-argument` if the
+/// stream cannot be used.
 pub trait Device: Send + Sync + 'static {
     /// Completion of one call of [`Device::copy`] or [`Device::fetch`].
     type CopyEvent: CopyInFlight + 'static;
@@ -49,9 +52,6 @@ pub trait Device: Send + Sync + 'static {
     fn pin(&self, memory: &mut [u8]) -> Option<Pinned>;
 
     /// Creates what loads create when they first need it, and the process keeps.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the current stream cannot be used, `device` from the driver.
     fn prepare(&self) -> Result<()>;
 
     /// Returns the NUMA node nearest to the device, or `None` if the machine has only one node or does not say.
@@ -93,23 +93,14 @@ pub trait Device: Send + Sync + 'static {
     unsafe fn host_slice<'a>(&self, address: u64, length: usize) -> Option<&'a mut [u8]>;
 
     /// Sets the caller's current stream, on the caller's thread.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the stream cannot be used, `device` from the driver.
     fn set_stream(&self, stream: u64) -> Result<()>;
 
     /// Records an event after all work that the caller has queued on its current stream.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the stream cannot be used, `device` from the driver.
     fn record_caller(&self) -> Result<Self::StreamEvent>;
 
     /// Begins a batch: the copies that follow wait for `after`, and may use the scratch memory.
     ///
     /// Without `after`, they go to the caller's current stream, which then needs to wait for nothing.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the current stream cannot be used, `device` from the driver.
     fn begin(&self, after: Option<&Self::StreamEvent>, scratch: Scratch) -> Result<()>;
 
     /// Starts copies from the first `bytes` bytes of a slot, which must not change until the copy is done.
@@ -138,9 +129,6 @@ pub trait Device: Send + Sync + 'static {
     fn wait_for_copies(&self) -> Result<()>;
 
     /// Makes work that the caller queues on its current stream from now on wait for an event.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the stream cannot be used, `device` from the driver.
     fn make_caller_wait(&self, event: &Self::StreamEvent) -> Result<()>;
 }
 

@@ -311,9 +311,6 @@ impl Hash {
     }
 
     /// Returns the digest of a tensor and the kept chaining values.
-    ///
-    /// # Errors
-    /// `internal` if not all pieces were added.
     pub fn finish(self) -> Result<TreeDigest> {
         match self.state.into_inner().unwrap_or_else(PoisonError::into_inner) {
             State::Done(digest) => Ok(digest),

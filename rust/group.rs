@@ -243,9 +243,6 @@ impl Group {
     }
 
     /// Returns the region of a rank's shard, as a load takes it.
-    ///
-    /// # Errors
-    /// `internal` if the request does not exist.
     pub fn region_of(&self, rank: usize, item: usize) -> Result<TensorRegion> {
         let missing = || Error::new(Kind::Internal, format!("rank {rank} has no request {item}"));
         let shard_request = self.requests(rank).get(item).ok_or_else(missing)?;

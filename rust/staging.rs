@@ -159,9 +159,6 @@ impl<D: Device> Staging<D> {
     }
 
     /// Waits until no copy is in flight.
-    ///
-    /// # Errors
-    /// The error of the first copy that failed.
     pub fn drain(&self) -> Result<()> {
         let copying = mem::take(&mut self.lock().copying);
         if copying.is_empty() {

@@ -268,9 +268,6 @@ impl NewEncryption {
     }
 
     /// Writes the text to the header of the file, in the place that [`reserve`](NewEncryption::reserve) has kept.
-    ///
-    /// # Errors
-    /// `internal` if the header has no such place.
     pub fn seal(&self, header: &mut [u8]) -> Result<()> {
         let no_place = || Error::new(Kind::Internal, "the header has no place for the encryption");
         let (_, json) = header.split_at_mut_checked(LENGTH_SIZE).ok_or_else(no_place)?;

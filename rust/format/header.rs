@@ -175,9 +175,6 @@ impl Header {
     }
 
     /// Removes the tensor with this name, if there is one.
-    ///
-    /// # Errors
-    /// None for a header that was checked.
     pub(super) fn remove(&mut self, name: &str) -> Result<()> {
         let Some(position) = self.position(name) else { return Ok(()) };
         self.records.remove(position);

@@ -115,9 +115,6 @@ impl<D: Device> BackgroundTransfer<D> {
     /// Every destination must be memory of the device, of the planned size, that nothing else uses until the transfer has
     /// finished or is dropped. This applies to `scratch`, too, which has at least the size that the batch needs. Later
     /// batches may use the same block, if each of them is given the whole block.
-    ///
-    /// # Errors
-    /// The error of an earlier batch: those of [`Transfer::fill`].
     pub unsafe fn submit(&mut self, batch: Batch, scratch: Scratch) -> Result<()> {
         if self.running.is_none() {
             match self.start() {

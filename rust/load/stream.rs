@@ -221,9 +221,6 @@ impl<D: Device> Stream<D> {
     }
 
     /// Ends the stream and waits for all copies.
-    ///
-    /// # Errors
-    /// The error of a batch that failed.
     pub fn finish(mut self) -> Result<()> {
         self.end();
         self.shared.lock().failure.take().map_or(Ok(()), Err)

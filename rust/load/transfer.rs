@@ -91,9 +91,6 @@ impl<D: Device> Transfer<D> {
     }
 
     /// Opens a transfer to destinations that are only parts of the regions. It compares the groups that it reads.
-    ///
-    /// # Errors
-    /// Those of [`Transfer::open`]; `internal` if files without groups are still to be verified.
     pub fn open_divided(
         checkpoint: &Checkpoint,
         regions: Arc<[TensorRegion]>,
@@ -284,9 +281,6 @@ impl<D: Device> Planner<D> {
     }
 
     /// Plans a batch.
-    ///
-    /// # Errors
-    /// `internal` for a destination that is not inside its tensor.
     pub fn prepare(&self, destinations: &[Destination]) -> Result<Batch> {
         let _span = profile::span(Stage::Plan);
         let bytes = destinations.iter().map(|destination| destination.end.saturating_sub(destination.begin));

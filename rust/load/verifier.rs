@@ -144,17 +144,11 @@ impl Verifier {
     }
 
     /// Fails after a chunk has failed.
-    ///
-    /// # Errors
-    /// That of the chunk.
     pub fn check(&self) -> Result<()> {
         self.turns.check()
     }
 
     /// Checks that all bytes of every input that was read were hashed.
-    ///
-    /// # Errors
-    /// `internal` if bytes are missing.
     pub fn finish(&self) -> Result<()> {
         self.inputs.iter().try_for_each(HashedInput::finish)
     }

@@ -200,9 +200,6 @@ impl Views {
     }
 
     /// Returns the guard that keeps the bytes of a view alive, after it has compared their digest.
-    ///
-    /// # Errors
-    /// `internal` if the region is not a view; those of [`verify`](Views::verify).
     pub fn guard(&self, tensor: usize) -> Result<ViewGuard> {
         let due = {
             let mut unverified = self.unverified.lock().unwrap_or_else(PoisonError::into_inner);

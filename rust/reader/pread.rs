@@ -15,9 +15,6 @@ use std::sync::Arc;
 /// One positioned read of the operating system, which may be short or interrupted.
 pub trait ReadAt: Send + Sync {
     /// Reads some bytes from `offset` and returns their number, 0 at the end of the file.
-    ///
-    /// # Errors
-    /// Those of the operating system.
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize>;
 
     /// Returns the path of the file, for errors.

@@ -100,9 +100,6 @@ impl Digester {
     }
 
     /// Returns the chunks with the header, in which the digests of all tensors are. `layout` is that of the file.
-    ///
-    /// # Errors
-    /// `internal` if bytes of a tensor were not added.
     pub(super) fn seal(self, layout: &Layout) -> Result<Chunks> {
         let digests = self.tensors.into_iter().map(|tensor| tensor.hash.finish()).collect::<Result<Vec<_>>>()?;
         let mut header = layout.header().to_vec();

@@ -145,9 +145,6 @@ impl Output {
     }
 
     /// Gives the complete file or object its name, replacing an older one.
-    ///
-    /// # Errors
-    /// Those of [`OutputFile::publish`] or of [`Upload::finish`]; `internal` if it is shared.
     pub fn publish(self, length: u64, check: Check<'_>) -> Result<()> {
         match self {
             Output::File(file) => file.publish(length, check),

@@ -40,9 +40,6 @@ impl PlannedFile {
     }
 
     /// Writes the header of a file with digests, once the hashes of all tensors are complete.
-    ///
-    /// # Errors
-    /// `internal` if hashes are missing; those of [`Output::write`].
     pub(super) fn seal(&mut self, check: Check<'_>) -> Result<()> {
         let Some(digester) = self.digester.take() else { return Ok(()) };
         for (first, chunk) in digester.seal(&self.layout)? {

@@ -142,9 +142,6 @@ impl RankSave {
 
     /// Returns the hashes of what the rank has written of files with digests, for [`seal`](RankSave::seal). Empty if no file
     /// has digests.
-    ///
-    /// # Errors
-    /// `internal` if bytes of the rank were not written.
     pub fn hashes(&self) -> Result<Vec<u8>> {
         let mut encoded = Vec::new();
         for (number, file) in self.files.iter().enumerate() {
@@ -157,9 +154,6 @@ impl RankSave {
     }
 
     /// Writes the headers of files with digests, given the hashes of all other ranks, one after the other. Only the first rank does so.
-    ///
-    /// # Errors
-    /// `internal` if hashes are missing; `io`, `interrupted`.
     pub fn seal(&mut self, hashes: &[u8]) -> Result<()> {
         let misfit = || Error::new(Kind::Internal, "the hashes of another rank are incomplete");
         let watch = Watch::begin();

@@ -198,9 +198,6 @@ impl Checkpoint {
     }
 
     /// Returns the files for a load that compares only groups.
-    ///
-    /// # Errors
-    /// `internal` if files without groups are still to be compared.
     pub fn sources_in_groups(&self) -> Result<Vec<Source>> {
         let is_due = |file: &OpenFile| file.is_compared() && file.stated.groups().is_none();
         if let Some(file) = self.files.iter().find(|file| is_due(file)) {

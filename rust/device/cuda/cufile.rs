@@ -131,9 +131,6 @@ impl Handle {
     ///
     /// # Safety
     /// Nothing else may use that memory during the read, including work queued before: no stream orders the read.
-    ///
-    /// # Errors
-    /// See [`ReadError`].
     pub unsafe fn read(
         &self,
         offset: u64,

@@ -55,9 +55,6 @@ impl Cipher {
     }
 
     /// Encrypts data in place, with a random nonce.
-    ///
-    /// # Errors
-    /// `internal` if the system has no random numbers, or the cipher fails.
     pub fn encrypt(&self, data: &mut [u8], threads: usize) -> Result<Encryption> {
         if data.is_empty() {
             return Ok(Encryption::default());
