@@ -44,8 +44,8 @@ from fst._profile.summary import ReaderUse, StageTime, Summary
 from fst._save.rotate import rotate_key
 from fst._save.save import save_file, save_file_async
 from fst._save.writer import Writer
+from fst._update.delta_files import save_delta
 from fst._update.prepare_update import prepare_update
-from fst._update.save_delta import save_delta
 from fst._update.update import Update
 from fst._update.version import set_version, version_of
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import fst
 from deltafile import INDEX, frame_of, write_delta, xor
-from fst._update.apply_delta import apply_delta
+from fst._update.delta_files import apply_delta
 from fst_bench import memory
 from fst_bench.http_server import Server
 from rawfile import assert_all_same, bits_of

@@ -9,7 +9,7 @@ import torch
 import fst
 from deltafile import INDEX, frame_of, write_delta
 from fst._core.delta_chain import DeltaChain
-from fst._update.apply_delta import apply_delta
+from fst._update.delta_files import apply_delta
 from fst_bench.http_server import Server
 from rawfile import assert_all_same
 

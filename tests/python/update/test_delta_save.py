@@ -10,7 +10,7 @@ import fst
 from combinations import pairwise
 from deltafile import INDEX
 from fst._core import ops
-from fst._update.apply_delta import apply_delta
+from fst._update.delta_files import apply_delta
 from rawfile import DTYPES, assert_all_same
 
 VERSIONS = {"version": "000001", "base_version": "000000"}

@@ -18,13 +18,11 @@ from fst._core.staged_update import StagedChange, StagedUpdate, mark_torn
 from fst._distributed.dtensors import reshard
 from fst._distributed.meshes import enclosing_mesh, mesh_device, mesh_group
 from fst._module.shards import meshes_of
-from fst._update.from_checkpoint import prepare_from_checkpoint
-from fst._update.from_delta import prepare_from_delta
-from fst._update.prepared import Request
+from fst._update.checkpoint import prepare_from_checkpoint
+from fst._update.delta import prepare_from_delta
+from fst._update.plan import Request, Staging, Transform
 from fst._update.source import Source, open_source, source_of
-from fst._update.staging import Staging
 from fst._update.target import Part, Target, aliases_of, memory_of, named_tensors, storages_of, update_problem
-from fst._update.transform import Transform
 from fst._update.update import Plan, Step, Update
 
 if TYPE_CHECKING:

@@ -1,24 +1,23 @@
-"""Opens the source of an update."""
+"""Opens the sources of updates and deltas."""
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._core.arguments import Paths, paths_of
 from fst._core.delta_chain import UpdateSource
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
+from fst._core.urls import without_secrets
 from fst._distributed.load import open_for_group
 
 
 class Source(NamedTuple):
-    """Open source of an update: deltas or a checkpoint.
-
-    Attributes:
-        paths: Its paths.
-        version: The version of the source, if it states one.
-        deltas: A chain of deltas.
-        checkpoint: A whole checkpoint.
-    """
+    """Open source of an update: a chain of deltas or a whole checkpoint, with the version that it states, if any."""
 
     paths: list[str]
     version: str | None
@@ -59,3 +58,48 @@ def open_source(paths: list[str], group: Group, verify: str, encryption_key: Enc
         return Source(paths, version, deltas=deltas)
     core = None if opened is None else opened.checkpoint()
     return Source(paths, version, checkpoint=open_for_group(paths, group, verify, encryption_key, core))
+
+
+class Values:
+    """Values of one version.
+
+    Args:
+        source: Paths of a checkpoint, or tensors by name.
+        verify: Digests with which all data of a checkpoint are compared now, as `verify_of` returns them.
+        encryption_key: A key for files that are encrypted, beside those that are registered.
+
+    Attributes:
+        tensors: The tensors by name, in the order of the source. Those of a checkpoint are on meta.
+        checkpoint: The open checkpoint, if the source is one.
+        version: The version that its index states, if any.
+        encrypted: Its path if it is encrypted.
+    """
+
+    def __init__(
+        self, source: Paths | Mapping[str, Tensor], verify: str = "", encryption_key: EncryptionKey | None = None
+    ) -> None:
+        self.checkpoint: OpenCheckpoint | None = None
+        self.version: str | None = None
+        self.encrypted: str | None = None
+        if isinstance(source, Mapping):
+            self.tensors = {}
+            for name, tensor in source.items():
+                if not isinstance(tensor, Tensor):
+                    raise TypeError(f'tensor "{name}": expected a torch.Tensor, not {type(tensor).__name__}')
+                self.tensors[name] = tensor.detach()
+            return
+        paths = paths_of(source)
+        opened = UpdateSource(paths, verify, encryption_key, accepts_plain=True)
+        if opened.is_delta():
+            raise ValueError(f"{without_secrets(paths[0])}: is a delta; give a full checkpoint")
+        self.checkpoint = OpenCheckpoint(paths, verify=verify, opened=opened.checkpoint())
+        if verify:
+            self.checkpoint.verify()
+        self.tensors, self.version = self.checkpoint.tensors, opened.version()
+        self.encrypted = paths[0] if opened.is_encrypted() else None
+
+    def load(self, names: Sequence[str]) -> list[Tensor]:
+        """Returns tensors with values. Those of a checkpoint are read into new memory on the CPU."""
+        if self.checkpoint is None:
+            return [self.tensors[name] for name in names]
+        return self.checkpoint.load_copies(names, torch.device("cpu"))

@@ -91,7 +91,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _make(arguments: argparse.Namespace) -> int:
     from fst._save.check import DEFAULT_SHARD_BYTES
-    from fst._update.save_delta import save_delta
+    from fst._update.delta_files import save_delta
 
     _check_directory(arguments)
     key = _key(arguments)
@@ -149,7 +149,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _apply(arguments: argparse.Namespace) -> int:
     from fst._save.check import DEFAULT_SHARD_BYTES
-    from fst._update.apply_delta import apply_delta
+    from fst._update.delta_files import apply_delta
 
     _check_directory(arguments)
     key = _key(arguments)

@@ -12,11 +12,10 @@ from fst._core.staged_update import StagedChange, version_of, write_changes
 from fst._core.urls import without_secrets
 from fst._distributed.meshes import MeshLayouts
 from fst._distributed.shards import Replicated
-from fst._update.checkpoint_source import batches
-from fst._update.prepared import Prepared, Request, finish_load
+from fst._update.checkpoint import batches
+from fst._update.plan import Prepared, Request, finish_load, transformed_changes
 from fst._update.source import Source
 from fst._update.target import Part, parts_of, storages_of
-from fst._update.transform import transformed_changes
 
 
 def prepare_from_delta(common: Request, chain: UpdateSource, source: Source) -> Prepared:
@@ -121,9 +120,8 @@ def _base_changes(
     base: Mapping[str, Tensor],
 ) -> Iterator[list[StagedChange]]:
     """Yields the changes of a copy of the base version in host memory, and of the tensors derived from it."""
-    group, staging = common.group, common.staging
     tensors = dict(common.named)
-    layouts = MeshLayouts(group.process_group)
+    layouts = MeshLayouts(common.group.process_group)
     parts = {own: parts_of(own, own, tensors[own], layouts) for own in dict.fromkeys(common.aliases.values())}
     base_changes: list[StagedChange] = []
 
@@ -141,7 +139,7 @@ def _base_changes(
     def new_values(batch: Sequence[Part]) -> list[Tensor]:
         own = [part for part in batch if part.name in names]
         found = chain.changes(
-            [part.name for part in own], [part.tensor for part in own], limit_bytes=staging.limit_bytes
+            [part.name for part in own], [part.tensor for part in own], limit_bytes=common.staging.limit_bytes
         )
         values = {part.name: part.tensor.clone() for part in batch}
         for part, (positions, new) in zip(own, found, strict=True):
@@ -158,7 +156,7 @@ def _base_changes(
     transform = common.transform or (lambda name, value: value.to(tensors[name].dtype) if name in tensors else None)
     expected = [part for own in parts for part in parts[own]]
     is_strict = common.strict and common.transform is not None
-    for changes in transformed_changes(loaded(), transform, expected, common.aliases, group, staging, is_strict):
+    for changes in transformed_changes(loaded(), transform, expected, common, is_strict):
         yield changes + base_changes
         base_changes.clear()
 
