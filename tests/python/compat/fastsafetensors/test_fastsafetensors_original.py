@@ -51,23 +51,6 @@ def test_names_exist_in_fastsafetensors(real):
     assert [name for name in compat.__all__ if not hasattr(real, name)] == []
 
 
-def test_sets_match_fastsafetensors(real):
-    from fastsafetensors.frameworks import get_framework_op as real_op
-    from fastsafetensors.saver import validate_shard_set
-
-    tensors = {f"t{size}": torch.randn(size) for size in (1, 2, 5, 9, 10)} | {"transposed": torch.ones(2, 3).T}
-    members = []
-    for package, base in ((compat, "ours"), (real, "theirs")):
-        paths = package.ParallelSaver(num_shards=3).save(tensors, base, metadata={"format": "pt"})
-        metas = [real.SafeTensorsMetadata.from_file(path, real_op("pt")) for path in paths]
-        validate_shard_set(metas)
-        members.append([(list(meta.tensors), dict(meta.metadata) | {"fst.shard.set": ""}) for meta in metas])
-        with real.fastsafe_open(paths, nogds=True) as file:
-            for name, tensor in tensors.items():
-                assert_same(file.get_tensor(name).clone(), tensor.contiguous())
-    assert members[0] == members[1]
-
-
 def iterate(package, files, group=None):
     loader = package.ParallelLoader(group, files, use_tqdm_on_load=False, nogds=True)
     weights = [(name, tensor.clone()) for name, tensor in loader.iterate_weights()]

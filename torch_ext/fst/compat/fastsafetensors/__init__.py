@@ -10,7 +10,6 @@ from fst.compat.fastsafetensors.common import SingleGroup
 from fst.compat.fastsafetensors.file_buffer import FilesBufferOnDevice
 from fst.compat.fastsafetensors.loader import SafeTensorsFileLoader, fastsafe_open
 from fst.compat.fastsafetensors.parallel_loader import BudgetInfeasibleError, ParallelLoader
-from fst.compat.fastsafetensors.saver import ParallelSaver
 
 # Release of fastsafetensors that this package mirrors. Programs compare it with the release they require.
 __version__ = "0.5.0"
@@ -19,7 +18,6 @@ __all__ = [
     "BudgetInfeasibleError",
     "FilesBufferOnDevice",
     "ParallelLoader",
-    "ParallelSaver",
     "SafeTensorsFileLoader",
     "SingleGroup",
     "fastsafe_open",
