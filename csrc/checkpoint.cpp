@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
-#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <utility>
@@ -50,10 +49,6 @@ c10::Dict<std::string, std::string> OpenCheckpoint::metadata() const {
   return to_dict(call_core([&] { return checkpoint_->metadata(); }));
 }
 
-c10::Dict<std::string, std::string> OpenCheckpoint::index_metadata() const {
-  return to_dict(checkpoint_->index_metadata());
-}
-
 std::vector<OpenCheckpoint::Texts> OpenCheckpoint::texts() const {
   std::vector<Texts> files;
   for (const auto& file : checkpoint_->metadata_by_file()) {
@@ -71,12 +66,6 @@ OpenCheckpoint::Entry OpenCheckpoint::entry(const std::string& name) const {
 std::vector<int64_t> OpenCheckpoint::shapes() const {
   const auto numbers = call_core([&] { return checkpoint_->shapes(); });
   return {numbers.begin(), numbers.end()};
-}
-
-std::vector<int64_t> OpenCheckpoint::module_indices(Strings names) const {
-  const auto converted = to_rust(names);
-  const auto indices = call_core([&] { return checkpoint_->module_indices(slice_of(converted)); });
-  return {indices.begin(), indices.end()};
 }
 
 std::vector<OpenCheckpoint::DifferingHash> OpenCheckpoint::differing_hashes(
@@ -99,21 +88,9 @@ std::vector<OpenCheckpoint::DifferingHash> OpenCheckpoint::differing_hashes(
   return differing;
 }
 
-std::string OpenCheckpoint::path(const std::string& name) const {
-  return std::string(call_core([&] { return checkpoint_->path(to_rust(name)); }));
-}
-
 std::string OpenCheckpoint::reader(c10::Device device) const {
   const int ordinal = resolve_device(device).index();
   return std::string(call_core([&] { return checkpoint_->reader_names(ordinal); }));
-}
-
-std::string OpenCheckpoint::page_cache() const {
-  return std::string(call_core([&] { return checkpoint_->page_cache_name(); }));
-}
-
-std::string OpenCheckpoint::copy_name() const {
-  return std::string(call_core([&] { return checkpoint_->copy_name(); }));
 }
 
 c10::Dict<std::string, at::Tensor> OpenCheckpoint::load_files(const LoadOptions& options) const {
@@ -135,8 +112,11 @@ std::vector<at::Tensor> OpenCheckpoint::load_tensors(const LoadOptions& options,
 
 std::vector<at::Tensor> OpenCheckpoint::load_slices(const LoadOptions& options, Strings names, c10::IntArrayRef dims,
                                                     c10::IntArrayRef starts, c10::IntArrayRef lengths) const {
-  const auto [region_starts, region_lengths, steps] = regions_of_slices(names, dims, starts, lengths);
-  return load_boxes(options, names, region_starts, region_lengths, steps);
+  const auto converted = to_rust(names);
+  const auto selection = call_core([&] {
+    return checkpoint_->select_slices(slice_of(converted), slice_of(dims), slice_of(starts), slice_of(lengths));
+  });
+  return load(*selection, specs_of(*selection), options);
 }
 
 std::vector<at::Tensor> OpenCheckpoint::load_boxes(const LoadOptions& options, Strings names, c10::IntArrayRef starts,
@@ -165,9 +145,9 @@ std::vector<at::Tensor> OpenCheckpoint::load_copies(Strings names, c10::Device d
 
 void OpenCheckpoint::overwrite(Strings names, at::TensorList out) const {
   const auto selection = select_named(*checkpoint_, names);
-  if (is_verified_ && is_encrypted()) {
+  if (is_verified_) {
     // Data is decrypted in place. The load compares the digests of other files itself.
-    verify(0, 1, false);
+    call_core([&] { checkpoint_->call("verify_encrypted", ""); });
   }
   fst::load_into(*selection, specs_of(*selection), out, OutputDtype::kStored);
 }
@@ -183,45 +163,9 @@ rust::Box<Selection> OpenCheckpoint::select(const Names& names, const std::optio
   return select_regions(*checkpoint_, *names, starts, lengths, steps);
 }
 
-OpenCheckpoint::Regions OpenCheckpoint::regions_of_slices(Strings names, c10::IntArrayRef dims, c10::IntArrayRef starts,
-                                                          c10::IntArrayRef lengths) const {
-  const size_t count = names.size();
-  if (dims.size() != count || starts.size() != count || lengths.size() != count) {
-    throw_invalid_argument(c10::str(count, " names, but ", dims.size(), " dims, ", starts.size(), " starts and ",
-                                    lengths.size(), " lengths; give one of each for every name"));
-  }
-  const auto specs = specs_of(*select_named(*checkpoint_, names));
-  Regions regions;
-  auto& [region_starts, region_lengths, region_steps] = regions;
-  for (size_t index = 0; index < count; ++index) {
-    const c10::IntArrayRef shape = shape_of(specs[index]);
-    const auto rank = static_cast<int64_t>(shape.size());
-    const int64_t dim = dims[index] < 0 ? dims[index] + rank : dims[index];
-    if (dim < 0 || dim >= rank) {
-      throw_invalid_argument(c10::str(path(names.get(index)), ": tensor \"", names.get(index), "\": dimension ",
-                                      dims[index], " of a tensor with shape ", shape, "; it has ", rank,
-                                      " dimensions"));
-    }
-    for (int64_t other = 0; other < rank; ++other) {
-      region_starts.push_back(other == dim ? starts[index] : 0);
-      region_lengths.push_back(other == dim ? lengths[index] : shape[other]);
-      region_steps.push_back(1);
-    }
-  }
-  return regions;
-}
-
 void OpenCheckpoint::load_into(Strings names, const std::vector<at::Tensor>& out) const {
   const auto selection = select_named(*checkpoint_, names);
   fst::load_into(*selection, specs_of(*selection), out, OutputDtype::kAny);
-}
-
-void OpenCheckpoint::verify_whole_files() const {
-  call_core([&] { checkpoint_->verify_whole_files(); });
-}
-
-void OpenCheckpoint::verify(int64_t part, int64_t parts, bool skips_groups) const {
-  call_core([&] { checkpoint_->verify_part(static_cast<size_t>(part), static_cast<size_t>(parts), skips_groups); });
 }
 
 void OpenCheckpoint::load_boxes_into(Strings names, const std::vector<int64_t>& starts,

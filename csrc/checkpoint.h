@@ -37,9 +37,6 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // Exports the headers as uint8, for another process that opens the same files.
   at::Tensor headers() const;
 
-  // Returns whether a file is encrypted.
-  bool is_encrypted() const { return checkpoint_->is_encrypted(); }
-
   // Returns the names of all tensors, in the order of the files and of the bytes in each file.
   std::vector<std::string> names() const;
 
@@ -50,9 +47,6 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // Returns the metadata of the only file. Throws if there are several.
   c10::Dict<std::string, std::string> metadata() const;
 
-  // Returns the metadata of the index that the first path leads to. Empty if it leads to no index.
-  c10::Dict<std::string, std::string> index_metadata() const;
-
   // Returns the path and the metadata of each file that has metadata.
   std::vector<Texts> texts() const;
 
@@ -60,23 +54,9 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // `.tensors` file the first byte of its own header and its kind, or otherwise the first byte again and -1.
   Entry entry(const std::string& name) const;
 
-  // Reads the indices of modules from the headers of tensors of `.tensors` files.
-  std::vector<int64_t> module_indices(Strings names) const;
-
   // Compares contiguous tensors on the CPU with the hashes in `.tensors` files. Returns the names of those that differ,
   // each with the algorithm of the hash. The hashes of tensors that are stored without data cover none.
   std::vector<DifferingHash> differing_hashes(Strings names, const std::vector<at::Tensor>& tensors) const;
-
-  // Returns the path of the file that contains the tensor.
-  std::string path(const std::string& name) const;
-
-  // Returns a name that is equal in all processes that map the same files on one machine. Empty if loads to the CPU do
-  // not map the files.
-  std::string page_cache() const;
-
-  // Returns a name that is equal in two processes if they read the same bytes: of the same files through one kernel, or
-  // of the same versions of objects. Empty if that cannot be told.
-  std::string copy_name() const;
 
   // Returns the readers for loads to a device, joined by "+".
   std::string reader(c10::Device device) const;
@@ -103,21 +83,11 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // Selects all tensors, or the named ones, or an index region of each of these.
   rust::Box<Selection> select(const Names& names, const std::optional<Regions>& regions) const;
 
-  // Returns the index regions of slices along one dimension of each named tensor.
-  Regions regions_of_slices(Strings names, c10::IntArrayRef dims, c10::IntArrayRef starts,
-                            c10::IntArrayRef lengths) const;
-
-  // Reads one of several equal parts of the data and compares the digests, with `skips_groups` only those of files
-  // without groups. Later loads of these files compare none, so the caller waits until all parts are verified.
-  void verify(int64_t part, int64_t parts, bool skips_groups) const;
-  // Does so for files that have one digest of all their bytes.
-  void verify_whole_files() const;
-
   // Overwrites tensors of the shapes of index regions, with the casts of `Tensor.copy_`.
   void load_boxes_into(Strings names, const std::vector<int64_t>& starts, const std::vector<int64_t>& lengths,
                        const std::vector<int64_t>& steps, const std::vector<at::Tensor>& out) const;
 
-  const Checkpoint& files() const { return *checkpoint_; }
+  const Checkpoint& core() const { return *checkpoint_; }
 
  private:
   const rust::Box<Checkpoint> checkpoint_;

@@ -120,45 +120,14 @@ void check_delta_count(const char* what, size_t count, size_t expected) {
 
 }  // namespace
 
-c10::Dict<std::string, std::string> index_metadata_of(const std::string& path) {
-  c10::Dict<std::string, std::string> metadata;
-  for (const auto& entry : call_core([&] { return index_metadata(to_rust(path)); })) {
-    metadata.insert(std::string(entry.key), std::string(entry.value));
-  }
-  return metadata;
-}
-
 OpenUpdateSource::OpenUpdateSource(Strings paths, const OpenOptions& options)
     : source_(call_core([&] { return open_update(slice_of(to_rust(paths)), *request_of(options)); })),
-      properties_(source_->properties()),
       is_verified_(!options.verify.empty()) {}
 
-OpenUpdateSource::OpenUpdateSource(rust::Box<UpdateSource> source)
-    : source_(std::move(source)), properties_(source_->properties()), is_verified_(false) {}
+OpenUpdateSource::OpenUpdateSource(rust::Box<UpdateSource> source) : source_(std::move(source)), is_verified_(false) {}
 
 c10::intrusive_ptr<OpenUpdateSource> OpenUpdateSource::after(const c10::intrusive_ptr<OpenUpdateSource>& older) const {
   return c10::make_intrusive<OpenUpdateSource>(call_core([&] { return join_deltas(*older->source_, *source_); }));
-}
-
-Version OpenUpdateSource::version() const {
-  return properties_.version.empty() ? Version() : std::string(properties_.version.front());
-}
-
-std::string OpenUpdateSource::base_version() const {
-  check_is_delta();
-  return std::string(properties_.base_version);
-}
-
-std::vector<std::string> OpenUpdateSource::names() const {
-  check_is_delta();
-  return {properties_.names.begin(), properties_.names.end()};
-}
-
-void OpenUpdateSource::check_is_delta() const {
-  if (!is_delta()) {
-    // Throws.
-    call_core([&] { source_->check_base({}); });
-  }
 }
 
 void OpenUpdateSource::check_base(at::TensorList tensors, const std::optional<std::vector<std::string>>& names) const {
@@ -215,18 +184,7 @@ std::vector<Change> OpenUpdateSource::changes(Strings names, const std::vector<a
     values = std::move(following);
   }
   check_ties(names, changes, ranges);
-  const std::scoped_lock lock(mutex_);
-  for (size_t index = 0; index < names.size(); ++index) {
-    if (c10::multiply_integers(shapes[index]) != old[index].numel()) {
-      unverified_.insert(names.get(index));
-    }
-  }
   return changes;
-}
-
-std::vector<std::string> OpenUpdateSource::unverified() const {
-  const std::scoped_lock lock(mutex_);
-  return {unverified_.begin(), unverified_.end()};
 }
 
 std::tuple<std::vector<at::Tensor>, std::vector<std::string>> encode_delta(Strings names, at::TensorList old,

@@ -1,16 +1,13 @@
 // Script class for the source of an update, and frames of new deltas.
 #pragma once
 
-#include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/custom_class.h>
 
 #include <cstdint>
-#include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -22,9 +19,6 @@
 #include "version.h"
 
 namespace fst {
-
-// Returns the metadata of the index that a path or URL leads to. Empty if it leads to no index.
-c10::Dict<std::string, std::string> index_metadata_of(const std::string& path);
 
 // `torch.classes.fst.UpdateSource`: one open checkpoint, or open deltas, the oldest first. Opening reads indices and
 // headers, and checks that deltas are valid and follow each other. With a request to verify, the frames of deltas are
@@ -39,17 +33,6 @@ class OpenUpdateSource : public torch::CustomClassHolder {
 
   // Returns deltas that follow those of another object, with them.
   c10::intrusive_ptr<OpenUpdateSource> after(const c10::intrusive_ptr<OpenUpdateSource>& older) const;
-
-  bool is_delta() const { return properties_.is_delta; }
-  bool is_encrypted() const { return properties_.is_encrypted; }
-
-  // Returns the version of the checkpoint that its index states, or the one in which the last delta results.
-  Version version() const;
-
-  // Return the version that the first delta changes, and the names of the tensors that change, in the order of the
-  // deltas and of the bytes in their files. Throw for a whole checkpoint, as the functions below do.
-  std::string base_version() const;
-  std::vector<std::string> names() const;
 
   // Throws a version error unless all tensors have the version that the first delta changes. `names` are for errors.
   void check_base(at::TensorList tensors, const std::optional<std::vector<std::string>>& names) const;
@@ -68,17 +51,11 @@ class OpenUpdateSource : public torch::CustomClassHolder {
   std::vector<Change> changes(Strings names, const std::vector<at::Tensor>& old, const Numbers& shapes,
                               const Numbers& ranges, int64_t limit_bytes = -1) const;
 
-  // Returns the names of the tensors whose changes were computed for a part of the tensor, which no checksum covers.
-  std::vector<std::string> unverified() const;
+  const UpdateSource& core() const { return *source_; }
 
  private:
-  void check_is_delta() const;
-
   const rust::Box<UpdateSource> source_;
-  const UpdateProperties properties_;
   const bool is_verified_;
-  mutable std::mutex mutex_;
-  mutable std::set<std::string> unverified_;
 };
 
 // Encodes the changes of tensors for a new delta. Returns their frames as uint8, and the checksums of the new values.

@@ -35,7 +35,7 @@ rust::Box<GroupPlan> plan_of(const OpenCheckpoint& checkpoint, const std::vector
     lists.push_back(std::move(copied));
   }
   return call_core([&] {
-    return plan_group(checkpoint.files(), slice_of(lists), slice_of(list_of_rank), slice_of(caches), strategy,
+    return plan_group(checkpoint.core(), slice_of(lists), slice_of(list_of_rank), slice_of(caches), strategy,
                       window_bytes);
   });
 }

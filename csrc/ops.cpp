@@ -8,7 +8,6 @@
 #include <optional>
 #include <string>
 #include <tuple>
-#include <type_traits>
 #include <vector>
 
 #include "cast.h"
@@ -37,15 +36,16 @@ using Dtype = std::optional<c10::ScalarType>;
 c10::List<std::string> list_of(const std::string& path) { return {{path}}; }
 c10::List<std::string> list_of(Strings paths) { return paths; }
 
-// Operator that passes texts to a function of the core.
-template <auto function, typename... Texts>
-auto pass(const Texts&... texts) {
-  const auto call = [&] { return function(to_rust(texts)...); };
-  if constexpr (std::is_same_v<decltype(call()), rust::String>) {
-    return std::string(call_core(call));
-  } else {
-    return call_core(call);
-  }
+// Calls a function of the core without tensors. Requests and answers are in JSON: rust/bridge/calls.rs.
+std::string call_function(const std::string& method, const std::string& request) {
+  return std::string(call_core([&] { return call(to_rust(method), to_rust(request)); }));
+}
+
+// Calls a method of an object of the core in the same way.
+template <typename Class>
+std::string call_method(const c10::intrusive_ptr<Class>& object, const std::string& method,
+                        const std::string& request) {
+  return std::string(call_core([&] { return object->core().call(to_rust(method), to_rust(request)); }));
 }
 
 // Load with its own arguments and the common ones of all loads, as an operator that opens files and as a method.
@@ -100,10 +100,6 @@ c10::intrusive_ptr<Loader> stream_files(Strings paths, c10::Device device, const
                                         const DtypeNumbers& dtypes) {
   return stream(open_files(paths, {}, verify, {}, false), names, {}, device, dtype, window_bytes, order, patterns,
                 dtypes);
-}
-
-std::vector<int64_t> requested_dtypes(Strings names, Strings patterns, c10::IntArrayRef dtypes) {
-  return requested_types(names, dtype_rules(std::nullopt, patterns, dtypes.vec()));
 }
 
 void stage_lists(const c10::intrusive_ptr<Update>& update, const std::vector<at::Tensor>& targets,
@@ -204,20 +200,13 @@ TORCH_LIBRARY(fst, m) {
   def_io("_save_shard(Tensor[] tensors, str[] names, str path, Dict(str, str)? metadata, str permissions_from) -> ()");
   def_io("_write_bytes(Tensor bytes, str path, str permissions_from) -> ()");
   def_io("_load_bytes(Tensor file) -> (str[], Tensor[])");
-  def_io("_check_target(str path) -> ()");
-  def_io("_remove_stale_files(str directory) -> str");
-  def_io("_checkpoint_files(str[] paths) -> str[]");
   // Steps of new deltas, for the Python package only.
-  def_io("_index_metadata(str path) -> Dict(str, str)");
   def_io("_encode_delta(str[] names, Tensor[] old, Tensor[] new, str encoding, str checksum) -> (Tensor[], str[])");
-  // Dtypes that patterns request for each of all names, for the Python package only.
-  def_io("_requested_dtypes(str[] names, str[] patterns, int[] dtypes) -> int[]");
+  // Functions without tensors, for the Python package only.
+  def_io("_call(str method, str request) -> str");
   def_io("verify(str[] paths, str verify=\"digests\") -> ()");
   // Names of tensors that the last load of this thread did not verify, for warnings of the Python package only.
   def_io("_take_unverified() -> str[]");
-  def_io("_verify_files(str manifest, str directory) -> int");
-  def_io("_verify_model(str request, str path) -> int");
-  def_io("_model_statement(str request, str path) -> str");
   def_io("tensor_names(str[] paths) -> str[]");
   def_io("metadata(str path) -> Dict(str, str)");
   def_io("reader(str[] paths, Device device=\"cpu\") -> str");
@@ -264,18 +253,13 @@ TORCH_LIBRARY(fst, m) {
            {torch::arg("paths"), torch::arg("headers") = none, torch::arg("verify") = "", torch::arg("key") = none,
             torch::arg("accepts_plain") = false})
       .def("headers", &OpenCheckpoint::headers)
-      .def("is_encrypted", &OpenCheckpoint::is_encrypted)
+      .def("call", call_method<OpenCheckpoint>)
       .def("names", &OpenCheckpoint::names)
       .def("shapes", &OpenCheckpoint::shapes)
       .def("metadata", &OpenCheckpoint::metadata)
       .def("texts", &OpenCheckpoint::texts)
-      .def("index_metadata", &OpenCheckpoint::index_metadata)
       .def("entry", &OpenCheckpoint::entry, "", {torch::arg("name")})
-      .def("module_indices", &OpenCheckpoint::module_indices, "", {torch::arg("names")})
       .def("differing_hashes", &OpenCheckpoint::differing_hashes, "", {torch::arg("names"), torch::arg("tensors")})
-      .def("path", &OpenCheckpoint::path, "", {torch::arg("name")})
-      .def("page_cache", &OpenCheckpoint::page_cache)
-      .def("copy_name", &OpenCheckpoint::copy_name)
       .def("reader", &OpenCheckpoint::reader, "", {torch::arg("device") = c10::Device(c10::kCPU)})
       .def("load_files", Load<&OpenCheckpoint::load_files>::of_object, "",
            {torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none, torch::arg("patterns") = none,
@@ -283,6 +267,10 @@ TORCH_LIBRARY(fst, m) {
       .def("load_tensors", Load<&OpenCheckpoint::load_tensors>::of_object, "",
            {torch::arg("names"), torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none,
             torch::arg("patterns") = none, torch::arg("dtypes") = none})
+      .def("load_slices", Load<&OpenCheckpoint::load_slices>::of_object, "",
+           {torch::arg("names"), torch::arg("dims"), torch::arg("starts"), torch::arg("lengths"),
+            torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none, torch::arg("patterns") = none,
+            torch::arg("dtypes") = none})
       .def("load_boxes", Load<&OpenCheckpoint::load_boxes>::of_object, "",
            {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"),
             torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none, torch::arg("patterns") = none,
@@ -296,11 +284,6 @@ TORCH_LIBRARY(fst, m) {
            {torch::arg("names") = none, torch::arg("regions") = none, torch::arg("device") = c10::Device(c10::kCPU),
             torch::arg("dtype") = none, torch::arg("window_bytes") = kWindowBytes, torch::arg("order") = "file",
             torch::arg("patterns") = none, torch::arg("dtypes") = none})
-      .def("regions_of_slices", &OpenCheckpoint::regions_of_slices, "",
-           {torch::arg("names"), torch::arg("dims"), torch::arg("starts"), torch::arg("lengths")})
-      .def("verify_whole_files", &OpenCheckpoint::verify_whole_files)
-      .def("verify", &OpenCheckpoint::verify, "",
-           {torch::arg("part") = 0, torch::arg("parts") = 1, torch::arg("skips_groups") = false})
       .def("overwrite", &OpenCheckpoint::overwrite, "", {torch::arg("names"), torch::arg("out")})
       .def("load_into", &OpenCheckpoint::load_into, "", {torch::arg("names"), torch::arg("out")})
       .def("load_boxes_into", &OpenCheckpoint::load_boxes_into, "",
@@ -333,17 +316,12 @@ TORCH_LIBRARY(fst, m) {
            {torch::arg("paths"), torch::arg("verify") = "", torch::arg("key") = none,
             torch::arg("accepts_plain") = false})
       .def("after", &OpenUpdateSource::after)
-      .def("is_delta", &OpenUpdateSource::is_delta)
-      .def("is_encrypted", &OpenUpdateSource::is_encrypted)
-      .def("base_version", &OpenUpdateSource::base_version)
-      .def("version", &OpenUpdateSource::version)
+      .def("call", call_method<OpenUpdateSource>)
       .def("checkpoint", &OpenUpdateSource::checkpoint)
       .def("check_base", &OpenUpdateSource::check_base, "", {torch::arg("tensors"), torch::arg("names") = none})
-      .def("names", &OpenUpdateSource::names)
       .def("changes", changes_of_deltas, "",
            {torch::arg("names"), torch::arg("old"), torch::arg("shapes"), torch::arg("ranges"),
-            torch::arg("limit_bytes") = -1})
-      .def("unverified", &OpenUpdateSource::unverified);
+            torch::arg("limit_bytes") = -1});
   m.class_<OpenGroupPlan>("GroupPlan")
       .def(torch::init<const c10::intrusive_ptr<OpenCheckpoint>&, const std::vector<at::Tensor>&,
                        const std::vector<int64_t>&, const std::vector<int64_t>&, const std::string&, int64_t>(),
@@ -385,7 +363,7 @@ TORCH_LIBRARY(fst, m) {
       .def("digest", &OpenSavePlan::digest);
   m.class_<CheckpointSave>("CheckpointSave")
       .def(torch::init<>(), "Files of a checkpoint that a save replaces.")
-      .def("call", &CheckpointSave::call, "", {torch::arg("method"), torch::arg("request")});
+      .def("call", call_method<CheckpointSave>);
   m.class_<GroupSave>("GroupSave")
       .def(torch::init<const c10::intrusive_ptr<OpenSavePlan>&, int64_t, Strings, Strings, const GroupSave::Tensors&>(),
            "Executes the plan of a save on one rank.",
@@ -432,18 +410,11 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("_save_shard", save_shard);
   m.impl("_write_bytes", write_bytes);
   m.impl("_load_bytes", load_bytes);
-  m.impl("_check_target", pass<check_target, std::string>);
-  m.impl("_remove_stale_files", pass<remove_stale_files, std::string>);
-  m.impl("_checkpoint_files", checkpoint_files);
-  m.impl("_index_metadata", index_metadata_of);
+  m.impl("_call", call_function);
   m.impl("_encode_delta", encode_delta);
-  m.impl("_requested_dtypes", requested_dtypes);
   m.impl("serialize", serialize);
   m.impl("verify", verify_files_of);
   m.impl("_take_unverified", take_unverified);
-  m.impl("_verify_files", pass<verify_files, std::string, std::string>);
-  m.impl("_verify_model", pass<verify_model, std::string, std::string>);
-  m.impl("_model_statement", pass<model_statement, std::string, std::string>);
   m.impl("tensor_names", tensor_names);
   m.impl("metadata", metadata);
   m.impl("reader", reader);

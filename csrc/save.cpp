@@ -177,10 +177,6 @@ void write_bytes(const at::Tensor& bytes, const std::string& path, const std::st
   call_core([&] { write_file(to_rust(path), to_rust(permissions_from), data); });
 }
 
-std::string CheckpointSave::call(const std::string& method, const std::string& request) const {
-  return std::string(call_core([&] { return files_->call(to_rust(method), to_rust(request)); }));
-}
-
 at::Tensor serialize(at::TensorList tensors, Strings names, const Metadata& metadata) {
   // Autograd does not record the copies.
   const at::AutoDispatchBelowADInplaceOrView guard;

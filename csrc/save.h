@@ -54,11 +54,10 @@ void save_file(at::TensorList tensors, Strings names, const std::string& path, c
 // Writes bytes on the CPU to a file as save_file does.
 void write_bytes(const at::Tensor& bytes, const std::string& path, const std::string& permissions_from);
 
-// `torch.classes.fst.CheckpointSave`: files of a checkpoint that a save replaces. Its state is the core's. Requests and
-// answers of its methods are JSON, as in rust/save/checkpoint.rs.
+// `torch.classes.fst.CheckpointSave`: files of a checkpoint that a save replaces.
 class CheckpointSave : public torch::CustomClassHolder {
  public:
-  std::string call(const std::string& method, const std::string& request) const;
+  const SavedFiles& core() const { return *files_; }
 
  private:
   const rust::Box<SavedFiles> files_ = saved_files();

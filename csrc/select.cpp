@@ -26,12 +26,6 @@ rust::Vec<rust::String> to_rust(Strings strings) {
   return converted;
 }
 
-std::vector<std::string> checkpoint_files(Strings paths) {
-  const auto converted = to_rust(paths);
-  const auto files = call_core([&] { return resolve_files(slice_of(converted)); });
-  return {files.begin(), files.end()};
-}
-
 void configure_stores(const std::string& url, Strings names, Strings values) {
   const auto rust_names = to_rust(names);
   const auto rust_values = to_rust(values);
@@ -117,12 +111,6 @@ std::vector<int8_t> target_types(const Selection& selection, const rust::Vec<Spe
     return stored;
   }
   const auto types = call_core([&] { return selection.scalar_types(slice_of(rules)); });
-  return {types.begin(), types.end()};
-}
-
-std::vector<int64_t> requested_types(Strings names, const DtypeRules& rules) {
-  const auto converted = to_rust(names);
-  const auto types = call_core([&] { return requested_scalar_types(slice_of(converted), slice_of(rules)); });
   return {types.begin(), types.end()};
 }
 

@@ -21,9 +21,6 @@ using Strings = const c10::List<std::string>&;
 
 rust::Vec<rust::String> to_rust(Strings strings);
 
-// Returns the paths of the files that paths stand for. Opens only index files.
-std::vector<std::string> checkpoint_files(Strings paths);
-
 /// Sets options of the URLs that begin with `url`.
 void configure_stores(const std::string& url, Strings names, Strings values);
 
@@ -65,8 +62,5 @@ DtypeRules dtype_rules(std::optional<c10::ScalarType> dtype, const Patterns& pat
 
 // Returns the c10::ScalarType number of each result of a load. Only floating-point tensors of 16 bits or more are cast.
 std::vector<int8_t> target_types(const Selection& selection, const rust::Vec<Spec>& specs, const DtypeRules& rules);
-
-// Returns the c10::ScalarType number that rules request for each of all names, or -1.
-std::vector<int64_t> requested_types(Strings names, const DtypeRules& rules);
 
 }  // namespace fst

@@ -43,7 +43,7 @@ std::map<c10::Device, c10::Event, DeviceOrder> record_events(const std::vector<C
 // Returns the changes of tensors by deltas.
 std::vector<Change> delta_changes(const OpenUpdateSource& source, Strings names, const std::vector<at::Tensor>& out) {
   source.check_base(out, names.vec());
-  const auto changing = source.names();
+  const auto changing = call_core([&] { return source.core().names(); });
   const std::set<std::string> known(changing.begin(), changing.end());
   std::map<TensorMemory, size_t> changed;
   c10::List<std::string> selected;
@@ -69,7 +69,7 @@ std::vector<Change> delta_changes(const OpenUpdateSource& source, Strings names,
 
 // Returns the values of tensors in a whole checkpoint as changes.
 std::vector<Change> whole_changes(const OpenCheckpoint& checkpoint, Strings names, const std::vector<at::Tensor>& out) {
-  check_outputs(specs_of(*select_named(checkpoint.files(), names)), out, OutputDtype::kStored);
+  check_outputs(specs_of(*select_named(checkpoint.core(), names)), out, OutputDtype::kStored);
   std::map<c10::Device, std::vector<size_t>, DeviceOrder> by_device;
   for (size_t index = 0; index < out.size(); ++index) {
     by_device[out[index].device()].push_back(index);
@@ -238,8 +238,9 @@ c10::intrusive_ptr<Update> prepare_update(Strings paths, Strings names, const st
   auto update = c10::make_intrusive<Update>(names.vec(), out);
   const OpenUpdateSource source(paths, {.verify = verify});
   auto changes =
-      source.is_delta() ? delta_changes(source, names, out) : whole_changes(*source.checkpoint(), names, out);
-  update->stage(std::move(changes), version ? version : source.version());
+      source.core().is_delta() ? delta_changes(source, names, out) : whole_changes(*source.checkpoint(), names, out);
+  const auto stated = source.core().version();
+  update->stage(std::move(changes), version || stated.empty() ? version : std::string(stated.front()));
   return update;
 }
 

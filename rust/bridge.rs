@@ -2,6 +2,7 @@
 //! describes, and passes their addresses to a transfer. Rust never calls C++. This file declares all functions; the
 //! submodules implement them.
 
+mod calls;
 mod checkpoint;
 mod cipher;
 mod cast;
@@ -25,28 +26,26 @@ mod transfer;
 mod verify;
 mod writer;
 
+use self::calls::call;
 use self::cast::{can_convert, convert_on_cuda, convert_on_host, is_castable, missing_kernels, wait_for_event};
-use self::checkpoint::{Checkpoint, OpenRequest, open, open_request, resolve_files, tensors_of_bytes};
+use self::checkpoint::{Checkpoint, OpenRequest, open, open_request, tensors_of_bytes};
 use self::cipher::{Cipher, cipher_of_key, derive_key, new_cipher};
-use self::delta::{
-    DeltaWork, ElementChanges, NewFrames, UpdateSource, encode_changes, index_metadata, join_deltas, open_update,
-};
-use self::dtype_rules::requested_scalar_types;
+use self::delta::{DeltaWork, ElementChanges, NewFrames, UpdateSource, encode_changes, join_deltas, open_update};
 use self::encryption_key::{EncryptionKey, encryption_key, key_for_save, key_of_file, key_of_passphrase, rotate_key};
 use self::error::{error_text, exception_of, out_of_memory};
 use self::group::{GroupPlan, RankPlan, mesh_indices, plan_group, plan_rank};
 use self::profile::profile_stop;
 use self::rank_save::{RankSave, SavePlan, finish_rank_save, open_rank_save, plan_save};
 use self::save::{
-    AnySave, FileLayout, NewFile, SavedFiles, begin_save, check_target, check_tensor, finish_save, lay_out_file,
-    new_file, read_mapped, remove_stale_files, saved_files, write_file,
+    AnySave, FileLayout, NewFile, SavedFiles, begin_save, check_tensor, finish_save, lay_out_file, new_file,
+    read_mapped, saved_files, write_file,
 };
 use self::selection::{Recording, Selection, ViewGuard, Views};
 use self::source::{Source, open_source};
 use self::storage::configure_storage;
 use self::stream::{AnyStream, finish_stream};
 use self::transfer::{AnyTransfer, finish, prepare_cuda, release};
-use self::verify::{model_statement, verify_checkpoint, verify_files, verify_model};
+use self::verify::verify_checkpoint;
 use self::writer::{AnyWriter, begin_encrypted_writer, begin_tensors_writer, begin_writer, finish_writer};
 use crate::os::huge_pages::advise as advise_huge_pages;
 use crate::profile::start as profile_start;
@@ -167,20 +166,6 @@ mod ffi {
         bytes: u64,
     }
 
-    /// Source of an update, by its indices and headers.
-    struct UpdateProperties {
-        /// Whether it is a chain of deltas, and not one whole checkpoint.
-        is_delta: bool,
-        /// Whether a file is encrypted.
-        is_encrypted: bool,
-        /// Version that the first delta changes.
-        base_version: String,
-        /// Version of the source, or empty.
-        version: Vec<String>,
-        /// Names of the tensors that deltas change, in the order of the deltas and of the bytes in their files.
-        names: Vec<String>,
-    }
-
     /// Tensor whose changes are computed, or an index region of it.
     struct HeldTensor {
         name: String,
@@ -278,7 +263,7 @@ mod ffi {
         fn error_text(code: &str, message: &str) -> String;
         fn out_of_memory(tensor: &str, bytes: u64, device: &str) -> String;
 
-        fn resolve_files(paths: &[String]) -> Result<Vec<String>>;
+        fn call(method: &str, request: &str) -> Result<String>;
 
         type OpenRequest;
         fn open_request(verify: &str) -> Result<Box<OpenRequest>>;
@@ -292,31 +277,25 @@ mod ffi {
         fn shapes(self: &Checkpoint) -> Result<Vec<i64>>;
         fn metadata(self: &Checkpoint) -> Result<Vec<MetadataEntry>>;
         fn metadata_by_file(self: &Checkpoint) -> Vec<FileMetadata>;
-        fn index_metadata(self: &Checkpoint) -> Vec<MetadataEntry>;
         fn tensor_info(self: &Checkpoint, name: &str) -> Result<TensorInfo>;
-        fn module_indices(self: &Checkpoint, names: &[String]) -> Result<Vec<u16>>;
         unsafe fn differing_hashes(
             self: &Checkpoint,
             names: &[String],
             data: &[MemoryRange],
             threads: usize,
         ) -> Result<Vec<DifferingHash>>;
-        fn path(self: &Checkpoint, name: &str) -> Result<String>;
-        fn is_encrypted(self: &Checkpoint) -> bool;
-        fn verify_whole_files(self: &Checkpoint) -> Result<()>;
-        fn verify_part(self: &Checkpoint, part: usize, parts: usize, skips_groups: bool) -> Result<()>;
-        fn page_cache_name(self: &Checkpoint) -> Result<String>;
-        fn copy_name(self: &Checkpoint) -> Result<String>;
+        fn call(self: &Checkpoint, method: &str, request: &str) -> Result<String>;
         fn reader_names(self: &Checkpoint, ordinal: i32) -> Result<String>;
 
         fn tensors_of_bytes(file: &[u8]) -> Result<Vec<StoredTensor>>;
 
-        fn index_metadata(path: &str) -> Result<Vec<MetadataEntry>>;
-
         type UpdateSource;
         fn open_update(paths: &[String], request: &OpenRequest) -> Result<Box<UpdateSource>>;
         fn join_deltas(older: &UpdateSource, newer: &UpdateSource) -> Result<Box<UpdateSource>>;
-        fn properties(self: &UpdateSource) -> UpdateProperties;
+        fn call(self: &UpdateSource, method: &str, request: &str) -> Result<String>;
+        fn is_delta(self: &UpdateSource) -> bool;
+        fn names(self: &UpdateSource) -> Result<Vec<String>>;
+        fn version(self: &UpdateSource) -> Vec<String>;
         fn check_base(self: &UpdateSource, held: &[String]) -> Result<()>;
         fn checkpoint(self: &UpdateSource) -> Result<Box<Checkpoint>>;
         fn changes(self: &UpdateSource, tensors: &[HeldTensor], limit_bytes: i64) -> Result<Box<DeltaWork>>;
@@ -367,6 +346,13 @@ mod ffi {
             lengths: &[i64],
             steps: &[i64],
         ) -> Result<Box<Selection>>;
+        fn select_slices(
+            self: &Checkpoint,
+            names: &[String],
+            dims: &[i64],
+            starts: &[i64],
+            lengths: &[i64],
+        ) -> Result<Box<Selection>>;
         fn select_region(self: &Checkpoint, name: &str, ranges: &[i64]) -> Result<Box<Selection>>;
         fn specs(self: &Selection) -> Result<Vec<Spec>>;
         fn is_small(self: &Selection) -> bool;
@@ -377,12 +363,7 @@ mod ffi {
         fn check_streamable(self: &Selection) -> Result<()>;
         fn without_digests(self: &Selection) -> Result<Vec<String>>;
 
-        fn requested_scalar_types(names: &[String], rules: &[DtypeRule]) -> Result<Vec<i8>>;
-
         fn verify_checkpoint(paths: &[String], verify: &str) -> Result<()>;
-        fn verify_files(manifest: &str, directory: &str) -> Result<i64>;
-        fn verify_model(request: &str, path: &str) -> Result<i64>;
-        fn model_statement(request: &str, path: &str) -> Result<String>;
 
         type Views;
         fn views(self: &Selection, scalar_types: &[i8]) -> Result<Box<Views>>;
@@ -439,15 +420,12 @@ mod ffi {
         fn check_tensor(tensor: &NewTensor) -> Result<()>;
 
         type AnySave;
-        fn check_target(path: &str) -> Result<()>;
         fn write_file(path: &str, permissions_from: &str, bytes: &[u8]) -> Result<()>;
         fn begin_save(file: &NewFile, tensors: &[NewTensor], streams: &[DeviceStream]) -> Result<Box<AnySave>>;
         fn order(self: &AnySave) -> Vec<usize>;
         fn scratch_bytes(self: &AnySave, extents: &[Extent]) -> Vec<u64>;
         unsafe fn append(self: &mut AnySave, extents: &[Extent], scratch: &[MemoryRange]) -> Result<()>;
         fn finish_save(save: Box<AnySave>) -> Result<()>;
-
-        fn remove_stale_files(directory: &str) -> Result<String>;
 
         type SavedFiles;
         fn saved_files() -> Box<SavedFiles>;

@@ -1,11 +1,12 @@
 //! Open checkpoints.
 
+use super::calls::{answer, encode, parse, unknown};
 use super::encryption_key::EncryptionKey;
 use super::ffi;
-use super::guard::{guard, guard_with_log, watched};
+use super::guard::{guard, guard_with_log};
 use super::selection::{Reads, Selection, signed, spec};
 use crate::checkpoint::region::{TensorRegion, torch_shape};
-use crate::checkpoint::selection::{self, IndexRegions};
+use crate::checkpoint::selection::{self, IndexRegions, Slices};
 use crate::checkpoint::verify::{Compared, Request};
 use crate::checkpoint::{self, OpenOptions};
 use crate::device::cuda::Cuda;
@@ -20,8 +21,8 @@ use crate::load::views::Mappings;
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::reader::{self, Access, ChosenReader, ReaderKind};
-use crate::source::files::{Files, Listing};
-use crate::source::{Place, Source};
+use crate::source::Source;
+use crate::source::files::Listing;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
@@ -91,11 +92,6 @@ pub(super) fn tensors_of_bytes(file: &[u8]) -> Result<Vec<ffi::StoredTensor>> {
     })
 }
 
-/// Returns the paths or URLs of the files that `paths` stand for. Opens only index files.
-pub(super) fn resolve_files(paths: &[String]) -> Result<Vec<String>> {
-    watched(|check| Ok(Files::resolve(paths, check)?.places.iter().map(Place::to_text).collect()))
-}
-
 impl Checkpoint {
     pub(super) fn new(files: &Arc<checkpoint::Checkpoint>) -> Checkpoint {
         Checkpoint { files: Arc::clone(files), mappings: Arc::default() }
@@ -113,8 +109,51 @@ impl Checkpoint {
         guard(|| self.files.export_headers())
     }
 
-    pub(super) fn is_encrypted(&self) -> bool {
-        self.files.sources().any(Source::is_encrypted)
+    /// Calls a method without tensors.
+    pub(super) fn call(&self, method: &str, request: &str) -> Result<String> {
+        let files = &self.files;
+        let is_encrypted = || files.sources().any(Source::is_encrypted);
+        answer(|_| match method {
+            // Returns the name of the copy of the files that this process reads, or an empty text if it has none.
+            "copy_name" => encode(&shared_cache::copy_name(files)?.unwrap_or_default()),
+            // Returns the metadata of the index that the first path leads to, with the path or URL of the file that it names.
+            // Empty if it leads to no index.
+            "index_metadata" => encode(&files.listings().first().map(Listing::metadata_with_paths).unwrap_or_default()),
+            "is_encrypted" => encode(&is_encrypted()),
+            // Reads the indices of modules from the headers of tensors of `.tensors` files.
+            "module_indices" => {
+                let headers = files.tensor_headers(&parse::<Vec<String>>(request)?)?;
+                encode(&headers.iter().map(|header| header.module).collect::<Vec<_>>())
+            }
+            // Returns the name of the page cache that serves the files, or an empty text if they would not be mapped.
+            "page_cache" => encode(&shared_cache::name(files, &Options::from_env()?)?.unwrap_or_default()),
+            // Returns the path of the file that holds a tensor.
+            "path" => {
+                let (source, _) = files.find(&parse::<String>(request)?)?;
+                encode(&files.source(source)?.path().to_string_lossy())
+            }
+            // Reads one of several equal parts of the data and compares the digests, and with `skips_groups` only those of
+            // files without groups. Later loads of these files compare none, since the caller waits until all parts are verified.
+            "verify" => {
+                let (part, parts, skips_groups) = parse(request)?;
+                encode(&self.verify(part, parts, skips_groups)?)
+            }
+            // Compares all data, if a file is encrypted.
+            "verify_encrypted" if is_encrypted() => encode(&self.verify(0, 1, false)?),
+            "verify_encrypted" => encode(&()),
+            // Compares files that have one digest of all their bytes. Later loads of these files compare none.
+            "verify_whole_files" => encode(&check::check_whole_files(files, &Options::from_env()?)?),
+            _ => Err(unknown(method)),
+        })
+    }
+
+    fn verify(&self, part: usize, parts: usize, skips_groups: bool) -> Result<()> {
+        let compared = if skips_groups { Compared::WithoutGroups } else { Compared::All };
+        if !self.files.is_verified(compared) {
+            check::check_part(&self.files, compared, part, parts, &Options::from_env()?)?;
+            self.files.set_verified(compared);
+        }
+        Ok(())
     }
 
     pub(super) fn tensor_names(&self) -> Vec<String> {
@@ -152,12 +191,6 @@ impl Checkpoint {
         self.files.metadata_by_file().map(file).collect()
     }
 
-    /// Returns the metadata of the index that the first path leads to, with the path or URL of the file that it names. Empty
-    /// if it leads to no index.
-    pub(super) fn index_metadata(&self) -> Vec<ffi::MetadataEntry> {
-        entries(&self.files.listings().first().map(Listing::metadata_with_paths).unwrap_or_default())
-    }
-
     pub(super) fn tensor_info(&self, name: &str) -> Result<ffi::TensorInfo> {
         guard(|| {
             let (_, entry) = self.files.find(name)?;
@@ -171,10 +204,6 @@ impl Checkpoint {
                 kind: entry.tensors.and_then(|entry| i8::try_from(entry.kind.number()).ok()).unwrap_or(-1),
             })
         })
-    }
-
-    pub(super) fn module_indices(&self, names: &[String]) -> Result<Vec<u16>> {
-        guard(|| Ok(self.files.tensor_headers(names)?.iter().map(|header| header.module).collect()))
     }
 
     /// Compares the data of tensors with their hashes.
@@ -200,13 +229,6 @@ impl Checkpoint {
         guard(|| Ok(self.files.differing_hashes(names, &data, threads)?.into_iter().map(differing).collect()))
     }
 
-    pub(super) fn path(&self, name: &str) -> Result<String> {
-        guard(|| {
-            let (source, _) = self.files.find(name)?;
-            Ok(self.files.source(source)?.path().to_string_lossy().into_owned())
-        })
-    }
-
     pub(super) fn select_all(&self) -> Result<Box<Selection>> {
         self.select(selection::Selection::all)
     }
@@ -229,39 +251,22 @@ impl Checkpoint {
         self.select(|files| selection::Selection::region(files, name, ranges))
     }
 
+    /// Selects a slice of each named tensor along one of its dimensions.
+    pub(super) fn select_slices(
+        &self,
+        names: &[String],
+        dims: &[i64],
+        starts: &[i64],
+        lengths: &[i64],
+    ) -> Result<Box<Selection>> {
+        self.select(|files| selection::Selection::slices(files, names, Slices { dims, starts, lengths }))
+    }
+
     pub(super) fn select(
         &self,
         choose: impl FnOnce(&Arc<checkpoint::Checkpoint>) -> Result<selection::Selection>,
     ) -> Result<Box<Selection>> {
         guard(|| Ok(Box::new(Selection::new(choose(&self.files)?, Arc::clone(&self.mappings), Reads::Alone))))
-    }
-
-    /// Compares files that have one digest of all their bytes. Later loads of these files compare none.
-    pub(super) fn verify_whole_files(&self) -> Result<()> {
-        guard(|| check::check_whole_files(&self.files, &Options::from_env()?))
-    }
-
-    /// Reads one of several equal parts of the data and compares the digests, with `skips_groups` only those of files
-    /// without groups. Later loads of these files compare none, since the caller waits until all parts are verified.
-    pub(super) fn verify_part(&self, part: usize, parts: usize, skips_groups: bool) -> Result<()> {
-        guard(|| {
-            let compared = if skips_groups { Compared::WithoutGroups } else { Compared::All };
-            if !self.files.is_verified(compared) {
-                check::check_part(&self.files, compared, part, parts, &Options::from_env()?)?;
-                self.files.set_verified(compared);
-            }
-            Ok(())
-        })
-    }
-
-    /// Returns the name of the page cache that serves the files, or an empty string if they would not be mapped.
-    pub(super) fn page_cache_name(&self) -> Result<String> {
-        guard(|| Ok(shared_cache::name(&self.files, &Options::from_env()?)?.unwrap_or_default()))
-    }
-
-    /// Returns the name of the copy of the files that this process reads, or an empty string if it has none.
-    pub(super) fn copy_name(&self) -> Result<String> {
-        guard(|| Ok(shared_cache::copy_name(&self.files)?.unwrap_or_default()))
     }
 
     /// Returns the names of the readers, joined by `+`, for the GPU with this ordinal, or for new tensors on the CPU if it

@@ -1,5 +1,6 @@
 //! Sources of updates: changes of tensors by deltas, and frames of new deltas.
 
+use super::calls::{answer, encode, unknown};
 use super::checkpoint::{Checkpoint, OpenRequest};
 use super::ffi;
 use super::guard::{guard, guard_with_log};
@@ -17,7 +18,6 @@ use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::sigint::Watch;
 use crate::source::Source;
-use crate::source::files::{Files, Listing};
 use std::collections::HashMap;
 
 /// Open source of an update.
@@ -39,16 +39,6 @@ pub(super) struct ElementChanges(Changes);
 /// Frames of several tensors of a new delta.
 pub(super) struct NewFrames(Vec<Option<NewFrame>>);
 
-/// Returns the metadata of the index that a path or URL leads to, with the path or URL of the file that it names. Empty if
-/// it leads to no index.
-pub(super) fn index_metadata(path: &str) -> Result<Vec<ffi::MetadataEntry>> {
-    let watch = Watch::begin();
-    guard_with_log(|| {
-        let files = Files::resolve(&[path], &|| watch.check())?;
-        Ok(super::checkpoint::entries(&files.listings.first().map(Listing::metadata_with_paths).unwrap_or_default()))
-    })
-}
-
 /// Opens one checkpoint, or a chain of deltas.
 pub(super) fn open_update(paths: &[String], request: &OpenRequest) -> Result<Box<UpdateSource>> {
     guard_with_log(|| {
@@ -66,27 +56,38 @@ pub(super) fn join_deltas(older: &UpdateSource, newer: &UpdateSource) -> Result<
 }
 
 impl UpdateSource {
-    /// Returns what the indices and headers state.
-    pub(super) fn properties(&self) -> ffi::UpdateProperties {
-        let mut properties = ffi::UpdateProperties {
-            is_delta: false,
-            is_encrypted: self.0.files().any(Source::is_encrypted),
-            base_version: String::new(),
-            version: Vec::new(),
-            names: Vec::new(),
+    /// Calls a method without tensors.
+    pub(super) fn call(&self, method: &str, _: &str) -> Result<String> {
+        answer(|_| match method {
+            // Returns the version that the first delta changes.
+            "base_version" => encode(&self.0.deltas()?.deltas().first().map(|first| &first.properties.base_version)),
+            "is_delta" => encode(&self.is_delta()),
+            "is_encrypted" => encode(&self.0.files().any(Source::is_encrypted)),
+            // Lists the tensors that deltas change, in the order of the deltas and of the bytes in their files.
+            "names" => encode(&self.0.deltas()?.names()),
+            // Returns the version that the index of a checkpoint states, if any, or in which the last delta results.
+            "version" => encode(&self.version().first()),
+            _ => Err(unknown(method)),
+        })
+    }
+
+    /// Returns whether this is a chain of deltas, and not one whole checkpoint.
+    pub(super) fn is_delta(&self) -> bool {
+        matches!(self.0, update_source::UpdateSource::Deltas(_))
+    }
+
+    /// Returns the names of the tensors that deltas change.
+    pub(super) fn names(&self) -> Result<Vec<String>> {
+        guard(|| Ok(self.0.deltas()?.names().into_iter().map(str::to_owned).collect()))
+    }
+
+    /// Returns the version of the source, if there is one.
+    pub(super) fn version(&self) -> Vec<String> {
+        let version = match &self.0 {
+            update_source::UpdateSource::Whole(_, version) => version.as_ref(),
+            update_source::UpdateSource::Deltas(chain) => chain.deltas().last().map(|last| &last.properties.version),
         };
-        match &self.0 {
-            update_source::UpdateSource::Whole(_, version) => properties.version.extend(version.clone()),
-            update_source::UpdateSource::Deltas(chain) => {
-                properties.is_delta = true;
-                properties.names = chain.names().into_iter().map(str::to_owned).collect();
-                if let (Some(first), Some(last)) = (chain.deltas().first(), chain.deltas().last()) {
-                    properties.base_version.clone_from(&first.properties.base_version);
-                    properties.version.push(last.properties.version.clone());
-                }
-            }
-        }
-        properties
+        version.into_iter().cloned().collect()
     }
 
     /// Checks that tensors have the version that the first delta changes: one, or none.

@@ -1,8 +1,9 @@
 //! Saves of tensors that are all known at the start.
 
+use super::calls::{answer, encode, parse, unknown};
 use super::encryption_key::EncryptionKey;
 use super::ffi;
-use super::guard::{guard, guard_with_log, start_log, watched};
+use super::guard::{guard, guard_with_log, watched};
 use super::tensor::{device_stream, metadata_of, new_tensor};
 use crate::device::Scratch;
 use crate::digest::Hash;
@@ -12,13 +13,11 @@ use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::memory;
 use crate::save::Extent;
-use crate::save::checkpoint::{self, CheckpointSave, stale};
+use crate::save::checkpoint::{self, CheckpointSave};
 use crate::save::file_kernel::Linux;
 use crate::save::file_save::{self, FileSave};
 use crate::save::memory::Mapped;
 use crate::save::output::{self, Output};
-use crate::source::files::check_local;
-use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -118,11 +117,6 @@ pub(super) fn write_file(path: &str, permissions_from: &str, bytes: &[u8]) -> Re
     })
 }
 
-/// Removes the files that killed saves have left in a directory. Returns their paths and sizes in JSON.
-pub(super) fn remove_stale_files(directory: &str) -> Result<String> {
-    watched(|check| encode(&stale::remove_stale(&check_local(Path::new(directory))?, None, stale::AGE, check)?))
-}
-
 /// Save of a checkpoint in several files, once it has begun.
 pub(super) struct SavedFiles(OnceLock<CheckpointSave>);
 
@@ -135,8 +129,7 @@ impl SavedFiles {
     pub(super) fn call(&self, method: &str, request: &str) -> Result<String> {
         let invalid = |message: &str| Error::new(Kind::InvalidArgument, message);
         let begun = || self.0.get().ok_or_else(|| invalid("the save has not begun"));
-        start_log()?;
-        watched(|check| match method {
+        answer(|check| match method {
             "begin" => {
                 let save = CheckpointSave::begin(&parse(request)?, || Box::new(Linux), check)?;
                 let names = save.names();
@@ -146,22 +139,9 @@ impl SavedFiles {
             "create" => encode(&begun()?.create(&parse::<Vec<u64>>(request)?, check)?),
             "commit" => encode(&begun()?.commit(&parse(request)?, check)?),
             "abandon" => encode(&self.0.get().map(CheckpointSave::abandon)),
-            _ => Err(Error::new(Kind::Internal, format!("a save has no method {method:?}"))),
+            _ => Err(unknown(method)),
         })
     }
-}
-
-fn parse<'a, T: Deserialize<'a>>(request: &'a str) -> Result<T> {
-    serde_json::from_str(request).map_err(|error| Error::new(Kind::InvalidArgument, error.to_string()))
-}
-
-fn encode(result: &impl Serialize) -> Result<String> {
-    serde_json::to_string(result).map_err(|error| Error::new(Kind::Internal, error.to_string()))
-}
-
-/// Checks that a save can create or replace what is at `path`.
-pub(super) fn check_target(path: &str) -> Result<()> {
-    guard(|| output::check_target(Path::new(path)))
 }
 
 /// Returns the path that a text names, or `None` if it is empty.

@@ -3,10 +3,11 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::dtype_rules::DtypeRules;
-use crate::checkpoint::region::{IndexRange, TensorRegion};
+use crate::checkpoint::region::{IndexRange, TensorRegion, torch_shape};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::header::Entry;
+use crate::num::{to_u64, to_usize};
 use crate::profile::{self, Stage};
 use std::sync::Arc;
 
@@ -25,6 +26,17 @@ pub struct IndexRegions<'a> {
     pub lengths: &'a [i64],
     /// Distance between consecutive indices.
     pub steps: &'a [i64],
+}
+
+/// Slice along one dimension of each named tensor.
+#[derive(Clone, Copy, Debug)]
+pub struct Slices<'a> {
+    /// Dimension of each tensor. A negative one counts from the last.
+    pub dims: &'a [i64],
+    /// First index.
+    pub starts: &'a [i64],
+    /// Number of indices.
+    pub lengths: &'a [i64],
 }
 
 impl Selection {
@@ -81,6 +93,39 @@ impl Selection {
             }
             Ok(regions)
         })
+    }
+
+    /// Selects a slice of each named tensor along one of its dimensions.
+    ///
+    /// # Errors
+    /// `invalid-argument` if there is not one slice for each name, or a tensor has no such dimension, and those of
+    /// [`Checkpoint::find`] and [`TensorRegion::indexed`].
+    pub fn slices(checkpoint: &Arc<Checkpoint>, names: &[String], slices: Slices<'_>) -> Result<Selection> {
+        let Slices { dims, starts, lengths } = slices;
+        let invalid = |message| Error::new(Kind::InvalidArgument, message);
+        let count = names.len();
+        if [dims.len(), starts.len(), lengths.len()] != [count; 3] {
+            return Err(invalid(format!(
+                "{count} names, but {} dims, {} starts and {} lengths; give one of each for every name",
+                dims.len(),
+                starts.len(),
+                lengths.len()
+            )));
+        }
+        let sliced = |(((name, &dim), start), length): (((&String, &i64), &i64), &i64)| {
+            find(checkpoint, name, |source, entry| {
+                let mut own: Vec<_> = torch_shape(entry)?.into_iter().map(IndexRange::whole).collect();
+                let (shape, rank) = (own.iter().map(|range| range.length).collect::<Vec<_>>(), own.len());
+                let index = if dim < 0 { to_u64(rank).checked_add_signed(dim) } else { u64::try_from(dim).ok() };
+                let range = index.and_then(|index| own.get_mut(to_usize(index))).ok_or_else(|| {
+                    let message = format!("dimension {dim} of a tensor with shape {shape:?}; it has {rank} dimensions");
+                    invalid(message).tensor(entry.name)
+                })?;
+                *range = index_range(((start, length), &1)).map_err(|error| error.tensor(entry.name))?;
+                TensorRegion::indexed(source, entry, &own)
+            })
+        };
+        Selection::select(checkpoint, || names.iter().zip(dims).zip(starts).zip(lengths).map(sliced).collect())
     }
 
     /// Selects a tensor, or an index region of it: `ranges` is empty, or has a start, a length and a step for each dimension.

@@ -35,6 +35,11 @@ _CPU = torch.device("cpu")
 UNBOUNDED = 2**63 - 1
 
 
+def call_object(core: Any, method: str, request: Any = None) -> Any:
+    """Calls a method without tensors of an object of the core, with its request and its answer in JSON."""
+    return json.loads(core.call(method, json.dumps(request, ensure_ascii=False)))
+
+
 class TensorInfo(NamedTuple):
     """Header entry of a tensor.
 
@@ -171,11 +176,11 @@ class Checkpoint(Loads):
 
         With `skips_groups`, files with digests of groups are left to the loads, which compare what they read.
         """
-        self._object.verify(part, parts, skips_groups)
+        self._call("verify", [part, parts, skips_groups])
 
     def verify_whole_files(self) -> None:
         """Reads files that have one digest of all their bytes, and compares it. Later loads of these compare none."""
-        self._object.verify_whole_files()
+        self._call("verify_whole_files")
 
     def headers(self) -> Tensor:
         """Returns all headers as bytes, for other processes that open the same files."""
@@ -183,7 +188,7 @@ class Checkpoint(Loads):
 
     def is_encrypted(self) -> bool:
         """Returns whether a file is encrypted."""
-        return self._object.is_encrypted()
+        return self._call("is_encrypted")
 
     def names(self) -> list[str]:
         """Lists the names of all tensors, in the order of the files and of the bytes in each."""
@@ -208,7 +213,7 @@ class Checkpoint(Loads):
 
     def index_metadata(self) -> dict[str, str]:
         """Returns the metadata of the index that the first path leads to. Empty if it leads to no index."""
-        return self._object.index_metadata()
+        return self._call("index_metadata")
 
     def metadata(self) -> list[tuple[str, dict[str, str]]]:
         """Returns the path and the metadata of each file that has metadata."""
@@ -223,7 +228,7 @@ class Checkpoint(Loads):
 
     def module_indices(self, names: Sequence[str]) -> list[int]:
         """Reads the index of the module of each tensor in tensorizer's format. Raises ValueError for other files."""
-        return self._object.module_indices(names)
+        return self._call("module_indices", list(names))
 
     def differing_hashes(self, names: Sequence[str], tensors: Sequence[Tensor]) -> list[tuple[str, str]]:
         """Compares tensors with the hashes in files of tensorizer's format.
@@ -239,7 +244,7 @@ class Checkpoint(Loads):
 
     def path(self, name: str) -> str:
         """Returns the path of the file that holds a tensor."""
-        return self._object.path(name)
+        return self._call("path", name)
 
     def page_cache(self) -> str:
         """Returns a name for the page cache that serves loads of these files to the CPU.
@@ -247,7 +252,7 @@ class Checkpoint(Loads):
         The name is equal in all processes that map the same files on one machine. It is empty if the files are not
         mapped.
         """
-        return self._object.page_cache()
+        return self._call("page_cache")
 
     def copy_name(self) -> str:
         """Returns a name for the copy of the checkpoint that this process reads.
@@ -255,12 +260,7 @@ class Checkpoint(Loads):
         Two processes have the same name only if they read the same bytes: of the same files through one kernel, or of
         the same versions of objects. The name is empty if that cannot be told.
         """
-        return self._object.copy_name()
-
-    def load_slices(
-        self, names: Sequence[str], slices: Sequence[Sequence[int]], device: Device, dtype: Dtype = None
-    ) -> list[Tensor]:
-        return self._load_regions(names, self._object.regions_of_slices(names, *slices), device, dtype)
+        return self._call("copy_name")
 
     def load_region(
         self, name: str, region: Sequence[IndexRange] | None, device: Device, is_mapped: bool = True
@@ -311,6 +311,9 @@ class Checkpoint(Loads):
         """
         options = {"window_bytes": window_bytes, "order": order, **dtype_arguments(dtype)}
         return Loader(self._run("stream", names, regions, device, **options))
+
+    def _call(self, method: str, request: Any = None) -> Any:
+        return call_object(self._object, method, request)
 
     def _run(self, name: str, *arguments: Any, **options: Any) -> Any:
         loaded = self._method(name)(*arguments, **options)
@@ -698,7 +701,7 @@ class CheckpointSave:
         self._call("abandon")
 
     def _call(self, method: str, request: Any = None) -> Any:
-        return json.loads(self._object.call(method, json.dumps(request)))
+        return call_object(self._object, method, request)
 
 
 @methods_translate_errors

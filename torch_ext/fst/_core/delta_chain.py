@@ -2,6 +2,8 @@
 # Methods of the wrapped objects have no static types.
 # pyrefly: ignore-errors[no-any-return-explicit]
 
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor
 
 import fst._core.library  # noqa: F401  (registers the classes)
+from fst._core.classes import call_object
 from fst._core.encryption_key import EncryptionKey, core_key
 from fst._core.errors import methods_translate_errors
 from fst._core.index_range import IndexRange
@@ -40,21 +43,23 @@ class UpdateSource:
         key = core_key(encryption_key)
         opened = torch.classes.fst.UpdateSource(paths, verify, None if key is None else key._object, accepts_plain)
         self._object: Any = opened
+        self._unverified: set[str] = set()
 
     def after(self, older: "UpdateSource") -> "UpdateSource":
         """Returns older deltas and these, which follow them."""
         joined = object.__new__(UpdateSource)
         joined.paths = older.paths + self.paths
         joined._object = self._object.after(older._object)
+        joined._unverified = set()
         return joined
 
     def is_delta(self) -> bool:
         """Returns whether this is a chain of deltas."""
-        return self._object.is_delta()
+        return call_object(self._object, "is_delta")
 
     def is_encrypted(self) -> bool:
         """Returns whether a file is encrypted."""
-        return self._object.is_encrypted()
+        return call_object(self._object, "is_encrypted")
 
     def checkpoint(self) -> Any:
         """Returns the whole checkpoint, as an object of the core."""
@@ -62,11 +67,11 @@ class UpdateSource:
 
     def base_version(self) -> str:
         """Returns the version that the first delta changes."""
-        return self._object.base_version()
+        return call_object(self._object, "base_version")
 
     def version(self) -> str | None:
         """Returns the version that the index of a checkpoint states, if any, or in which the last delta results."""
-        return self._object.version()
+        return call_object(self._object, "version")
 
     def check_base(self, named: Sequence[tuple[str, Tensor]]) -> None:
         """Raises a `VersionError` unless all tensors have the version that the first delta changes."""
@@ -74,7 +79,7 @@ class UpdateSource:
 
     def names(self) -> list[str]:
         """Lists the tensors that deltas change, in the order of the deltas and of the bytes in their files."""
-        return self._object.names()
+        return call_object(self._object, "names")
 
     def changes(
         self,
@@ -106,14 +111,17 @@ class UpdateSource:
         ranges = [[number for each in region for number in each] if region else [] for region in regions]
         limit = -1 if limit_bytes is None else limit_bytes
         try:
-            return list(zip(*self._object.changes(names, old, shapes, ranges, limit), strict=True))
+            changes = self._object.changes(names, old, shapes, ranges, limit)
         except torch.OutOfMemoryError as error:
             # PyTorch's exception is no MemoryError.
             raise MemoryError(str(error).removeprefix("[out-of-memory] ")) from None
+        parts = (math.prod(shape) != tensor.numel() for shape, tensor in zip(shapes, old, strict=True))
+        self._unverified.update(itertools.compress(names, parts))
+        return list(zip(*changes, strict=True))
 
     def unverified(self) -> list[str]:
         """Returns the tensors whose changes were computed for a part of the tensor, which no checksum covers."""
-        return self._object.unverified()
+        return sorted(self._unverified)
 
 
 class DeltaChain(UpdateSource):

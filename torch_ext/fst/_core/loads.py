@@ -12,7 +12,7 @@ from torch import Tensor
 import fst._core.compile  # noqa: F401  (registers the operators, their fakes and their effects)
 from fst._core.arguments import Dtype, dtype_arguments
 from fst._core.errors import translates_errors
-from fst._core.index_range import FlatRegions, IndexRange, flatten
+from fst._core.index_range import IndexRange, flatten
 from fst._core.verify import warn_of_unverified
 
 _Device = torch.device | str
@@ -43,10 +43,7 @@ class Loads(ABC):
         self, names: Sequence[str], regions: Sequence[Sequence[IndexRange]], device: _Device, dtype: Dtype = None
     ) -> list[Tensor]:
         """Loads an index region of each named tensor."""
-        return self._load_regions(names, flatten(regions), device, dtype)
-
-    def _load_regions(self, names: Sequence[str], regions: FlatRegions, device: _Device, dtype: Dtype) -> list[Tensor]:
-        return self._run("load_boxes", names, *regions, device, **dtype_arguments(dtype))
+        return self._run("load_boxes", names, *flatten(regions), device, **dtype_arguments(dtype))
 
     def overwrite(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
         """Overwrites existing tensors of the stored shapes and dtypes.

@@ -28,24 +28,6 @@ def verify(paths: Sequence[str], verify: str = "digests") -> None:
 
 
 @translates_errors
-def verify_files(manifest: str, directory: str) -> int:
-    """Compares all files of a manifest, and returns their number."""
-    return torch.ops.fst._verify_files(manifest, directory)
-
-
-@translates_errors
-def verify_model(request: str, path: str) -> int:
-    """Verifies the signature of a model, compares all files with it, and returns their number."""
-    return torch.ops.fst._verify_model(request, path)
-
-
-@translates_errors
-def model_statement(request: str, path: str) -> str:
-    """Hashes all files of a model, and returns the statement about them, for a new signature."""
-    return torch.ops.fst._model_statement(request, path)
-
-
-@translates_errors
 def save_file(
     tensors: Sequence[Tensor], names: Sequence[str], path: str, *, metadata: dict[str, str] | None = None
 ) -> None:
@@ -68,26 +50,16 @@ def write_bytes(bytes: Tensor, path: str, permissions_from: str) -> None:
 
 
 @translates_errors
-def check_target(path: str) -> None:
-    """Raises the error of a save to `path` if that is not the path of a new file or of a writable regular file.
-
-    Sends no request to check the URL of an object.
-    """
-    torch.ops.fst._check_target(path)
+def call(method: str, request: Any) -> Any:
+    """Calls a function of the core without tensors. rust/bridge/calls.rs has their names, requests and answers."""
+    return json.loads(torch.ops.fst._call(method, json.dumps(request, ensure_ascii=False)))
 
 
-@translates_errors
-def remove_stale_files(directory: str) -> list[dict[str, Any]]:
-    """Removes the files that killed saves have left in a directory. Returns the "path" and the "bytes" of each."""
-    return json.loads(torch.ops.fst._remove_stale_files(directory))
-
-
-@translates_errors
 def requested_dtypes(names: Sequence[str], dtype: Dtype) -> list[torch.dtype | None]:
     """Returns the dtype that `dtype` requests for each of all names, or None."""
     patterns = dtype if isinstance(dtype, Mapping) else {"*": dtype}
     arguments = dtype_arguments(patterns)
-    numbers = torch.ops.fst._requested_dtypes(names, arguments["patterns"], arguments["dtypes"])
+    numbers = call("requested_dtypes", [names, arguments["patterns"], arguments["dtypes"]])
     return [DTYPES.get(number) for number in numbers]
 
 
@@ -95,12 +67,6 @@ def requested_dtypes(names: Sequence[str], dtype: Dtype) -> list[torch.dtype | N
 def reader(paths: Sequence[str], device: _Device = "cpu") -> str:
     """Returns the names of the readers that a load of these files would use, joined with "+", after their probes."""
     return torch.ops.fst.reader(paths, device)
-
-
-@translates_errors
-def checkpoint_files(paths: Sequence[str]) -> list[str]:
-    """Lists the files that paths of files, directories and index files stand for. Opens only index files."""
-    return torch.ops.fst._checkpoint_files(paths)
 
 
 @translates_errors
@@ -218,9 +184,3 @@ def profile_start() -> int:
 def profile_stop(profile: int) -> str:
     """Stops a profile, and returns its recording as JSON."""
     return torch.ops.fst.profile_stop(profile)
-
-
-@translates_errors
-def index_metadata(path: str) -> dict[str, str]:
-    """Returns the texts in the metadata of a checkpoint's index; an empty dict if there is no index."""
-    return dict(torch.ops.fst._index_metadata(path))

@@ -100,7 +100,7 @@ class StorageWriter(storage.StorageWriter):
         try:
             path = path_in_directory(checkpoint_id)
             if is_remote(path):
-                ops.check_target(path)
+                ops.call("check_target", path)
                 return True
         except (NotImplementedError, TypeError, ValueError):
             return False

@@ -21,14 +21,14 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 
 def run(arguments: argparse.Namespace) -> int:
     from fst._core.arguments import path_of
-    from fst._core.ops import remove_stale_files
+    from fst._core.ops import call
 
     if remote := [directory for directory in arguments.directories if is_remote(directory)]:
         arguments.error(
             f"{without_secrets(remote[0])}: give local directories; a save to a URL has no temporary files, and aborts "
             "the uploads that it does not complete"
         )
-    removed = [file for directory in map(path_of, arguments.directories) for file in remove_stale_files(directory)]
+    removed = [file for path in arguments.directories for file in call("remove_stale_files", path_of(path))]
     if arguments.json:
         print(json.dumps({"removed": removed}, indent=2))
         return 0

@@ -114,12 +114,12 @@ def _make(arguments: argparse.Namespace) -> int:
 def _show(arguments: argparse.Namespace) -> int:
     from fst._core.classes import Checkpoint
     from fst._core.delta_chain import DeltaChain
-    from fst._core.ops import index_metadata
+    from fst._core.ops import call
 
     deltas: list[dict[str, Any]] = []
     for path in arguments.deltas:
         chain, frames = DeltaChain([path]), Checkpoint([path])
-        metadata = index_metadata(path)
+        metadata = call("index_metadata", path)
         deltas.append(
             {
                 "path": path,

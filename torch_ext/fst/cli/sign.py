@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.error("a certificate chain needs the signing certificate; add --signing-certificate FILE")
     signer = Signer(path_of(arguments.private_key), paths_of(chain))
     request = {"path": target, "algorithm": arguments.digests, "shard_bytes": arguments.shard_size}
-    statement = ops.model_statement(json.dumps(request | rules_of(arguments)), path_of(arguments.path))
+    statement = ops.call("model_statement", [request | rules_of(arguments), path_of(arguments.path)])
     text = bytearray(signer.sign(statement).encode())
     ops.write_bytes(torch.frombuffer(text, dtype=torch.uint8), target, "")
     path, signature = without_secrets(arguments.path), without_secrets(target)

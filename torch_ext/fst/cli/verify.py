@@ -105,12 +105,12 @@ def _file_checks(path: str, arguments: argparse.Namespace) -> Iterator[tuple[str
     """Yields the check of all files of a manifest or signature."""
 
     from fst._core.arguments import path_of, signature_of
-    from fst._core.ops import verify_files, verify_model
+    from fst._core.ops import call
     from fst._core.signature import Signature
 
     def compare() -> str:
         if arguments.signature is None:
-            count = verify_files(path_of(arguments.manifest), path_of(path))
+            count = call("verify_files", [path_of(arguments.manifest), path_of(path)])
             return f"{format_count(count, 'file')} with the digests of {without_secrets(arguments.manifest)}"
         signature = Signature(
             arguments.signature,
@@ -121,7 +121,7 @@ def _file_checks(path: str, arguments: argparse.Namespace) -> Iterator[tuple[str
             trust_config=arguments.trust_config,
         )
         rules = rules_of(arguments) | {"ignore_unsigned": arguments.ignore_unsigned}
-        count = verify_model(json.dumps({"signature": signature_of(signature), "rules": rules}), path_of(path))
+        count = call("verify_model", [signature_of(signature), rules, path_of(path)])
         return f"{format_count(count, 'file')} as signed in {without_secrets(arguments.signature)}"
 
     yield f"files of {without_secrets(path)}", compare
@@ -153,11 +153,12 @@ def _files(path: str) -> list[str]:
         return sorted(glob(os.path.join(escape(path), "*.safetensors"))) or [path]
     if is_url(path) or path.endswith(".safetensors.index.json"):
         from fst._core.arguments import path_of
-        from fst._core.ops import checkpoint_files
+        from fst._core.ops import call
 
         # Opening an invalid index reports its error again.
         with contextlib.suppress(OSError, ValueError):
-            return checkpoint_files([path_of(path)])
+            listed: list[str] = call("checkpoint_files", [path_of(path)])
+            return listed
     return [path]
 
 

@@ -105,7 +105,8 @@ class LiveModel:
 
 def _version_at(path: str) -> str | None:
     with suppress(FileNotFoundError):
-        return ops.index_metadata(path).get("version")
+        metadata: dict[str, str] = ops.call("index_metadata", path)
+        return metadata.get("version")
     return None
 
 

@@ -32,7 +32,7 @@ class UploadFile(io.BufferedRandom):
     def __init__(self, url: str, options: Mapping[str, Any], buffer_size: int | None = None) -> None:
         self._is_pending = False
         with configured(url, options):
-            ops.check_target(url)
+            ops.call("check_target", url)
         raw = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (`close` closes it)
         super().__init__(raw, buffer_size or io.DEFAULT_BUFFER_SIZE)
         self.url = url

@@ -1,0 +1,79 @@
+//! Calls without tensors: the name of a method, with its request and its answer in JSON. Objects have a function `call`, too.
+
+use super::dtype_rules;
+use super::guard::{start_log, watched};
+use crate::checkpoint::verify::read_manifest;
+use crate::error::{Error, Kind, Result};
+use crate::load::{check, model};
+use crate::options::Options;
+use crate::os::retry::Check;
+use crate::save::checkpoint::stale;
+use crate::save::output;
+use crate::source::Place;
+use crate::source::files::{Files, Listing, check_local};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Calls a function of the core.
+pub(super) fn call(method: &str, request: &str) -> Result<String> {
+    answer(|check| match method {
+        // Fails unless a save can create or replace what is at a path. Sends no request for the URL of an object.
+        "check_target" => encode(&output::check_target(&parse::<PathBuf>(request)?)?),
+        // Lists the files that paths stand for. Opens only index files.
+        "checkpoint_files" => {
+            let files = Files::resolve(&parse::<Vec<PathBuf>>(request)?, check)?;
+            encode(&files.places.iter().map(Place::to_text).collect::<Vec<_>>())
+        }
+        // Returns the texts in the metadata of a checkpoint's index, or an empty object if there is no index.
+        "index_metadata" => {
+            let files = Files::resolve(&[parse::<PathBuf>(request)?], check)?;
+            encode(&files.listings.first().map(Listing::metadata_with_paths).unwrap_or_default())
+        }
+        // Hashes all files of a model, and returns the statement about them, for a new signature.
+        "model_statement" => {
+            let (request, path): (_, PathBuf) = parse(request)?;
+            encode(&model::statement(&request, &path, &Options::from_env()?)?)
+        }
+        // Removes the files that killed saves have left in a directory. Returns their paths and sizes.
+        "remove_stale_files" => {
+            let directory = check_local(&parse::<PathBuf>(request)?)?;
+            encode(&stale::remove_stale(&directory, None, stale::AGE, check)?)
+        }
+        // Returns the number of the dtype that rules request for each of all names, or -1.
+        "requested_dtypes" => {
+            let (names, patterns, dtypes) = parse(request)?;
+            encode(&dtype_rules::requested(names, patterns, dtypes)?)
+        }
+        // Compares all files of a manifest, below a directory or a URL, and returns their number.
+        "verify_files" => {
+            let (manifest, directory): (PathBuf, PathBuf) = parse(request)?;
+            let manifest = read_manifest(&manifest)?;
+            check::check_manifest(&manifest, &directory, &Options::from_env()?)?;
+            encode(&manifest.entries().len())
+        }
+        // Verifies the signature of a model, compares all files with it, and returns their number.
+        "verify_model" => {
+            let (signature, rules, path): (_, _, PathBuf) = parse(request)?;
+            encode(&model::verify(&signature, &rules, &path, &Options::from_env()?)?)
+        }
+        _ => Err(unknown(method)),
+    })
+}
+
+/// Answers a call. Panics become errors, and Ctrl-C makes the check fail.
+pub(super) fn answer(work: impl FnOnce(Check<'_>) -> Result<String>) -> Result<String> {
+    watched(|check| start_log().and_then(|()| work(check)))
+}
+
+pub(super) fn unknown(method: &str) -> Error {
+    Error::new(Kind::Internal, format!("the core has no method {method:?}"))
+}
+
+pub(super) fn parse<'a, T: Deserialize<'a>>(request: &'a str) -> Result<T> {
+    let invalid = |error| Error::new(Kind::InvalidArgument, format!("the request is not valid: {error}"));
+    serde_json::from_str(request).map_err(invalid)
+}
+
+pub(super) fn encode(answer: &impl Serialize) -> Result<String> {
+    serde_json::to_string(answer).map_err(|error| Error::new(Kind::Internal, error.to_string()))
+}
