@@ -31,11 +31,7 @@ class safetensors_errors:  # noqa: N801  (a context manager, which takes a third
 
 
 def library_attribute(module: str, library: str, name: str) -> Any:
-    """Returns a name of a module of safetensors, for a module of fst that replaces it.
-
-    Raises:
-        AttributeError: The module does not have the name, or safetensors is not installed.
-    """
+    """Returns a name of a module of safetensors, for a module of fst that replaces it."""
     # Python asks for other names with underscores when it imports a module.
     if not name.startswith("__"):
         with contextlib.suppress(ImportError, AttributeError):

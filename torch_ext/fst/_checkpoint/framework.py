@@ -39,12 +39,9 @@ class Output:
 
     @cached_property
     def load_device(self) -> torch.device:
-        """The device to load to: `device`, or the CPU if the operators do not support that one.
-
-        Raises:
-            RuntimeError, AssertionError: PyTorch's errors if there is no driver for CUDA, or no support for it.
-        """
+        """The device to load to: `device`, or the CPU if the operators do not support that one."""
         if self.device.type == "cuda" and not torch.cuda.is_available():
+            # Raises PyTorch's error, which says what is missing.
             torch.cuda.init()
         return self.device if self.device.type in _LOAD_DEVICES else torch.device("cpu")
 

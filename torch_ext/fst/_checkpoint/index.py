@@ -90,11 +90,7 @@ def plan_torch_index(index: Any, shape: Sequence[int]) -> IndexedRead | None:
 
 
 def plan_numpy_index(index: Any, shape: Sequence[int]) -> IndexedRead:
-    """Plans the read for ints, slices and an ellipsis. A bool counts as an int, and an empty list as an empty slice.
-
-    Raises:
-        SafetensorError: The index has another type, or does not fit the shape.
-    """
+    """Plans the read for ints, slices and an ellipsis. A bool counts as an int, and an empty list as an empty slice."""
     if isinstance(index, list) and not index:
         index = slice(0, 0)
     if isinstance(index, list):

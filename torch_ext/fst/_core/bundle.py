@@ -59,13 +59,7 @@ _INVALID = (
 
 
 def verified_statement(path: str, public_key: str | None, certificate_chain: Sequence[str]) -> str:
-    """Verifies a signature with a public key, or with certificates if there is none, and returns the statement in it.
-
-    Raises:
-        IntegrityError: The signature is not one of the key, or of a certificate with a trusted root.
-        SafetensorError: The bundle is not valid.
-        ValueError: The file has no public key of ECDSA, or no certificate is a root.
-    """
+    """Verifies a signature with a public key, or with certificates without one, and returns the statement in it."""
     key = None if public_key is None else _read_public_key(public_key)
     trusted = _read_certificates(certificate_chain)
     if key is None and not any(map(_is_root, trusted)):

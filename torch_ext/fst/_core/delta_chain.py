@@ -27,9 +27,6 @@ class UpdateSource:
             what loads of a checkpoint read by the loads.
         encryption_key: The key of encrypted files.
         accepts_plain: Whether files are accepted that are not encrypted, or have a registered key.
-
-    Attributes:
-        paths: The paths.
     """
 
     def __init__(
@@ -102,9 +99,6 @@ class UpdateSource:
         Returns:
             For each tensor, the numbers of the elements that change, as uint32, and their new values; or `None` and all
             new values.
-
-        Raises:
-            MemoryError: The decoders of a tensor exceed the limit.
         """
         shapes = [list(tensor.shape) for tensor in old] if shapes is None else shapes
         regions = [None] * len(old) if regions is None else regions

@@ -15,13 +15,7 @@ _KINDS = {
 
 
 def open_regular(path: str | os.PathLike[str], mode: str = "rb", buffering: int = -1) -> io.BufferedReader:
-    """Opens a regular file in a binary mode. Neither a FIFO nor a device blocks the call.
-
-    Raises:
-        IsADirectoryError: The path is a directory.
-        ValueError: The path is a FIFO, a socket or a device.
-        OSError: The operating system reported an error.
-    """
+    """Opens a regular file in a binary mode. Neither a FIFO nor a device blocks the call."""
     return open(path, mode, buffering, opener=_open_descriptor)  # pyrefly: ignore[bad-return]
 
 

@@ -91,9 +91,6 @@ class Group:
         """Returns the group for loads to `device`.
 
         `None` is the default process group, or a single process if `torch.distributed` is not initialized.
-
-        Raises:
-            ValueError: This process is not a rank of the process group.
         """
         if process_group is None and not (dist.is_available() and dist.is_initialized()):
             return cls.alone(device)
@@ -133,20 +130,11 @@ class Group:
         return f"rank {rank}" if world == rank else f"rank {rank} of the group (rank {world} of the world)"
 
     def run_on_all(self, work: Callable[[], _Result]) -> _Result:
-        """Runs `work` on every rank. If it fails on one rank, all ranks raise.
-
-        Raises:
-            RankError: `work` failed on another rank.
-            Exceptions of `work` on this rank.
-        """
+        """Runs `work` on every rank. If it fails on one rank, all ranks raise, the others a `RankError`."""
         return self.gather_results(lambda: (work(), b""))[0]
 
     def gather_results(self, work: Callable[[], tuple[_Result, bytes]]) -> tuple[_Result, list[bytes]]:
-        """Runs `work`, which returns a result and bytes, like `run_on_all`, and all-gathers the bytes.
-
-        Returns:
-            The result of this rank, and the bytes of all ranks in rank order.
-        """
+        """Runs `work`, which returns a result and bytes, like `run_on_all`. Also returns all bytes, in rank order."""
         result: tuple[_Result, bytes] | None = None
         error: BaseException | None = None
         with defer_interrupts() as interrupts:
@@ -163,12 +151,7 @@ class Group:
         return result[0], gathered
 
     def raise_on_any(self, error: BaseException | None, data: bytes = b"") -> list[bytes]:
-        """Raises on all ranks if any rank has an error. Otherwise returns the bytes of all ranks in rank order.
-
-        Raises:
-            RankError: Another rank has an error.
-            The error itself on a rank that has one.
-        """
+        """Raises on all ranks if any rank has an error. Otherwise returns the bytes of all ranks in rank order."""
         try:
             messages = self.all_gather_bytes(_SUCCEEDED + data if error is None else _failure(error))
             if error is not None:
@@ -202,11 +185,7 @@ class Group:
             _departures.append((os.getpid(), work))
 
     def all_gather_bytes(self, data: bytes) -> list[bytes]:
-        """Returns the bytes of all ranks in rank order. Lengths may differ.
-
-        Raises:
-            RankError: Another rank has left.
-        """
+        """Returns the bytes of all ranks in rank order. Lengths may differ."""
         if self.process_group is None:
             return [data]
         # No rank knows the others' lengths before the first collective.
@@ -308,15 +287,7 @@ def open_on_all(
 ) -> tuple[_Result, list[bytes]]:
     """Opens a checkpoint on all ranks, and does with it what `Group.gather_results` does.
 
-    Only rank 0 reads the headers and sends them to the others.
-
-    Args:
-        group: The ranks. All of them call this function.
-        open_checkpoint: Opens the checkpoint, given its headers or `None` to read them.
-        work: Returns a result and bytes, given the open checkpoint.
-
-    Returns:
-        The result of this rank, and the bytes of all ranks in rank order.
+    Only rank 0 reads the headers and sends them to the others, whose `open_checkpoint` gets them in place of `None`.
     """
     opened: list[_Checkpoint] = []
     errors: list[BaseException] = []

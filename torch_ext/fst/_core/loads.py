@@ -54,12 +54,7 @@ class Loads(ABC):
 
 
 class OperatorLoads(Loads):
-    """Loads by operators, which open the files in each call.
-
-    Args:
-        paths: Files, directories or index files.
-        verify: Digests to compare, as `verify_of` returns them.
-    """
+    """Loads by operators, which open the files in each call."""
 
     def __init__(self, paths: Sequence[str], verify: str = "") -> None:
         self._paths = paths

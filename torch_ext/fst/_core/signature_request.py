@@ -31,12 +31,7 @@ def _is_for_core(pem: bytes) -> bool:
 
 
 def statement_of_identity(path: str, identity: str, issuer: str, trust_config: str | os.PathLike[str] | None) -> str:
-    """Verifies a keyless signature, by an identity of Sigstore, without the network, and returns the statement in it.
-
-    Raises:
-        IntegrityError: The signature is not valid, or belongs to another identity.
-        ImportError: The package `sigstore` is not installed.
-    """
+    """Verifies a keyless signature, by an identity of Sigstore, offline, and returns the statement in it."""
     try:
         from sigstore.errors import Error
         from sigstore.models import Bundle, ClientTrustConfig

@@ -15,11 +15,7 @@ CONTENT_BYTES_MAX = 64 << 20
 
 @methods_translate_errors
 class Source:
-    """Open file, local or remote, whose bytes are read as they are. A remote one keeps its version.
-
-    Args:
-        path: A file.
-    """
+    """Open file, local or remote, whose bytes are read as they are. A remote one keeps its version."""
 
     def __init__(self, path: str) -> None:
         self._object = torch.classes.fst.Source(path)
@@ -34,11 +30,7 @@ class Source:
         self._object.read(begin, out)
 
     def content(self) -> bytes:
-        """Returns all bytes of a key, certificate or signature.
-
-        Raises:
-            SafetensorError: The file has more than 64 MiB.
-        """
+        """Returns all bytes of a key, certificate or signature."""
         length = self.length()
         if length > CONTENT_BYTES_MAX:
             raise SafetensorError(f"{self._path}: expected at most {CONTENT_BYTES_MAX} bytes, not {length}")

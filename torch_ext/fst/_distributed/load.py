@@ -77,15 +77,7 @@ def open_and_gather(
 
 
 class ShardSelection(NamedTuple):
-    """Shards that a rank loads into new tensors.
-
-    Attributes:
-        checkpoint: The checkpoint, opened for the group.
-        requests: A request for each shard.
-        group: The ranks that load together.
-        device: Device of the new tensors.
-        dtype: Requested dtypes, as `dtype_of` returns them.
-    """
+    """Shards that a rank loads into new tensors."""
 
     checkpoint: OpenCheckpoint
     requests: Sequence[ShardRequest]

@@ -73,11 +73,7 @@ def local_shards(layout: MeshLayout, shape: tuple[int, ...]) -> list[tuple[Shard
 
 
 def region_of(shard: Shard, shape: Sequence[int], rank: int, size: int) -> Region:
-    """Returns the region of a shard for one of `size` ranks.
-
-    Raises:
-        ValueError: The tensor does not have the dimension of the shard.
-    """
+    """Returns the region of a shard for one of `size` ranks."""
     match shard:
         case Region():
             return shard

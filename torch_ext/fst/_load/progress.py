@@ -26,11 +26,7 @@ class TensorLoader(Protocol):
 
 
 class LoaderWithBar:
-    """Loader that shows a progress bar of bytes.
-
-    Raises:
-        ImportError: tqdm is not installed.
-    """
+    """Loader that shows a progress bar of bytes."""
 
     def __init__(self, loader: TensorLoader) -> None:
         try:

@@ -28,9 +28,6 @@ class Placement:
     Args:
         devices: One device for all tensors, or a map as transformers takes it: names of modules or tensors to devices.
             The longest name applies. "" is the whole model. "disk", and tensors that no name covers, mean the CPU.
-
-    Raises:
-        TypeError, RuntimeError, ValueError: A device does not exist.
     """
 
     def __init__(self, devices: Device | DeviceMap) -> None:

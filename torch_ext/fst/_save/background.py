@@ -14,11 +14,7 @@ from fst._save.host_copy import HostCopy
 
 
 class SaveFuture(Future[None]):
-    """Future of a save in the background. It cannot be cancelled.
-
-    Attributes:
-        is_known: Whether the program has asked how the save has ended.
-    """
+    """Future of a save in the background. It cannot be cancelled."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -38,11 +38,7 @@ class Paths(argparse.Action):
 
 
 def check_output(path: str) -> None:
-    """Checks that a local file can be written, before the work whose result it gets.
-
-    Raises:
-        OSError: The path is a directory, or no file can be created in its directory.
-    """
+    """Checks that a local file can be written, before the work whose result it gets."""
     directory = os.path.dirname(path) or "."
     if os.path.isdir(path):
         raise IsADirectoryError(errno.EISDIR, f"{path}: is a directory; give the path of a file in it")
@@ -79,11 +75,7 @@ def add_names(parser: argparse.ArgumentParser) -> None:
 
 
 def select(names: Sequence[str], patterns: Sequence[str] | None) -> list[str]:
-    """Returns the names that are equal to a pattern or match one. Without patterns, returns all.
-
-    Raises:
-        LookupError: No name matches a pattern.
-    """
+    """Returns the names that are equal to a pattern or match one. Without patterns, returns all."""
     if patterns is None:
         return list(names)
     matching: set[str] = set()

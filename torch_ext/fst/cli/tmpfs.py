@@ -63,12 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _move(path: str) -> tuple[int, int, str | None]:
-    """Moves a file to huge pages. Returns its length, the bytes on huge pages, and why others are not, or None.
-
-    Raises:
-        OSError: The file cannot be opened or mapped, or the kernel moves no part of it.
-        ValueError: The file is not on a tmpfs.
-    """
+    """Moves a file to huge pages. Returns its length, the bytes on huge pages, and why others are not, or None."""
     with open_regular(path) as file:
         system = machine.file_system(Path(path))
         if system != "tmpfs":
