@@ -46,12 +46,6 @@ pub const QUEUE_DEPTH_MAX: usize = 4096;
 pub const THREADS_MAX: usize = 256;
 
 /// Options of a load or save.
-///
-/// ```
-/// use fst::options::Options;
-/// let options = Options { threads: 2, ..Options::default() };
-/// assert!(options.chunk_bytes <= options.staging_bytes);
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Requested reader. `FST_READER`: `auto`, `mmap`, `pread`, `uring` or `gds`.

@@ -3,18 +3,6 @@
 //! While a profile is active, each stage of a load records spans: the stage, the thread or copy stream, begin and end
 //! times, and the number of bytes. Without an active profile a span costs one relaxed load of an integer.
 //!
-//! ```
-//! use fst::profile::{self, Stage};
-//! let profile = profile::start();
-//! {
-//!     let _span = profile::span(Stage::Read).bytes(4096);
-//!     // ... the work ...
-//! }
-//! let trace = profile::stop(profile)?;
-//! assert!(trace.contains(r#""name":"read""#));
-//! # Ok::<(), fst::Error>(())
-//! ```
-//!
 //! The result is a Chrome trace in JSON, which Perfetto opens. It contains the totals under `otherData`.
 
 mod recorder;

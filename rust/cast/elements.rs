@@ -41,16 +41,6 @@ impl Cast {
     /// Returns the cast from one dtype to another, or `None` if it is unsupported or the dtypes are equal.
     ///
     /// Sources are bools, integers, and floats of at least 8 bits. Destinations are floats of at least 8 bits.
-    ///
-    /// ```
-    /// use fst::cast::elements::Cast;
-    /// use fst::dtype::Dtype;
-    /// let cast = Cast::new(Dtype::F32, Dtype::BF16).unwrap();
-    /// let mut target = [0; 2];
-    /// cast.run(&1.0f32.to_le_bytes(), &mut target);
-    /// assert_eq!(target, [0x80, 0x3f]);
-    /// assert_eq!(Cast::new(Dtype::F32, Dtype::I32), None);
-    /// ```
     pub fn new(from: Dtype, to: Dtype) -> Option<Cast> {
         let is_integer = matches!(
             from,

@@ -67,16 +67,6 @@ pub struct StridedCopy {
 }
 
 /// Task table under construction.
-///
-/// ```
-/// use fst::dtype::Dtype;
-/// use fst::cast::scatter::{StridedCopy, Table};
-/// let mut table = Table::default();
-/// let (from, to) = (Dtype::BF16, Dtype::F32);
-/// table.push(StridedCopy { source: 3, target: 64, row_elements: 5000, rows: 1, source_stride_bytes: 0, from, to })?;
-/// assert_eq!((table.tasks().len(), table.tile_count()), (1, 2));
-/// # Ok::<(), fst::Error>(())
-/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     tasks: Vec<Task>,
