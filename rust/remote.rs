@@ -10,6 +10,7 @@
 //! times.
 
 mod adaptive_limit;
+mod addresses;
 pub mod aws_profile;
 mod below;
 mod body;
@@ -40,6 +41,7 @@ mod registry;
 mod repository;
 mod retry;
 pub mod runtime;
+mod service;
 pub mod store;
 pub mod store_options;
 mod transport;

@@ -10,7 +10,8 @@ from email.utils import formatdate, parsedate_to_datetime
 from pathlib import Path
 
 CUTS = ("reset", "truncate", "stall")
-OF_RANGES = ("ignore-range", "chunked", "wrong-range", "short-range", "wrong-total", "short-body", "long-body")
+OF_TOTALS = ("wrong-total", "no-total")
+OF_RANGES = ("ignore-range", "chunked", "wrong-range", "short-range", *OF_TOTALS, "short-body", "long-body")
 KINDS = ("status", *CUTS, "slow", "replace", *OF_RANGES, "overrun", "gzip", "weak-etag", "no-etag", "no-version")
 
 
@@ -24,7 +25,8 @@ class Fault:
 
     These end an answer. One answer has at most one of them, and the next waits for its turn:
 
-    - `status`: `status` and `headers` in place of the object, such as Retry-After, or the Location of a redirect
+    - `status`: `status`, `headers` and `data` in place of the object. Headers may be Retry-After, or the Location of a
+      redirect
     - `reset`, `truncate` (the connection is closed), `stall` (nothing more until the client closes it): the body ends
       before byte `at`, or is empty if `at` is None
 
@@ -36,6 +38,7 @@ class Fault:
     - `wrong-range`: a neighbour of the requested range, in the body and in Content-Range
     - `short-range`: the first half of the requested range, in the body and in Content-Range
     - `wrong-total`: in Content-Range, a size of the object that is too large by one
+    - `no-total`: in Content-Range, `*` in place of the size
     - `short-body`, `long-body`: a byte fewer or more than Content-Range states, in the body and in Content-Length
     - `overrun`: a byte after the body that Content-Length states
     - `gzip`: Content-Encoding: gzip
@@ -148,7 +151,8 @@ class Reply:
             if "no-version" not in self.faults:
                 headers["Last-Modified"] = formatdate(self.object.modified_at, usegmt=True)
             if status == 206:
-                headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size + ('wrong-total' in self.faults)}"
+                total = "*" if "no-total" in self.faults else size + ("wrong-total" in self.faults)
+                headers["Content-Range"] = f"bytes {start}-{stop - 1}/{total}"
             if "gzip" in self.faults:
                 body = memoryview(gzip.compress(body, 1))
                 headers["Content-Encoding"] = "gzip"
@@ -157,7 +161,8 @@ class Reply:
             elif "long-body" in self.faults:
                 body = memoryview(bytes(body) + b"\0")
         else:
-            body = memoryview(http.HTTPStatus(status).phrase.encode())
+            data = self.faults["status"].data if "status" in self.faults else b""
+            body = memoryview(data or http.HTTPStatus(status).phrase.encode())
             headers["Content-Type"] = "text/plain"
             if status == 416:
                 headers["Content-Range"] = f"bytes */{size}"

@@ -3,6 +3,7 @@
 //! The kernel ends a connection on which no byte was acknowledged for the time of a stall (`TCP_USER_TIMEOUT`). A timer
 //! beside the connection would not do: the kernel buffers megabytes, and takes more only when a third of them are sent.
 
+use super::addresses::with_target;
 use super::http_error::{HttpResult, Late};
 use super::runtime;
 use crate::num::to_u64;
@@ -60,8 +61,9 @@ async fn begin_answer(
     request: http::Request<impl Into<reqwest::Body>>,
     failed: impl Fn(reqwest::Error) -> HttpError,
 ) -> HttpResult<http::Response<reqwest::Body>> {
+    let uri = request.uri().clone();
     let request = request.try_into().map_err(&failed)?;
-    client.execute(request).await.map(Into::into).map_err(&failed)
+    with_target(&uri, client.execute(request)).await.map(Into::into).map_err(&failed)
 }
 
 /// Returns a body whose bytes are counted as the connection takes them. Sets `taken` after the last one.

@@ -4,7 +4,8 @@ use super::aws_profile::Profile;
 use super::listing::{self, Keys};
 use super::location::{Location, Service};
 use super::name::Name;
-use super::refusal::{self, Codes, Refusal};
+use super::refusal::Refusal;
+use super::service::{self, Codes};
 use super::store::{Answer, Attempt, Failure, FailureClass, Store, Uploads};
 use super::store_options::unknown;
 use super::transport::Transport;
@@ -353,8 +354,8 @@ impl Store for Bucket {
         };
         let (length, range) = (result.meta.size, result.range.clone());
         let service = self.location.service();
-        let body = result.into_stream().map_err(move |error| refusal::failure_of(&error, service)).boxed();
-        Ok(Answer { length, version, range, body })
+        let body = result.into_stream().map_err(move |error| service::failure_of(&error, service)).boxed();
+        Ok(Answer { length: Some(length), version, range, body })
     }
 
     async fn list(&self, directory: &str) -> Attempt<Option<Vec<Name>>> {
@@ -426,23 +427,25 @@ impl Bucket {
 
     /// Returns the failure of a request that stores an object.
     fn refused(&self, error: &object_store::Error) -> Failure {
-        match error {
-            object_store::Error::NotFound { .. } => Failure::no_upload(),
-            object_store::Error::AlreadyExists { .. } => {
-                Failure::new(FailureClass::Transient, "another request changes the object or the bucket (status 409)")
+        let Some(refusal) = Refusal::of(error) else { return self.failure_of(error) };
+        let (codes, advice) = (refusal.codes(), refusal.advice(""));
+        match refusal.status {
+            Some(404) => Failure::no_upload(&codes),
+            Some(409) => {
+                let message = format!("another request changes the object or the bucket ({codes}){advice}");
+                Failure::new(FailureClass::Transient, message)
             }
-            object_store::Error::Precondition { .. } => Failure::new(
-                FailureClass::Permanent,
-                "the service does not allow that the object is replaced (status 412); it may be locked",
-            ),
-            // Not every error of the crate for Google has a kind of its own.
-            error if Refusal::of(error).is_some_and(|refusal| refusal.status == Some(404)) => Failure::no_upload(),
-            other => self.failure_of(other),
+            Some(412) => {
+                let message =
+                    format!("the service does not allow that the object is replaced ({codes}); it may be locked");
+                Failure::new(FailureClass::Permanent, message)
+            }
+            _ => self.failure_of(error),
         }
     }
 
     fn failure_of(&self, error: &object_store::Error) -> Failure {
-        refusal::failure_of(error, self.location.service())
+        service::failure_of(error, self.location.service())
     }
 }
 
@@ -453,7 +456,7 @@ fn outside(range: &Range<u64>, length: Option<u64>) -> Attempt<Answer> {
         Some(length) if length > 0 => Err(Failure::no_range(length)),
         _ => {
             let body = futures_util::stream::empty().boxed();
-            Ok(Answer { length: 0, version: Version::default(), range: 0..0, body })
+            Ok(Answer { length: Some(0), version: Version::default(), range: 0..0, body })
         }
     }
 }

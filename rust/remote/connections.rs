@@ -94,7 +94,7 @@ impl Connections {
     /// Returns the client for requests with a body. Nothing may arrive for long while a body is sent, but the other side
     /// acknowledges its bytes within the time of a stall.
     pub(super) fn uploads(&self, trust: &Trust, stall: Duration) -> HttpResult<&reqwest::Client> {
-        built(&self.0.uploads, trust, |builder| builder.tcp_user_timeout(stall))
+        built(&self.0.uploads, trust, |builder| builder.dns_resolver(HostPolicy::Configured).tcp_user_timeout(stall))
     }
 }
 

@@ -44,11 +44,16 @@ pub struct Target<'a> {
 
 impl Target<'_> {
     /// Requests the first `bytes_max` bytes, and with them the length and the version. The answer has just begun.
-    pub(super) async fn first(&self, bytes_max: u64) -> Result<Answer> {
+    pub(super) async fn first(&self, bytes_max: u64) -> Result<(Answer, u64)> {
         let attempt = || async {
             let answer = self.store.get(self.key, 0..bytes_max, None).await?;
-            check_range(&answer.range, &(0..answer.length.min(bytes_max)))?;
-            Ok(answer)
+            let length = answer.length.ok_or_else(|| {
+                let message = "the server does not state the length of the file; it must be in Content-Range, or in \
+                               Content-Length of the answer to HEAD";
+                Failure::new(FailureClass::Permanent, message)
+            })?;
+            check_range(&answer.range, &(0..length.min(bytes_max)))?;
+            Ok((answer, length))
         };
         repeat(self.url, self.permit.host(), Some(0), 0, attempt).await
     }
@@ -196,10 +201,10 @@ impl Expected<'_> {
         if !self.version.matches(&answer.version) {
             return Err(Failure::changed("the object changed while it was loaded"));
         }
-        if self.length != answer.length {
+        if let Some(length) = answer.length.filter(|length| *length != self.length) {
             return Err(Failure::changed(&format!(
-                "the object had {} bytes and now has {}; it changed while it was loaded",
-                self.length, answer.length
+                "the object had {} bytes and now has {length}; it changed while it was loaded",
+                self.length
             )));
         }
         check_range(&answer.range, &self.range)

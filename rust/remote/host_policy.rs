@@ -4,6 +4,7 @@
 //! servers may lead there. The addresses that a connection goes to are checked, as the lookup of its host's name returned
 //! them: a name may have another address each time.
 
+use super::addresses;
 use super::http_error::{HttpResult, refused};
 use object_store::client::HttpError;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
@@ -76,12 +77,15 @@ impl HostPolicy {
 
 impl Resolve for HostPolicy {
     fn resolve(&self, name: Name) -> Resolving {
-        let policy = *self;
+        let (policy, port) = (*self, addresses::port_of(name.as_str()));
         Box::pin(async move {
-            let found: Vec<_> = lookup_host((name.as_str(), 0)).await?.collect();
-            let allowed: Vec<_> = found.iter().copied().filter(|address| policy.allows(address.ip())).collect();
+            let found: Vec<_> = lookup_host((name.as_str(), port.unwrap_or_default())).await?.collect();
+            let mut allowed: Vec<_> = found.iter().copied().filter(|address| policy.allows(address.ip())).collect();
             if allowed.is_empty() && !found.is_empty() {
                 return Err(policy.refusal(name.as_str()).into());
+            }
+            if port.is_some() {
+                addresses::sort(&mut allowed).await;
             }
             Ok(Box::new(allowed.into_iter()) as Addrs)
         })

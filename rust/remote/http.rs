@@ -1,6 +1,7 @@
 //! HTTP servers that answer requests for ranges.
 
 use super::http_error;
+use super::refusal::Refusal;
 use super::store::{Answer, Attempt, Failure, FailureClass, Store};
 use super::transport::{self, Transport};
 use super::version::Version;
@@ -9,7 +10,7 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
-use http::{Response, StatusCode};
+use http::{Method, Response, StatusCode};
 use http_body_util::BodyExt;
 use object_store::client::{HttpError, HttpResponse, HttpResponseBody, HttpService};
 use std::ops::Range;
@@ -34,7 +35,22 @@ impl Store for HttpStore {
         headers.extend(range_headers(&range, version));
         let request = transport::get_request(url, headers)?;
         let response = self.transport.call(request).await.map_err(|error| http_error::failure_of(&error))?;
-        answer(response, &range)
+        let answer = answer(response, &range)?;
+        match (answer.length, version) {
+            (None, None) => Ok(Answer { length: self.length(url).await?, ..answer }),
+            _ => Ok(answer),
+        }
+    }
+}
+
+impl HttpStore {
+    /// Asks for the length of a file, which answers to ranges do not state.
+    async fn length(&self, url: &str) -> Attempt<Option<u64>> {
+        let mut request = transport::get_request(url, self.headers.clone())?;
+        *request.method_mut() = Method::HEAD;
+        let response = self.transport.call(request).await.map_err(|error| http_error::failure_of(&error))?;
+        let stated = text(&response, &header::CONTENT_LENGTH).filter(|_| response.status().is_success());
+        Ok(stated.and_then(|length| length.parse().ok()))
     }
 }
 
@@ -86,7 +102,7 @@ pub(super) fn answer(response: HttpResponse, range: &Range<u64>) -> Attempt<Answ
         // A server may answer with the whole file if the range covers it.
         StatusCode::OK if range.start == 0 && stated.is_some_and(|stated| stated <= range.end) => {
             let length = stated.unwrap_or_default();
-            Ok(Answer { length, version, range: 0..length, body: frames(response.into_body()) })
+            Ok(Answer { length: Some(length), version, range: 0..length, body: frames(response.into_body()) })
         }
         StatusCode::OK => failed(
             FailureClass::Permanent,
@@ -99,24 +115,30 @@ pub(super) fn answer(response: HttpResponse, range: &Range<u64>) -> Attempt<Answ
             if let Some(length) = length.and_then(|length| length.parse().ok()).filter(|length| *length > 0) {
                 return Err(Failure::no_range(length));
             }
-            Ok(Answer { length: 0, version, range: 0..0, body: stream::empty().boxed() })
+            Ok(Answer { length: Some(0), version, range: 0..0, body: stream::empty().boxed() })
         }
         StatusCode::RANGE_NOT_SATISFIABLE => {
             Err(Failure::changed("the file became shorter while it was loaded (status 416)"))
         }
-        StatusCode::PRECONDITION_FAILED => Err(Failure::changed("the object changed while it was loaded (status 412)")),
-        status @ (StatusCode::NOT_FOUND | StatusCode::GONE) => {
-            let message = format!("the server has no file of this name (status {}); check the URL", status.as_u16());
-            Err(Failure::new(FailureClass::NotFound, message))
+        status => {
+            let refusal = Refusal::of_response(&response);
+            let codes = refusal.codes();
+            let (class, message) = match status {
+                StatusCode::PRECONDITION_FAILED => {
+                    return Err(Failure::changed(&format!("the object changed while it was loaded ({codes})")));
+                }
+                StatusCode::NOT_FOUND | StatusCode::GONE => {
+                    (FailureClass::NotFound, format!("the server has no file of this name ({codes}); check the URL"))
+                }
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                    let advice = "; check the credentials, or that a signed URL has not expired";
+                    let advice = refusal.advice(advice);
+                    (FailureClass::Denied, format!("the server refuses access ({codes}){advice}"))
+                }
+                _ => (FailureClass::Permanent, format!("the server refuses the request ({codes})")),
+            };
+            Err(Failure::new(class, message))
         }
-        status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
-            let message = format!(
-                "the server refuses access (status {}); check the credentials, or that a signed URL has not expired",
-                status.as_u16()
-            );
-            Err(Failure::new(FailureClass::Denied, message))
-        }
-        status => Err(Failure::new(FailureClass::Permanent, format!("the server answered {status}"))),
     }
 }
 
@@ -124,12 +146,14 @@ fn text<'a, T>(response: &'a Response<T>, name: &HeaderName) -> Option<&'a str> 
     response.headers().get(name)?.to_str().ok()
 }
 
-/// Returns the range and the length of the whole file in a header such as `bytes 0-9/100`.
-fn parse_content_range(text: &str) -> Option<(Range<u64>, u64)> {
+/// Returns the range and the length of the whole file in a header such as `bytes 0-9/100`, or `bytes 0-9/*` without it.
+fn parse_content_range(text: &str) -> Option<(Range<u64>, Option<u64>)> {
     let (range, length) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
     let (first, last) = range.split_once('-')?;
-    let (begin, last, length): (u64, u64, u64) = (first.parse().ok()?, last.parse().ok()?, length.parse().ok()?);
-    (begin <= last && last < length).then(|| (begin..last + 1, length))
+    let (begin, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
+    let length: Option<u64> = if length == "*" { None } else { Some(length.parse().ok()?) };
+    let end = last.checked_add(1)?;
+    (begin < end && length.is_none_or(|length| end <= length)).then_some((begin..end, length))
 }
 
 /// Returns the data of a body as it arrives.

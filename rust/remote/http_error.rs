@@ -1,12 +1,13 @@
 //! Errors of HTTP, and the failures for which they stand.
 
 use super::progress::stalled;
+use super::refusal::Refusal;
 use super::store::{Failure, FailureClass};
 use http::{Response, StatusCode, header};
 use object_store::client::{HttpError, HttpErrorKind};
 use rustls::AlertDescription;
 use std::error::Error as StdError;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::time::Duration;
 
 pub(super) type HttpResult<T> = Result<T, HttpError>;
@@ -29,9 +30,10 @@ impl Late {
 
 /// Status of an answer after which the same request is repeated.
 #[derive(Debug, thiserror::Error)]
-#[error("the server answered {status}")]
+#[error("the server failed ({codes})")]
 pub(super) struct StatusFailure {
     status: StatusCode,
+    codes: String,
     retry_after: Option<Duration>,
 }
 
@@ -39,7 +41,8 @@ impl StatusFailure {
     pub(super) fn error<T>(response: &Response<T>) -> HttpError {
         let stated = response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
         let retry_after = stated.map(|seconds| Duration::from_secs(seconds).min(RETRY_AFTER_MAX));
-        HttpError::new(HttpErrorKind::Unknown, StatusFailure { status: response.status(), retry_after })
+        let codes = Refusal::of_response(response).codes();
+        HttpError::new(HttpErrorKind::Unknown, StatusFailure { status: response.status(), codes, retry_after })
     }
 }
 
@@ -58,7 +61,7 @@ pub fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
     let mut last = error;
     let (mut is_timeout, mut tls) = (false, None);
     while let Some(next) = cause {
-        if let Some(StatusFailure { status, retry_after }) = next.downcast_ref() {
+        if let Some(StatusFailure { status, retry_after, .. }) = next.downcast_ref() {
             let is_limit = matches!(*status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
             let class = if is_limit { FailureClass::RateLimited(*retry_after) } else { FailureClass::Transient };
             return Failure::new(class, next.to_string());
@@ -95,7 +98,9 @@ pub fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
         let is_temporary = text.contains("Temporary failure");
         return Failure::new(if is_temporary { FailureClass::Transient } else { FailureClass::Permanent }, message);
     }
-    Failure::new(FailureClass::Transient, format!("the connection failed: {text}"))
+    let is_refused = last.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::ConnectionRefused);
+    let class = if is_refused { FailureClass::Refused } else { FailureClass::Transient };
+    Failure::new(class, format!("the connection failed: {text}"))
 }
 
 /// Returns the error of TLS inside an error of the operating system, which does not state it as its source.

@@ -11,6 +11,7 @@ use super::http_error;
 use super::listing::{self, ANSWER_BYTES_MAX};
 use super::location::Location;
 use super::name::Name;
+use super::refusal::Refusal;
 use super::repository::Repository;
 use super::store::{Answer, Attempt, Failure, FailureClass, Store};
 use super::store_options;
@@ -113,7 +114,7 @@ impl Access {
     async fn ask(&self, address: &Url) -> Attempt<(HttpResponse, Option<Url>)> {
         let request = transport::get_request(address.as_str(), self.headers.clone())?;
         let response = self.transport.call(request).await.map_err(|error| http_error::failure_of(&error))?;
-        check_status(response.status())?;
+        check_status(&response)?;
         let link = response.headers().get(header::LINK).and_then(|link| link.to_str().ok()).unwrap_or_default();
         let is_next = |link: &&str| link.contains("rel=\"next\"");
         let next = link.split(',').find(is_next).and_then(|link| link.split(['<', '>']).nth(1));
@@ -177,21 +178,27 @@ fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Attempt<T> {
     serde_json::from_slice(bytes).map_err(invalid)
 }
 
-fn check_status(status: StatusCode) -> Attempt<()> {
-    match status {
-        StatusCode::NOT_FOUND => Err(Failure::new(
+fn check_status(response: &HttpResponse) -> Attempt<()> {
+    let codes = Refusal::of_response(response).codes();
+    let (class, message) = match response.status() {
+        StatusCode::NOT_FOUND => (
             FailureClass::NotFound,
-            "the Hub has no such repository, revision or file; check the name, and the token of a private repository",
-        )),
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(Failure::new(
-            FailureClass::Denied,
             format!(
-                "the Hub refuses access (status {}); check HF_TOKEN, and that its terms are accepted",
-                status.as_u16()
+                "the Hub has no such repository, revision or file ({codes}); check the name, and the token of a private \
+                 repository"
             ),
-        )),
-        _ => Ok(()),
-    }
+        ),
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => (
+            FailureClass::Denied,
+            format!("the Hub refuses access ({codes}); check HF_TOKEN, and that its terms are accepted"),
+        ),
+        // The range of an empty file is refused.
+        status if status.is_client_error() && status != StatusCode::RANGE_NOT_SATISFIABLE => {
+            (FailureClass::Permanent, format!("the Hub refuses the request ({codes})"))
+        }
+        _ => return Ok(()),
+    };
+    Err(Failure::new(class, message))
 }
 
 /// Files of one repository at one commit, or of one bucket.
@@ -227,7 +234,7 @@ impl HubStore {
             let request = transport::get_request(&address, headers)?;
             let asked = request.uri().clone();
             let response = self.access.transport.send(request).await.map_err(|error| http_error::failure_of(&error))?;
-            check_status(response.status())?;
+            check_status(&response)?;
             let etag = response.headers().get(LINKED_ETAG).and_then(|etag| Some(etag.to_str().ok()?.to_owned()));
             let target = transport::redirect_target(&Method::GET, &asked, &response);
             let Some(target) = target.map_err(|error| http_error::failure_of(&error))? else {
@@ -273,10 +280,9 @@ impl Store for HubStore {
         let known = self.links().get(path).cloned();
         if let Some(link) = known {
             let response = self.follow(&link, &range).await?;
-            let is_expired = matches!(
-                response.status(),
-                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::GONE
-            );
+            // Storages refuse an expired link with 400, 401, 403, 404 or 410. Others of these statuses are not about the link.
+            let is_expired = response.status().is_client_error()
+                && !matches!(response.status(), StatusCode::PRECONDITION_FAILED | StatusCode::RANGE_NOT_SATISFIABLE);
             if !is_expired {
                 return answer(response, &range)
                     .map(|answer| Answer { version: version(link.etag, &answer.version), ..answer });

@@ -22,7 +22,7 @@ use std::ops::Range;
 
 /// Returns the bytes of a body and the length of the object, from an answer without a body to a request for `range`.
 /// Headers are lines such as `ETag: "1"`.
-pub fn http_answer(status: u16, headers: &[u8], range: &Range<u64>) -> Option<(Range<u64>, u64)> {
+pub fn http_answer(status: u16, headers: &[u8], range: &Range<u64>) -> Option<(Range<u64>, Option<u64>)> {
     let line = |line: &[u8]| {
         let colon = line.iter().position(|&byte| byte == b':')?;
         let (name, value) = line.split_at_checked(colon)?;

@@ -89,7 +89,7 @@ impl Object {
         let is_received_later = bytes_max == FIRST_BYTES && address.cache.is_none();
         let request = async {
             let begin = Instant::now();
-            let Answer { length, version, range, body } = target.first(bytes_max).await?;
+            let (Answer { version, range, body, .. }, length) = target.first(bytes_max).await?;
             let mut arrived = Received::begin(body, range.end, begin.elapsed());
             arrived.receive(if is_received_later { 0 } else { range.end }, &target).await?;
             Ok((length, version, arrived))

@@ -128,7 +128,7 @@ impl Redis {
         let parts: Vec<u64> =
             touched.iter().map(|value| value.part(&range)).map(|part| part.end - part.start).collect();
         let body = self.body(connection, parts);
-        Ok(Answer { length, version: version_of(values), range, body })
+        Ok(Answer { length: Some(length), version: version_of(values), range, body })
     }
 
     /// Returns the payloads of the next replies, which have these lengths.
@@ -177,7 +177,7 @@ impl Store for Redis {
             self.lock().remove(key);
             let range = clip(&range, length);
             let body = self.body(connection, vec![range.end - range.start]);
-            return Ok(Answer { length, version: Version::default(), range, body });
+            return Ok(Answer { length: Some(length), version: Version::default(), range, body });
         }
         let Some(values) = self.find_values(&mut connection, key).await? else {
             let message = "the server has no key of this name; check the key and the number of the database";

@@ -65,8 +65,8 @@ pub trait Uploads: Send + Sync {
 
 /// Answer to a request for a range.
 pub struct Answer {
-    /// Length of the whole object, in bytes.
-    pub length: u64,
+    /// Length of the whole object, in bytes, if the service states it.
+    pub length: Option<u64>,
     /// Version of the object.
     pub version: Version,
     /// Bytes of the object that the body has.
@@ -92,6 +92,8 @@ pub struct Failure {
 pub enum FailureClass {
     /// The connection or the server failed: the request is repeated.
     Transient,
+    /// The port of the server refuses connections: the request is repeated, a few times if it is the first one.
+    Refused,
     /// The service asks for fewer requests, perhaps after a pause.
     RateLimited(Option<Duration>),
     /// No object has this name.
@@ -137,14 +139,15 @@ impl Failure {
     }
 
     /// Creates the failure of an upload whose bucket, or whose parts, the service does not have.
-    pub fn no_upload() -> Failure {
-        let message = "the service has no such bucket, or no longer has the upload (status 404); check the bucket";
+    pub fn no_upload(codes: &str) -> Failure {
+        let message =
+            format!("the service has no such bucket, or no longer has the upload ({codes}); check the bucket");
         Failure::new(FailureClass::NotFound, message)
     }
 
     /// Returns whether the same request may succeed later.
     pub fn is_transient(&self) -> bool {
-        matches!(self.class, FailureClass::Transient | FailureClass::RateLimited(_))
+        matches!(self.class, FailureClass::Transient | FailureClass::Refused | FailureClass::RateLimited(_))
     }
 
     /// Returns the error for a caller.
@@ -154,7 +157,10 @@ impl Failure {
             FailureClass::Denied => Kind::PermissionDenied,
             FailureClass::Changed => Kind::SourceChanged,
             FailureClass::Invalid => Kind::InvalidArgument,
-            FailureClass::Transient | FailureClass::RateLimited(_) | FailureClass::Permanent => Kind::Io,
+            FailureClass::Transient
+            | FailureClass::Refused
+            | FailureClass::RateLimited(_)
+            | FailureClass::Permanent => Kind::Io,
         };
         Error::new(kind, self.message).at(url)
     }

@@ -5,6 +5,7 @@ use super::connections::without_client;
 use super::host_policy::HostPolicy;
 use super::http_error::{HttpResult, PROXY_REFUSAL, Refused, StatusFailure, refused};
 use super::progress::Progress;
+use super::refusal;
 use super::runtime;
 use super::store::{Attempt, Failure, FailureClass};
 use super::trust::Trust;
@@ -109,7 +110,13 @@ impl Transport {
         } else {
             body::send(connections.uploads(&self.trust, client.stall())?, request).await?
         };
-        match response.status() {
+        let status = response.status();
+        let is_redirect = status.is_redirection() && response.headers().contains_key(header::LOCATION);
+        if status.is_success() || is_redirect {
+            return Ok(response);
+        }
+        let response = refusal::with_codes(response, client.stall()).await;
+        match status {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => Err(StatusFailure::error(&response)),
             status if status.is_server_error() => Err(StatusFailure::error(&response)),
             StatusCode::PROXY_AUTHENTICATION_REQUIRED => Err(refused(PROXY_REFUSAL.into())),

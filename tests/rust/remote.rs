@@ -180,8 +180,9 @@ fn parts_of_any_length_fit_an_upload() {
 #[test]
 fn content_range_has_the_bytes_and_the_length() {
     let parse = |text: &str| http_answer(206, format!("Content-Range: {text}\nETag: \"1\"").as_bytes(), &(0..10));
-    assert_eq!(parse("bytes 0-9/100"), Some((0..10, 100)));
-    for wrong in ["bytes 9-0/100", "bytes 0-100/100", "bytes */100", "items 0-9/100", "bytes 0-9/*", "bytes 0-9"] {
+    assert_eq!(parse("bytes 0-9/100"), Some((0..10, Some(100))));
+    assert_eq!(parse("bytes 0-9/*"), Some((0..10, None)));
+    for wrong in ["bytes 9-0/100", "bytes 0-100/100", "bytes */100", "items 0-9/100", "bytes 9-0/*", "bytes 0-9"] {
         assert_eq!(parse(wrong), None, "{wrong}");
     }
 }
@@ -228,6 +229,16 @@ fn refusals_show_the_code_and_nothing_else() {
     let token = r#"{"error": "invalid_grant", "error_description": "secret"}"#;
     let passed = Refusal::of_answer(StatusCode::BAD_REQUEST, &HeaderMap::new(), token);
     assert_eq!(passed.to_string(), "<Code>invalid_grant</Code>");
+    // Services state codes in headers and in JSON of several forms, too.
+    let stated = HeaderMap::from_iter([("x-ms-error-code".parse().unwrap(), "BlobNotFound".parse().unwrap())]);
+    for (headers, text, code) in [
+        (stated, "", "BlobNotFound"),
+        (HeaderMap::new(), r#"{"error": {"code": 403, "status": "PERMISSION_DENIED"}}"#, "PERMISSION_DENIED"),
+        (HeaderMap::new(), "<Code>InvalidAccessKeyId.NotFound</Code>", "InvalidAccessKeyId.NotFound"),
+    ] {
+        let passed = Refusal::of_answer(StatusCode::FORBIDDEN, &headers, text);
+        assert_eq!(passed.to_string(), format!("<Code>{code}</Code>"));
+    }
     for wrong in ["a b", "<Code>", "", &"a".repeat(65)] {
         assert_eq!(answer(400, wrong, "").to_string(), "");
     }

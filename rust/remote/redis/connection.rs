@@ -5,7 +5,7 @@ use crate::num::{to_u64, to_usize};
 use crate::remote::connections::CONNECT_TIMEOUT;
 use crate::remote::progress::{Progress, stalled};
 use crate::remote::store::{Attempt, Failure, FailureClass};
-use crate::remote::{body, http_error, runtime};
+use crate::remote::{addresses, body, http_error, runtime};
 use bytes::{Bytes, BytesMut};
 use rustix::net::sockopt::set_tcp_user_timeout;
 use rustls::pki_types::ServerName;
@@ -13,7 +13,7 @@ use std::io::{self, Cursor};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 use tokio::runtime::Builder;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -267,7 +267,10 @@ pub(in crate::remote) fn read_answers(bytes: &[u8]) {
 
 async fn connect(credentials: &Credentials, stall: Duration) -> Attempt<Box<dyn Stream>> {
     let Credentials { host, port, .. } = credentials;
-    let plain = TcpStream::connect((host.as_str(), *port)).await.map_err(|error| http_error::failure_of(&error))?;
+    let found = lookup_host((host.as_str(), *port)).await.map_err(|error| http_error::failure_of(&error))?;
+    let mut found: Vec<_> = found.collect();
+    addresses::sort(&mut found).await;
+    let plain = TcpStream::connect(found.as_slice()).await.map_err(|error| http_error::failure_of(&error))?;
     plain.set_nodelay(true).map_err(|error| http_error::failure_of(&error))?;
     let milliseconds = u32::try_from(stall.as_millis()).unwrap_or(u32::MAX);
     set_tcp_user_timeout(&plain, milliseconds).map_err(|error| http_error::failure_of(&error))?;

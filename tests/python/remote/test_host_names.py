@@ -1,10 +1,14 @@
 """Names of hosts in URLs, redirects and settings, which a resolver of the test looks up."""
 
+import contextlib
 import os
 import shlex
 import signal
+import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -23,7 +27,7 @@ fst.load_file(sys.argv[1])
 print('loaded')
 """
 # TEST_NAMES has the addresses of names, for one lookup after the other: `NAME=ADDRESS,ADDRESS;NAME=`. The last address
-# stays. The lookup of a name without an address does not end.
+# stays. The lookup of a name without an address does not end. One lookup returns both of `ADDRESS+ADDRESS`.
 RESOLVER = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -46,7 +50,12 @@ int getaddrinfo(const char *name, const char *service, const struct addrinfo *hi
         while (!*entry) pause();
         for (int skipped = lookups++; skipped && strchr(entry, ','); skipped--) entry = strchr(entry, ',') + 1;
         entry[strcspn(entry, ",")] = 0;
-        return system(entry, service, hints, found);
+        char *first = strsep(&entry, "+");
+        int failed = system(first, service, hints, found);
+        if (failed || !entry) return failed;
+        struct addrinfo *last = *found;
+        while (last->ai_next) last = last->ai_next;
+        return system(entry, service, hints, &last->ai_next);
     }
     return system(name, service, hints, found);
 }
@@ -125,3 +134,32 @@ def test_service_of_instance_metadata_that_stalls_is_given_up(http_server, start
         load.kill()
     assert "no service of instance metadata answers" in errors
     assert http_server.struck("keys")
+
+
+class Denying(socketserver.BaseRequestHandler):
+    def handle(self):
+        is_http = self.request.recv(1 << 16).startswith(b"GET ")
+        self.request.sendall(b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n" if is_http else b"-WRONGPASS\r\n")
+
+
+@pytest.mark.parametrize("scheme", ["http", "redis"])
+def test_silent_address_of_a_name_costs_no_stall(start, scheme):
+    """The address that answers is the second one. A part of the time for a connection is longer than a stall."""
+    with (
+        socketserver.ThreadingTCPServer(("127.0.0.1", 0), Denying) as server,
+        socket.socket() as silent,
+        contextlib.ExitStack() as waiting,
+    ):
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        waiting.callback(server.shutdown)
+        silent.bind(("127.0.0.2", server.server_address[1]))
+        silent.listen(0)
+        # The queue of the listener is full, so further connections wait.
+        for _ in range(2):
+            connection = waiting.enter_context(socket.socket())
+            connection.setblocking(False)
+            connection.connect_ex(silent.getsockname())
+        url = f"{scheme}://several.test:{server.server_address[1]}/m.safetensors"
+        load = start(url, "several.test=127.0.0.2+127.0.0.1", FST_STALL_SECONDS="2")
+        _, errors = load.communicate(timeout=60)
+    assert f"refuses access ({'WRONGPASS' if scheme == 'redis' else 'status 403'})" in errors

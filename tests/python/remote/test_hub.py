@@ -79,12 +79,13 @@ def test_token_is_for_the_hub_only(http_server, monkeypatch, tmp_path):
     assert http_server.requests(Hub.path(NAME))[-1].headers["authorization"] == "Bearer hf_stored"
 
 
-def test_expired_link_is_resolved_again(http_server):
+@pytest.mark.parametrize("status", [400, 403])
+def test_expired_link_is_resolved_again(http_server, status):
     hub = Hub(http_server, {NAME: DATA})
     with fst.safe_open("hf://org/model") as file:
         file.get_tensor("columns")
         http_server.heal()
-        http_server.fault(f"storage/first/{NAME}", Fault("status", status=403, times=None))
+        http_server.fault(f"storage/first/{NAME}", Fault("status", status=status, times=None))
         hub.sign(NAME, DATA, "second")
         assert file.get_tensor("large").equal(TENSORS["large"])
     assert http_server.requests(f"storage/second/{NAME}")
@@ -149,12 +150,18 @@ def test_failed_description_is_requested_again(http_server):
     assert profile.summary().retries == 2
 
 
-@pytest.mark.parametrize("status", [401, 404])
-def test_refused(http_server, status):
+@pytest.mark.parametrize(("status", "error"), [(401, PermissionError), (404, FileNotFoundError), (409, OSError)])
+def test_refused(http_server, status, error):
+    """By the Hub, and by the storage to which it redirects."""
     Hub(http_server, {NAME: DATA})
+    body = b"<Error><Code>Storage.Code</Code><Message>secret</Message></Error>"
+    http_server.fault(f"storage/first/{NAME}", Fault("status", status=status, data=body, times=None))
+    with pytest.raises(error, match=rf"hf://org/model.*\(status {status}, code Storage\.Code\)"):
+        fst.load_file("hf://org/model")
+    headers = {"X-Error-Code": "GatedRepo"}
     http_server.heal()
-    http_server.fault("api/models/org/model/revision/main", Fault("status", status=status, times=None))
-    with pytest.raises(PermissionError if status == 401 else FileNotFoundError, match="hf://org/model"):
+    http_server.fault("api/models/org/model/revision/main", Fault("status", status=status, headers=headers, times=None))
+    with pytest.raises(error, match=rf"hf://org/model.*\(status {status}, code GatedRepo\)"):
         fst.load_file("hf://org/model")
 
 

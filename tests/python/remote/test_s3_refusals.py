@@ -121,3 +121,29 @@ def test_object_that_is_encrypted_with_a_key_of_the_client(s3, monkeypatch):
     monkeypatch.setenv("AWS_SERVER_SIDE_ENCRYPTION", "sse-c")
     monkeypatch.setenv("AWS_SSE_CUSTOMER_KEY_BASE64", key)
     assert_equal(fst.load_file(URL), TENSORS)
+
+
+REFUSED = {
+    "skewed": (403, "RequestTimeTooSkewed", PermissionError, "; set the clock of this machine"),
+    "archived": (403, "InvalidObjectState", PermissionError, "; the object is archived: restore it first"),
+    "keys": (403, "InvalidAccessKeyId.NotFound", PermissionError, "; check the credentials: .*AWS_SECRET_ACCESS_KEY"),
+    "unsigned": (401, "AccessDenied", PermissionError, "; check the credentials: AWS_ACCESS_KEY_ID"),
+    "bucket": (404, "NoSuchBucket", FileNotFoundError, ""),
+    "object": (404, "NoSuchKey", FileNotFoundError, "; check the bucket and the key"),
+    "conflict": (409, "BlobArchived", OSError, "; the object is archived: restore it first"),
+    "version": (412, "PreconditionFailed", fst.SourceChangedError, ""),
+}
+
+
+@pytest.mark.parametrize(("status", "code", "error", "advice"), REFUSED.values(), ids=REFUSED)
+def test_refusal_shows_the_status_and_the_code(s3, status, code, error, advice):
+    s3.rule = lambda request: refusal(status, code)
+    with pytest.raises(error, match=rf"\(status {status}, code {code}\){advice}") as caught:
+        fst.load_file(URL)
+    assert len(s3.requests) == 1
+    assert ("no such bucket" in str(caught.value)) is (code == "NoSuchBucket")
+    with pytest.raises(OSError, match=rf"\(status {status}, code {code}\)") as caught:
+        fst.load_file("s3://bucket/")
+    if status != 409:  # Another request may have changed the object, so this one is repeated.
+        with pytest.raises(OSError, match=rf"\(status {status}, code {code}\)"):
+            fst.save_file({"a": TENSORS["scalar"]}, URL)
