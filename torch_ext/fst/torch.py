@@ -16,7 +16,7 @@ from fst._core import errors
 from fst._core.arguments import metadata_of, names_of, path_of
 from fst._core.errors import SafetensorError
 from fst._safetensors_api import safetensors_errors
-from fst._save.aliasing import alias_groups, storage_ptr, storage_size
+from fst._save.aliasing import alias_groups, shared_groups, storage_ptr, storage_size
 from fst._save.save import write_file
 
 __all__ = [
@@ -232,7 +232,7 @@ def _check(tensors: dict[str, Tensor], other_remedy: str = "") -> None:
         if not isinstance(tensor, Tensor):
             raise ValueError(f"Key `{name}` is invalid, expected torch.Tensor but received {type(tensor)}")
     _check_dense(tensors)
-    shared = [sorted(group) for group in alias_groups(tensors) if len(group) > 1]
+    shared = shared_groups(tensors)
     if shared:
         raise RuntimeError(
             f"Some tensors share memory: {shared}. A file would store a copy of each, and a load would return "

@@ -1,6 +1,8 @@
 """`fst.safe_open`: equality with safetensors.safe_open, several files, lifetimes, threads and forks."""
 
+import copy
 import json
+import multiprocessing
 import os
 import pickle
 from pathlib import Path
@@ -132,9 +134,26 @@ def test_arguments_match_safetensors(path):
             fst.safe_open(path, framework)
 
 
-def test_missing_names_and_pickling(path):
-    with pytest.raises(Exception, match=r"[Pp]ickle|__getstate__"):
-        pickle.dumps(fst.safe_open(path))
+@pytest.mark.parametrize("framework", ["pt", "np"])
+def test_pickle_and_copy_open_the_path_again(path, framework):
+    file = fst.safe_open(path, framework)
+    expected = file.get_tensor("F32.weight")
+    part = file.get_slice("F32.weight")
+    for again in (copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))):
+        assert (again(file).get_tensor("F32.weight") == expected).all()
+        assert (again(part)[1:] == expected[1:]).all()
+    file.close()
+    with pytest.raises(fst.SafetensorError, match="closed"):
+        pickle.loads(pickle.dumps(file)).keys()
+
+
+def test_other_processes_get_the_path(path):
+    # Processes that are spawned have no memory in common with this one.
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.map(fst.safe_open.keys, [fst.safe_open(path)]) == [sorted(TENSORS)]
+
+
+def test_missing_names(path):
     for method in ("get_tensor", "get_slice", "get_tensor_meta"):
         with pytest.raises(fst.SafetensorError, match=r"F32\.weight") as error:
             getattr(fst.safe_open(path), method)("F32.wieght")

@@ -74,9 +74,9 @@ INVALID = {
     "metadata that is no mapping": ({}, {"metadata": ["a"]}, TypeError, "metadata must be a mapping"),
     "metadata that is no text": ({}, {"metadata": {"step": 3}}, TypeError, "'step' to 3"),
     "metadata that is not UTF-8": ({}, {"metadata": {"a": "\ud800"}}, ValueError, "UTF-8"),
-    "a limit in words": ({}, {"max_shard_bytes": "5GB"}, TypeError, "must be an int.*'5GB'"),
+    "a limit in words": ({}, {"max_shard_bytes": "lots"}, ValueError, "'lots' is not a size.* 5GB"),
     "a limit that is a truth": ({}, {"max_shard_bytes": True}, TypeError, "must be an int"),
-    "a limit of nothing": ({}, {"max_shard_bytes": 0}, ValueError, "positive"),
+    "a limit of nothing": ({}, {"max_shard_bytes": 0}, ValueError, "at least 1"),
 }
 
 

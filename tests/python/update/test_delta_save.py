@@ -140,7 +140,7 @@ def test_invalid_arguments(tmp_path):
         ({"base_version": ""}, ValueError, "base_version is empty"),
         ({"encoding": "sparse"}, ValueError, '"sparse" is unknown; choose one of xor, overwrite'),
         ({"checksum": "crc32"}, ValueError, '"crc32" is unknown; choose one of xxh3-128, blake3, adler32'),
-        ({"max_shard_bytes": 0}, ValueError, "max_shard_bytes must be positive"),
+        ({"max_shard_bytes": 0}, ValueError, "max_shard_bytes is 0, but must be at least 1"),
     ]:
         with pytest.raises(error, match=message):
             fst.save_delta(OLD, NEW, tmp_path / "delta", **{**VERSIONS, **options})

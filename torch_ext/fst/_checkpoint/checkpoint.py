@@ -41,9 +41,15 @@ class OpenCheckpoint(Checkpoint):
     ) -> None:
         self.paths = paths_of(paths)
         self.is_verified = bool(verify)
+        # The arguments with which another process opens the same paths.
+        self._arguments = self.paths, None, verify, encryption_key, accepts_plain
         # A key may be that of a callback, which is asked once.
         key = core_key(encryption_key) if opened is None else None
         super().__init__(self.paths, headers, verify, key, accepts_plain, opened)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Returns how `pickle` and `copy` open the same paths again."""
+        return OpenCheckpoint, self._arguments
 
     @cached_property
     def positions(self) -> dict[str, int]:

@@ -29,6 +29,9 @@ class Framework(NamedTuple):
     convert: Callable[[Tensor], Any]
     plan_index: Callable[[Any, Sequence[int]], IndexedRead | None]
 
+    def __reduce__(self) -> tuple[Callable[[str], "Framework"], tuple[str]]:
+        return find_framework, (self.name,)
+
 
 @dataclass(frozen=True)
 class Output:

@@ -46,7 +46,7 @@ class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class
     Opening reads the headers once. Each tensor is read when it is requested. Tensors own their storage: they stay valid
     after the files are closed, replaced or deleted. On the CPU, tensors and parts of up to 32 KiB are copies, and
     larger tensors of local files are views of private mappings, as those of `load_file`. Any number of threads may use
-    one object.
+    one object. A copy, and an object that another process gets by `pickle`, open the same paths again.
 
     Args:
         filename: A file, a directory with one checkpoint, an index file, or a list of these, which together are one
@@ -131,6 +131,10 @@ class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class
         self._source: Source | None = Source(_open(filename, verify_of(verify), encryption_key), output)
         if verify:
             self._source.checkpoint.verify_whole_files()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The checkpoint opens its paths again, which may hold other names then.
+        return {**self.__dict__, "_positions": {}}
 
     def keys(self) -> list[str]:
         """Returns the names of all tensors in alphabetical order."""

@@ -8,8 +8,10 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 import torch
+from torch import Tensor
 
-from fst._core.dtypes import SCALAR_TYPES
+from fst._core.dtypes import SCALAR_TYPES, dtype_named
+from fst._core.formatting import parse_size
 from fst._core.signature import Signature
 from fst._core.signature_request import request_of, statement_of_identity
 from fst._core.urls import is_collapsed, is_url
@@ -18,6 +20,8 @@ from fst._core.verify import Verify
 Path = str | os.PathLike[str]
 Paths = Path | Sequence[Path]
 Device = torch.device | str | int | None
+# Number of bytes, or a text such as "5GB".
+Size = int | str
 # Dtype to cast to: one for all tensors, or one for each name or pattern, with `None` for the stored dtype.
 Dtype = torch.dtype | Mapping[str, torch.dtype | None] | None
 # Digests of whole files: a manifest, the path of one, or a signature that contains one.
@@ -49,14 +53,22 @@ def path_of(path: Path) -> str:
     if isinstance(path, str):
         return _path_text(path)
     if not isinstance(path, os.PathLike):
-        raise TypeError(f"a path must be a str or an os.PathLike, not {type(path).__name__}")
+        hint = "; load_files takes several" if isinstance(path, (list, tuple)) else ""
+        raise TypeError(f"a path must be a str or an os.PathLike, not {type(path).__name__}{hint or _path_hint(path)}")
     text = os.fspath(path)
     if not isinstance(text, str):
-        raise TypeError(f"a path must be text, not {type(text).__name__}")
+        raise TypeError(f"a path must be text, not {type(text).__name__}{_path_hint(text)}")
     if is_collapsed(text):
         scheme = text.partition(":")[0]
         raise ValueError(f"{scheme}:/...: pathlib removed a slash of this URL; pass the URL as a str")
     return _path_text(text)
+
+
+def _path_hint(path: object) -> str:
+    """Returns the end of the error for a value that is not a path."""
+    if isinstance(path, bytes):
+        return "; pass os.fsdecode(path)"
+    return "; pass the path of the file, not the open file" if hasattr(path, "read") else ""
 
 
 def _path_text(path: str) -> str:
@@ -84,7 +96,9 @@ def paths_of(paths: Paths) -> list[str]:
     if isinstance(paths, str) or isinstance(paths, os.PathLike):  # noqa: SIM101  (see `path_of`)
         return [path_of(paths)]
     if not isinstance(paths, (list, tuple)):
-        raise TypeError(f"paths must be a path, or a list or tuple of paths, not {type(paths).__name__}")
+        raise TypeError(
+            f"paths must be a path, or a list or tuple of paths, not {type(paths).__name__}{_path_hint(paths)}"
+        )
     return [path_of(path) for path in paths]
 
 
@@ -97,11 +111,27 @@ def list_of(values: Sequence[_Item], item: type[_Item], argument: str) -> list[_
     """Returns a list whose items all have the type `item`. Errors call it `argument`."""
     # A str would be taken for its characters, and a generator would be empty the second time.
     if not isinstance(values, (list, tuple)):
-        raise TypeError(f"{argument} must be a list or tuple of {item.__name__}, not {type(values).__name__}")
+        hint = f"; pass [{argument}]" if isinstance(values, item) else ""
+        hint = f"; pass list({argument}.values())" if isinstance(values, dict) and item is Tensor else hint
+        raise TypeError(f"{argument} must be a list or tuple of {item.__name__}, not {type(values).__name__}{hint}")
     for value in values:
         if not isinstance(value, item):
-            raise TypeError(f"{argument} must hold {item.__name__} only, not {type(value).__name__}")
+            hint = "; torch.from_numpy shares its memory" if type(value).__name__ == "ndarray" else ""
+            raise TypeError(f"{argument} must hold {item.__name__} only, not {type(value).__name__}{hint}")
     return list(values)
+
+
+def size_of(size: Size, argument: str, least: int = 1) -> int:
+    """Returns a number of bytes. Errors call it `argument`."""
+    if isinstance(size, bool) or not isinstance(size, (int, str)):
+        raise TypeError(f'{argument} must be an int, a number of bytes, or a text such as "5GB", not {size!r}')
+    try:
+        size = size if isinstance(size, int) else parse_size(size)
+    except ValueError as error:
+        raise ValueError(f"{argument}: {error}") from None
+    if size < least:
+        raise ValueError(f"{argument} is {size}, but must be at least {least}")
+    return size
 
 
 def device_of(device: Device) -> torch.device | str:
@@ -113,6 +143,8 @@ def device_of(device: Device) -> torch.device | str:
         device = torch.device("cuda", device)
     if not isinstance(device, torch.device | str):
         raise TypeError(f"device must be a torch.device, str, int or None, not {type(device).__name__}")
+    if isinstance(device, str) and not torch.compiler.is_compiling():
+        _check_text(device)
     kind, _, index = str(device).partition(":")
     if index.isdecimal():
         _check_index(kind, int(index))
@@ -124,10 +156,20 @@ def device_of(device: Device) -> torch.device | str:
     return device
 
 
+def _check_text(device: str) -> None:
+    """Raises an error for a text from which PyTorch creates no device."""
+    try:
+        torch.device(device)
+    except RuntimeError:
+        raise ValueError(f'device {device!r} does not exist; give "cpu", "cuda", "cuda:1" or "meta"') from None
+
+
 def _check_index(kind: str, index: int) -> None:
     """Raises an error for an index that PyTorch ignores, or that it turns into another one."""
     if kind == "cpu" and index != 0:
         raise ValueError(f'cpu:{index} is not available: all processors are the device "cpu"; load to "cpu"')
+    if index < 0:
+        raise ValueError(f'device {index} does not exist; give "cpu", "cuda", "cuda:1" or "meta"')
     # PyTorch keeps 8 bits: "cuda:256" becomes cuda:0, and "cuda:999" cuda:-25.
     if index > _LARGEST_DEVICE_INDEX:
         raise ValueError(f"{kind}:{index} is not available: PyTorch counts devices from 0 to {_LARGEST_DEVICE_INDEX}")
@@ -194,10 +236,18 @@ def dtype_of(dtype: Dtype) -> Dtype:
     if isinstance(dtype, Mapping):
         for pattern, each in dtype.items():
             if not isinstance(pattern, str) or not isinstance(each, torch.dtype | None):
-                raise TypeError(f"dtype must map str to torch.dtype or None, not {pattern!r} to {each!r}")
+                raise TypeError(
+                    f"dtype must map str to torch.dtype or None, not {pattern!r} to {each!r}{_dtype_hint(each)}"
+                )
         return {_utf8(pattern): each for pattern, each in dtype.items()}
-    hint = f"; pass torch.{dtype}" if isinstance(dtype, str) and hasattr(torch, dtype) else ""
-    raise TypeError(f"dtype must be a torch.dtype, a mapping of str to them, or None, not {type(dtype).__name__}{hint}")
+    kind = type(dtype).__name__
+    raise TypeError(f"dtype must be a torch.dtype, a mapping of str to them, or None, not {kind}{_dtype_hint(dtype)}")
+
+
+def _dtype_hint(value: object) -> str:
+    """Returns the end of the error for a value that is not a dtype: the name or the NumPy dtype of one."""
+    named = dtype_named(value if isinstance(value, str) else getattr(value, "__name__", getattr(value, "name", "")))
+    return "" if named is None else f"; pass {named}"
 
 
 def dtype_arguments(dtype: Dtype) -> dict[str, Any]:
@@ -219,6 +269,8 @@ def metadata_of(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
         raise TypeError(f"metadata must be a mapping of str to str, not {type(metadata).__name__}")
     for key, text in metadata.items():
         if not isinstance(key, str) or not isinstance(text, str):
-            raise TypeError(f"metadata must map str to str, not {key!r} to {text!r}")
+            raise TypeError(
+                f"metadata must map str to str, not {key!r} to {text!r}; pass texts, such as json.dumps(value)"
+            )
         _utf8(key + text)
     return dict(metadata)

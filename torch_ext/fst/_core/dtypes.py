@@ -62,11 +62,20 @@ NAMES: dict[torch.dtype, str] = {
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in NAMES.items()}
 
+# Usual short names.
+_SHORT = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+
 # Stored dtypes that loads and `scatter` cast if they are given a `dtype`.
 CASTABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # Header name of the dtype of which PyTorch packs two numbers into each element.
 PACKED = "F4"
+
+
+def dtype_named(name: object) -> torch.dtype | None:
+    """Returns the dtype that PyTorch, NumPy, a header or people call by this name, or None."""
+    found = TORCH_DTYPES.get(str(name), _SHORT.get(str(name), getattr(torch, str(name), None)))
+    return found if isinstance(found, torch.dtype) else None
 
 
 def shape_in_torch(name: str, shape: Sequence[int]) -> list[int]:

@@ -116,6 +116,16 @@ def prepare(device: Device = "cuda") -> None:
     torch.ops.fst.prepare(device_of(device))
 
 
+def current_device(device: Device) -> torch.device:
+    """Returns a device with its index: "cuda" is the current GPU. Raises the errors of a load to the device."""
+    resolved = device_of(device)
+    try:
+        return torch.empty(0, device=resolved).device
+    except (RuntimeError, AssertionError):
+        prepare(resolved)
+        raise
+
+
 @translates_errors
 def release_memory() -> int:
     """Frees the pinned host memory that the process keeps between loads.

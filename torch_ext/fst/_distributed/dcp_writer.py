@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from fst._core import ops
-from fst._core.arguments import Digests, Path, digests_of, metadata_of, path_of
+from fst._core.arguments import Digests, Path, Size, digests_of, metadata_of, path_of, size_of
 from fst._core.dtypes import SCALAR_TYPES
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
@@ -61,10 +61,10 @@ class StorageWriter(storage.StorageWriter):
         path: Path,
         group: "ProcessGroup | None" = None,
         *,
-        max_shard_bytes: int | None = DEFAULT_SHARD_BYTES,
+        max_shard_bytes: Size | None = DEFAULT_SHARD_BYTES,
         metadata: Mapping[str, str] | None = None,
         digests: Digests = None,
-        window_bytes: int | None = None,
+        window_bytes: Size | None = None,
     ) -> None:
         """Creates a writer. No file is written yet.
 
@@ -78,7 +78,7 @@ class StorageWriter(storage.StorageWriter):
         self._group = group
         self._max_shard_bytes = check_max_shard_bytes(max_shard_bytes)
         self._metadata = digests_of(digests, metadata_of(metadata)) or {}
-        self._window_bytes = window_bytes
+        self._window_bytes = None if window_bytes is None else size_of(window_bytes, "window_bytes")
         self._save_id = str(uuid.uuid4())
         self._is_coordinator = False
         self._checkpoint: GroupCheckpoint | None = None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core.arguments import Dtype, Paths
+from fst._core.arguments import Dtype, Paths, Size, size_of
 from fst._core.batches import split_by_size
 from fst._core.classes import GroupLoad, GroupPlan
 from fst._core.dtypes import CASTABLE
@@ -86,16 +86,16 @@ class ShardSelection(NamedTuple):
     dtype: Dtype = None
 
 
-def load_shards(selection: ShardSelection, strategy: str = "auto", window_bytes: int | None = None) -> list[Tensor]:
+def load_shards(selection: ShardSelection, strategy: str = "auto", window_bytes: Size | None = None) -> list[Tensor]:
     """Loads a new contiguous tensor for each request. Every rank calls this function with its own requests."""
     prepared = selection.group.gather_results(lambda: prepare_load(selection, strategy, window_bytes))
     return run_load(selection, *prepared)
 
 
-def prepare_load(selection: ShardSelection, strategy: str, window_bytes: int | None) -> tuple[Tensor, bytes]:
+def prepare_load(selection: ShardSelection, strategy: str, window_bytes: Size | None) -> tuple[Tensor, bytes]:
     """Returns the encoded requests, and the message that all ranks need from this rank to run the load."""
     checkpoint, requests, group, device, dtype = selection
-    window_bytes = group.window_bytes if window_bytes is None else window_bytes
+    window_bytes = size_of(group.window_bytes if window_bytes is None else window_bytes, "window_bytes")
     options = LoadOptions(device.type, comparable(str(dtype)), strategy, window_bytes, checkpoint.is_verified)
     encoded, summary = summarize(checkpoint, requests, options, device)
     return encoded, json.dumps(summary).encode()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.region import Region
-from fst._core.arguments import Dtype, Paths, VerifyRequest, dtype_of, names_of, verify_of
+from fst._core.arguments import Dtype, Paths, Size, VerifyRequest, dtype_of, names_of, verify_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group, cut
 from fst._core.interrupts import defer_interrupts
@@ -42,7 +42,7 @@ def load_distributed(
     *,
     group: "ProcessGroup | None" = None,
     strategy: Literal["auto", "own", "exchange"] = "auto",
-    window_bytes: int | None = None,
+    window_bytes: Size | None = None,
     verify: VerifyRequest = False,
     encryption_key: EncryptionKey | None = None,
 ) -> "dict[str, DTensor]":

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core.arguments import Device, Dtype, Paths, VerifyRequest, device_of, dtype_of, names_of, verify_of
+from fst._core.arguments import Device, Dtype, Paths, Size, VerifyRequest, device_of, dtype_of, names_of, verify_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
@@ -27,7 +27,7 @@ def load_sharded(
     names: Sequence[str] | None = None,
     *,
     strategy: Literal["auto", "own", "exchange"] = "auto",
-    window_bytes: int | None = None,
+    window_bytes: Size | None = None,
     verify: VerifyRequest = False,
     encryption_key: EncryptionKey | None = None,
 ) -> dict[str, Tensor]:

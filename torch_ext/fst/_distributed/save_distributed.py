@@ -16,11 +16,12 @@ from fst._core.arguments import (
     Digests,
     Dtype,
     Path,
+    Size,
     digests_of,
     dtype_of,
     metadata_of,
-    names_of,
     path_of,
+    size_of,
 )
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
@@ -30,7 +31,7 @@ from fst._distributed.agreement import check_equal, comparable, distinct_on_all,
 from fst._distributed.descriptions import Description, describe, digest, merge
 from fst._distributed.group_save import GroupCheckpoint
 from fst._save.background import background as background_saves
-from fst._save.check import DEFAULT_SHARD_BYTES, check_aliases, check_max_shard_bytes
+from fst._save.check import DEFAULT_SHARD_BYTES, check_aliases, check_max_shard_bytes, check_values
 from fst._save.host_copy import HostCopy
 
 if TYPE_CHECKING:
@@ -48,14 +49,14 @@ _background_groups: "WeakKeyDictionary[ProcessGroup, ProcessGroup]" = WeakKeyDic
 def save_distributed(
     state_dict: Mapping[str, Tensor],
     directory: Path,
-    max_shard_bytes: int | None = DEFAULT_SHARD_BYTES,
+    max_shard_bytes: Size | None = DEFAULT_SHARD_BYTES,
     metadata: Mapping[str, str] | None = None,
     group: "ProcessGroup | None" = None,
     *,
     dtype: Dtype = None,
     digests: Digests = None,
     encryption_key: EncryptionKey | None = None,
-    window_bytes: int | None = None,
+    window_bytes: Size | None = None,
     background: Literal[False] = False,
     max_snapshots: int = 1,
 ) -> None: ...
@@ -63,28 +64,28 @@ def save_distributed(
 def save_distributed(
     state_dict: Mapping[str, Tensor],
     directory: Path,
-    max_shard_bytes: int | None = DEFAULT_SHARD_BYTES,
+    max_shard_bytes: Size | None = DEFAULT_SHARD_BYTES,
     metadata: Mapping[str, str] | None = None,
     group: "ProcessGroup | None" = None,
     *,
     dtype: Dtype = None,
     digests: Digests = None,
     encryption_key: EncryptionKey | None = None,
-    window_bytes: int | None = None,
+    window_bytes: Size | None = None,
     background: Literal[True],
     max_snapshots: int = 1,
 ) -> Future[None]: ...
 def save_distributed(
     state_dict: Mapping[str, Tensor],
     directory: Path,
-    max_shard_bytes: int | None = DEFAULT_SHARD_BYTES,
+    max_shard_bytes: Size | None = DEFAULT_SHARD_BYTES,
     metadata: Mapping[str, str] | None = None,
     group: "ProcessGroup | None" = None,
     *,
     dtype: Dtype = None,
     digests: Digests = None,
     encryption_key: EncryptionKey | None = None,
-    window_bytes: int | None = None,
+    window_bytes: Size | None = None,
     background: bool = False,
     max_snapshots: int = 1,
 ) -> Future[None] | None:
@@ -149,7 +150,7 @@ def save_distributed(
             )
         path = path_in_directory(directory)
         limit, texts = check_max_shard_bytes(max_shard_bytes), digests_of(digests, metadata_of(metadata))
-        window = control_group.window_bytes if window_bytes is None else window_bytes
+        window = size_of(control_group.window_bytes if window_bytes is None else window_bytes, "window_bytes")
         options = [limit, comparable(json.dumps(texts)), comparable(str(dtype)), window, background, max_snapshots]
         _check_state_dict(state_dict)
         cast_to = dtype_of(dtype)
@@ -224,21 +225,8 @@ def path_in_directory(directory: Path) -> str:
 
 
 def _check_state_dict(state_dict: Mapping[str, Tensor]) -> None:
-    if not isinstance(state_dict, Mapping):
-        raise TypeError(f"state_dict must be a mapping of names to tensors, not {type(state_dict).__name__}")
-    names_of(list(state_dict))
+    check_values(state_dict, "state_dict")
     for name, value in state_dict.items():
-        if not isinstance(value, Tensor):
-            if isinstance(value, Mapping):
-                raise TypeError(
-                    f'"{name}" is a nested {type(value).__name__}; pass one level of names, such as '
-                    f'state_dict["{name}"] or {{f"{name}.{{key}}": tensor}}, or save nested state dicts with '
-                    "fst.dcp.StorageWriter"
-                )
-            raise TypeError(
-                f'"{name}" is a {type(value).__name__}; expected a torch.Tensor. Remove it, or save it with '
-                "fst.dcp.StorageWriter, which also stores values that are no tensors"
-            )
         # PyTorch imports the class of FSDP1 only with its module.
         if type(value).__name__ == "ShardedTensor":
             raise TypeError(f'"{name}" is a ShardedTensor; pass a DTensor, or save it with fst.dcp.StorageWriter')

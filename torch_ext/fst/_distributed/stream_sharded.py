@@ -17,7 +17,9 @@ from fst._core.arguments import (
     Device,
     Dtype,
     Paths,
+    Size,
     VerifyRequest,
+    size_of,
     verify_of,
 )
 from fst._core.encryption_key import EncryptionKey
@@ -110,8 +112,8 @@ def stream_sharded(
     dtype: Dtype = None,
     names: Sequence[str] | None = None,
     *,
-    window_bytes: int = DEFAULT_WINDOW_BYTES,
-    exchange_bytes: int = DEFAULT_EXCHANGE_BYTES,
+    window_bytes: Size = DEFAULT_WINDOW_BYTES,
+    exchange_bytes: Size = DEFAULT_EXCHANGE_BYTES,
     verify: VerifyRequest = False,
     encryption_key: EncryptionKey | None = None,
 ) -> Stream:
@@ -153,8 +155,7 @@ def stream_sharded(
 
     def select(checkpoint: OpenCheckpoint) -> tuple[ShardSelection, bytes]:
         selection = select_shards(checkpoint, placements, group, device, dtype, names)
-        if window_bytes < 1:
-            raise ValueError(f"window_bytes must be at least 1, not {window_bytes}")
+        size_of(window_bytes, "window_bytes"), size_of(exchange_bytes, "exchange_bytes")
         return selection, selection.device.type.encode()
 
     with defer_interrupts():
@@ -162,4 +163,6 @@ def stream_sharded(
             paths, control_group(group), select, verify_of(verify), encryption_key
         )
         check_equal("device", [device_type.decode() for device_type in device_types])
-        return Stream(GroupLoader(selection, window_bytes, exchange_bytes))
+        return Stream(
+            GroupLoader(selection, size_of(window_bytes, "window_bytes"), size_of(exchange_bytes, "exchange_bytes"))
+        )

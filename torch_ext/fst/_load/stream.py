@@ -11,10 +11,12 @@ from fst._core.arguments import (
     Device,
     Dtype,
     Paths,
+    Size,
     VerifyRequest,
     device_of,
     dtype_of,
     names_of,
+    size_of,
     verify_of,
 )
 from fst._core.encryption_key import EncryptionKey
@@ -56,7 +58,7 @@ def stream(
     names: Sequence[str] | None = None,
     dtype: Dtype = None,
     *,
-    window_bytes: int = DEFAULT_WINDOW_BYTES,
+    window_bytes: Size = DEFAULT_WINDOW_BYTES,
     order: Literal["file", "landed"] = "file",
     progress: bool = False,
     verify: VerifyRequest = False,
@@ -74,7 +76,8 @@ def stream(
         device: As in `load_file`.
         names: The tensors to load. `None` loads all. A name that occurs twice gives two separate tensors.
         dtype: As in `load_file`.
-        window_bytes: Upper bound for the memory of tensors that are loaded or loading and not yet returned, in bytes.
+        window_bytes: Upper bound for the memory of tensors that are loaded or loading and not yet returned, in bytes,
+            or as a text such as "64MB".
             A tensor larger than the window is loaded when no other tensor is waiting.
         order: `"file"` returns tensors in the order of the files and of the bytes in each, independent of the order of
             `names`. `"landed"` returns each tensor once it is ready, and does not wait for an earlier one.
@@ -105,5 +108,5 @@ def stream(
     device, dtype = device_of(device), dtype_of(dtype)
     selected = None if names is None else names_of(names)
     checkpoint = OpenCheckpoint(paths, verify=verify_of(verify), encryption_key=encryption_key)
-    loader = checkpoint.stream(selected, None, device, dtype, window_bytes, order)
+    loader = checkpoint.stream(selected, None, device, dtype, size_of(window_bytes, "window_bytes"), order)
     return Stream(LoaderWithBar(loader) if progress else loader)

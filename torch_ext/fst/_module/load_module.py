@@ -11,7 +11,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from fst._checkpoint.batched import have_equal_bits
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core import ops
-from fst._core.arguments import Device, Dtype, Paths, VerifyRequest, device_of, dtype_of, verify_of
+from fst._core.arguments import Device, Dtype, Paths, VerifyRequest, dtype_of, verify_of
 from fst._core.dtypes import CASTABLE
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
@@ -136,8 +136,7 @@ def _module_options(device: Device, meshes: "Sequence[DeviceMesh]") -> ModuleOpt
     """Returns options that cast nothing."""
     if device is None and meshes:
         return ModuleOptions(False, mesh_device(meshes[0]), {})
-    # An empty tensor resolves "cuda" to the current GPU.
-    options = ModuleOptions(device is not None, torch.empty(0, device=device_of(device)).device, {})
+    options = ModuleOptions(device is not None, ops.current_device(device), {})
     if options.device.type == "meta":
         raise ValueError("tensors on meta hold no values; pass the device to load the module to")
     return options

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fst._core.arguments import names_of
+from fst._core.arguments import Size, names_of, size_of
 from fst._core.classes import Memory
-from fst._save.aliasing import alias_groups
+from fst._save.aliasing import shared_groups
 
 # Usual upper bound for the bytes of tensors in one of several files.
 DEFAULT_SHARD_BYTES = 5 * 10**9
@@ -15,16 +15,39 @@ DEFAULT_SHARD_BYTES = 5 * 10**9
 
 def check_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the tensors. Raises an error if one cannot be saved, or if tensors share memory."""
-    if not isinstance(tensors, Mapping):
-        raise TypeError(f"tensors must be a mapping of names to tensors, not {type(tensors).__name__}")
-    names_of(list(tensors))
+    check_values(tensors, "tensors")
     for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f'tensor "{name}": expected a torch.Tensor, not {type(tensor).__name__}')
         check_dense(name, tensor)
         Memory.check(name, tensor)
     check_aliases(tensors)
     return dict(tensors)
+
+
+def check_values(tensors: Mapping[str, Tensor], argument: str) -> None:
+    """Raises a TypeError unless `tensors` maps names to tensors. Errors call it `argument`."""
+    kind = type(tensors).__name__
+    if not isinstance(tensors, Mapping):
+        if isinstance(tensors, torch.nn.Module):
+            hint = f"; pass {kind}.state_dict(), or call fst.torch.save_model"
+        else:
+            hint = '; pass {"name": tensor}' if isinstance(tensors, Tensor) else "; the tensors come before the path"
+        raise TypeError(f"{argument} must be a mapping of names to tensors, not {kind}{hint}")
+    names_of(list(tensors), f"the names of {argument}")
+    for name, value in tensors.items():
+        if isinstance(value, Tensor):
+            continue
+        kind = type(value).__name__
+        if isinstance(value, Mapping):
+            raise TypeError(
+                f'tensor "{name}": expected a torch.Tensor, not a nested {kind}; pass one level of names, such as '
+                f'{argument}["{name}"] or {{f"{name}.{{key}}": tensor}}, or save nested state dicts with '
+                "fst.dcp.StorageWriter"
+            )
+        hint = f"pass torch.as_tensor({kind})" if kind in ("ndarray", "int", "float", "bool", "list") else "remove it"
+        raise TypeError(
+            f'tensor "{name}": expected a torch.Tensor, not {kind}; {hint}, or save it with fst.dcp.StorageWriter, '
+            "which also stores other values"
+        )
 
 
 def check_dense(name: str, tensor: Tensor) -> None:
@@ -37,21 +60,15 @@ def check_dense(name: str, tensor: Tensor) -> None:
 
 def check_aliases(tensors: Mapping[str, Tensor]) -> None:
     """Raises a ValueError if tensors share memory."""
-    groups = [sorted(group) for group in alias_groups(tensors) if len(group) > 1]
+    groups = shared_groups(tensors)
     if groups:
-        listed = "; ".join(", ".join(f'"{name}"' for name in group) for group in sorted(groups))
+        listed = "; ".join(", ".join(f'"{name}"' for name in group) for group in groups)
         raise ValueError(
             f"these tensors share memory: {listed}. A file would store a copy of each, and a load would return "
             "separate tensors. Save one tensor of each group, or clones; fst.torch.save_model does so for a module"
         )
 
 
-def check_max_shard_bytes(max_shard_bytes: int | None) -> int | None:
+def check_max_shard_bytes(max_shard_bytes: Size | None) -> int | None:
     """Returns the upper bound for the bytes of tensors in a file."""
-    if max_shard_bytes is None:
-        return None
-    if not isinstance(max_shard_bytes, int) or isinstance(max_shard_bytes, bool):
-        raise TypeError(f"max_shard_bytes must be an int, a number of bytes, not {max_shard_bytes!r}")
-    if max_shard_bytes <= 0:
-        raise ValueError(f"max_shard_bytes must be positive, not {max_shard_bytes}")
-    return max_shard_bytes
+    return None if max_shard_bytes is None else size_of(max_shard_bytes, "max_shard_bytes")

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from torch import Tensor
 
 from fst._core import classes, ops
-from fst._core.arguments import Digests, Path, digests_of, metadata_of, path_of
+from fst._core.arguments import Digests, Path, Size, digests_of, metadata_of, path_of, size_of
 from fst._core.encryption_key import EncryptionKey, core_key
 from fst._core.urls import below, is_remote, is_url, local_path_of
 from fst._save.background import background
@@ -27,7 +27,7 @@ def save_file(
     tensors: Mapping[str, Tensor],
     path: Path,
     metadata: Mapping[str, str] | None = None,
-    max_shard_bytes: int | None = None,
+    max_shard_bytes: Size | None = None,
     *,
     digests: Digests = None,
     encryption_key: EncryptionKey | None = None,
@@ -45,11 +45,11 @@ def save_file(
         path: The file, whose directory must exist, or a URL that begins with `s3://`, `gs://`, `az://`, `abfss://` or
             `redis://`.
         metadata: Text for the header of each file. Transformers expects {"format": "pt"}.
-        max_shard_bytes: Upper bound for the bytes of tensors in a file. If the tensors do not fit one file, they are
-            saved in their order: for a `path` that ends in `model.safetensors`, in `model-00001-of-00003.safetensors`
-            and so on, with the index `model.safetensors.index.json`. A larger tensor gets a file of its own. Files of
-            an earlier checkpoint at this path (shards, index or single file) are removed at the end. Until then both
-            checkpoints take disk space.
+        max_shard_bytes: Upper bound for the bytes of tensors in a file: a number, or a text such as "5GB". If the
+            tensors do not fit one file, they are saved in their order: for a `path` that ends in `model.safetensors`,
+            in `model-00001-of-00003.safetensors` and so on, with the index `model.safetensors.index.json`. A larger
+            tensor gets a file of its own. Files of an earlier checkpoint at this path (shards, index or single file)
+            are removed at the end. Until then both checkpoints take disk space.
         digests: "blake3" or "sha256" puts a digest of each tensor and of the header into each file, which
             `load_file(..., verify=True)` compares. See docs/integrity.md.
         encryption_key: Encrypts the data of the tensors, which then load with the same key. The tensors are stored in
@@ -79,7 +79,7 @@ def save_file_async(
     tensors: Mapping[str, Tensor],
     path: Path,
     metadata: Mapping[str, str] | None = None,
-    max_shard_bytes: int | None = None,
+    max_shard_bytes: Size | None = None,
     *,
     digests: Digests = None,
     encryption_key: EncryptionKey | None = None,
@@ -127,7 +127,7 @@ def save_file_async(
 def save_indexed(
     tensors: Mapping[str, Tensor],
     directory: str,
-    max_shard_bytes: int,
+    max_shard_bytes: Size,
     index_metadata: Mapping[str, str],
     shard_of: Callable[[Mapping[str, Tensor]], tuple[Mapping[str, Tensor], dict[str, str] | None]],
     encryption_key: EncryptionKey | None = None,
@@ -136,7 +136,7 @@ def save_indexed(
 
     `shard_of` returns the tensors of a file, if `tensors` are on meta, and the metadata of its header.
     """
-    check_max_shard_bytes(max_shard_bytes)
+    max_shard_bytes = size_of(max_shard_bytes, "max_shard_bytes")
     key = core_key(encryption_key)
     write = _shard_writer(shard_of, key, key is not None)
     if not is_remote(directory):

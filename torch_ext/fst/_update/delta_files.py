@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from fst._core import ops
-from fst._core.arguments import Path, Paths, VerifyRequest, path_of, paths_of, verify_of
+from fst._core.arguments import Path, Paths, Size, VerifyRequest, path_of, paths_of, verify_of
 from fst._core.batches import split_by_size
 from fst._core.delta_chain import UpdateSource
 from fst._core.encryption_key import EncryptionKey, check_output_key
@@ -38,7 +38,7 @@ def save_delta(
     base_version: str,
     encoding: Encoding = "xor",
     checksum: Checksum = "xxh3-128",
-    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    max_shard_bytes: Size = DEFAULT_SHARD_BYTES,
     verify: VerifyRequest = False,
     encryption_key: EncryptionKey | None = None,
     decrypt: bool = False,
@@ -144,7 +144,7 @@ def apply_delta(
     base: Path,
     deltas: Paths,
     directory: Path,
-    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    max_shard_bytes: Size = DEFAULT_SHARD_BYTES,
     *,
     verify: VerifyRequest = False,
     encryption_key: EncryptionKey | None = None,

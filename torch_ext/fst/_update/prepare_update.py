@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fst._core.arguments import Device, Paths, VerifyRequest, device_of, list_of, paths_of, verify_of
+from fst._core import ops
+from fst._core.arguments import Device, Paths, Size, VerifyRequest, list_of, paths_of, size_of, verify_of
 from fst._core.delta_chain import UpdateSource
 from fst._core.encryption_key import EncryptionKey
 from fst._core.errors import VersionError
@@ -43,7 +44,7 @@ def prepare_update(
     base: Mapping[str, Tensor] | None = None,
     atomic: bool = True,
     staging_device: Device = None,
-    staging_bytes: int | None = None,
+    staging_bytes: Size | None = None,
     group: "ProcessGroup | None" = None,
     verify: VerifyRequest = False,
     encryption_key: EncryptionKey | None = None,
@@ -111,9 +112,8 @@ def prepare_update(
         >>> fst.version_of(linear)
         '2026-11-25'
     """
-    if staging_bytes is not None and staging_bytes < 0:
-        raise ValueError(f"staging_bytes is {staging_bytes}, but must be at least 0")
-    device = None if staging_device is None else torch.empty(0, device=device_of(staging_device)).device
+    staging_bytes = None if staging_bytes is None else size_of(staging_bytes, "staging_bytes", 0)
+    device = None if staging_device is None else ops.current_device(staging_device)
     named, paths, request = named_tensors(target, names), paths_of(source), verify_of(verify)
     if base is not None:
         list_of(list(base.values()), Tensor, "base")

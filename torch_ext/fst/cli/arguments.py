@@ -5,14 +5,11 @@ import errno
 import fnmatch
 import glob
 import os
-import re
 from collections.abc import Sequence
 from typing import Any
 
+from fst._core.formatting import parse_size
 from fst._core.urls import is_url
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
-_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 def expanded(text: str) -> str:
@@ -58,10 +55,10 @@ def positive(text: str) -> int:
 
 def size(text: str) -> int:
     """Returns a number of bytes, from a text such as "5GB" or "512MiB"."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; expected a number and a unit, such as 5GB or 512MiB")
-    return int(float(found[1]) * _FACTORS[(found[2] or "").lower()])
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_names(parser: argparse.ArgumentParser) -> None:

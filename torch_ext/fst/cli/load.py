@@ -81,10 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.trace:
         check_output(arguments.trace)
-    try:
-        device = torch.device(device_of(arguments.device))
-    except RuntimeError:
-        raise ValueError(f'--device {arguments.device}: no such device; give "cpu", "cuda" or "cuda:1"') from None
+    device = torch.device(device_of(arguments.device))
     dtype = requested_dtypes(arguments.dtype)
     # In a file, the lines of a bar stand one after another.
     progress = not arguments.json and sys.stderr.isatty() and _has_tqdm()
