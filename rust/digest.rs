@@ -402,9 +402,7 @@ impl Hash {
         Ok(())
     }
 
-    /// Adds the bytes of the input that another hash has encoded, and removes them from `encoded`.
-    ///
-    /// # Errors
+    /// Adds the bytes of the input that another hash has encoded, and removes them from `encoded`. Fails with
     /// `internal` if bytes are added twice, or if the encoded bytes are not those of this input.
     pub fn add_encoded(&self, encoded: &mut &[u8]) -> Result<()> {
         let misfit = || Error::new(Kind::Internal, "the hashes of another rank do not fit the tensor");

@@ -86,10 +86,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Returns the defaults with the changes of the environment.
-    ///
-    /// # Errors
-    /// `invalid-argument`, with the variable and its allowed values.
+    /// Returns the defaults with the changes of the environment. Fails with `invalid-argument`, with the variable and
+    /// its allowed values.
     pub fn from_env() -> Result<Self> {
         let defaults = Options::default();
         let staging_bytes =
@@ -153,10 +151,8 @@ fn has_own_cores() -> bool {
     }
 }
 
-/// Returns the level that `FST_LOG` requests, or `None` if it is not set.
-///
-/// # Errors
-/// `invalid-argument` if it is not the name of a level.
+/// Returns the level that `FST_LOG` requests, or `None` if it is not set. Fails with `invalid-argument` if it is not
+/// the name of a level.
 pub fn log_level_from_env() -> Result<Option<tracing::Level>> {
     let Some(text) = variable("FST_LOG") else { return Ok(None) };
     tracing::Level::from_str(&text).map(Some).map_err(|_| {
@@ -165,10 +161,7 @@ pub fn log_level_from_env() -> Result<Option<tracing::Level>> {
 }
 
 /// Returns the time after which a request to a remote store counts as stalled if too few bytes arrive.
-/// `FST_STALL_SECONDS`.
-///
-/// # Errors
-/// `invalid-argument`, with the allowed values.
+/// `FST_STALL_SECONDS`. Fails with `invalid-argument`, with the allowed values.
 pub fn stall_timeout_from_env() -> Result<Duration> {
     Ok(Duration::from_secs(to_u64(number("FST_STALL_SECONDS", 1..=3600)?.unwrap_or(10))))
 }
@@ -192,10 +185,8 @@ pub struct CacheOptions {
     pub bytes_max: Option<u64>,
 }
 
-/// Returns the options of copies on a local disk, or `None` if none are to be kept.
-///
-/// # Errors
-/// `invalid-argument`, with the variable and its allowed values.
+/// Returns the options of copies on a local disk, or `None` if none are to be kept. Fails with `invalid-argument`, with
+/// the variable and its allowed values.
 pub fn cache_from_env() -> Result<Option<CacheOptions>> {
     let Some(directory) = std::env::var_os("FST_CACHE_DIR").filter(|directory| !directory.is_empty()) else {
         return Ok(None);

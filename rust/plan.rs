@@ -228,10 +228,8 @@ impl SlotCopy {
     }
 }
 
-/// Plans the reads and copies that fill `destinations` with the bytes of `regions`.
-///
-/// # Errors
-/// `internal` for a destination outside its tensor region, or a cast that splits an element: a bug of the caller.
+/// Plans the reads and copies that fill `destinations` with the bytes of `regions`. Fails with `internal` for a
+/// destination outside its tensor region, or a cast that splits an element: a bug of the caller.
 pub fn plan(regions: &[TensorRegion], destinations: &[Destination], limits: &Limits) -> Result<Vec<Chunk>> {
     let mut runs = Vec::with_capacity(destinations.len());
     for destination in destinations {

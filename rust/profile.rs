@@ -259,10 +259,8 @@ pub fn start() -> i64 {
     id
 }
 
-/// Stops a profile and returns its Chrome trace as JSON text.
-///
-/// # Errors
-/// `invalid-argument` if no profile with this id runs in this process.
+/// Stops a profile and returns its Chrome trace as JSON text. Fails with `invalid-argument` if no profile with this id
+/// runs in this process.
 pub fn stop(id: i64) -> Result<String> {
     let mut running = RUNNING.get().write().unwrap_or_else(PoisonError::into_inner);
     let index = running.iter().position(|recorder| recorder.id == id).ok_or_else(|| {

@@ -96,10 +96,7 @@ impl Protection {
         }
     }
 
-    /// Decrypts a unit in place, or compares it with its hash.
-    ///
-    /// # Errors
-    /// `integrity`, with the first byte of the unit.
+    /// Decrypts a unit in place, or compares it with its hash. Fails with `integrity`, with the first byte of the unit.
     pub fn open(&self, unit: &Unit, data: &mut [u8]) -> Result<()> {
         match self {
             Protection::Encrypted(chunks) => chunks.decrypt(unit, data),

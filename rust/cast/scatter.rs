@@ -184,9 +184,7 @@ impl Table {
     }
 
     /// Writes the table to the beginning of `slot`. The caller copies it to a device address that is a multiple of 8.
-    ///
-    /// # Errors
-    /// `internal` if `slot` is shorter than [`Table::bytes`].
+    /// Fails with `internal` if `slot` is shorter than [`Table::bytes`].
     pub fn write_to(&self, slot: &mut [u8]) -> Result<()> {
         if slot.len() < self.bytes() {
             let text = format!("a table of {} bytes does not fit a slot of {}", self.bytes(), slot.len());

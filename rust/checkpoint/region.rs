@@ -151,10 +151,7 @@ pub struct TensorRegion {
 }
 
 impl TensorRegion {
-    /// Returns the region of a whole tensor.
-    ///
-    /// # Errors
-    /// `unsupported-dtype` if PyTorch cannot represent the tensor.
+    /// Returns the region of a whole tensor. Fails with `unsupported-dtype` if PyTorch cannot represent the tensor.
     pub fn whole(source: usize, entry: Entry<'_>) -> Result<TensorRegion> {
         let shape = torch_shape(entry)?;
         let row_bytes = entry.end.saturating_sub(entry.begin);
@@ -218,10 +215,7 @@ fn outside(entry: Entry<'_>, message: String) -> Error {
     Error::new(Kind::InvalidArgument, message).tensor(entry.name).offset(entry.begin)
 }
 
-/// Returns the shape in PyTorch's elements.
-///
-/// # Errors
-/// `unsupported-dtype` if PyTorch cannot represent the tensor.
+/// Returns the shape in PyTorch's elements. Fails with `unsupported-dtype` if PyTorch cannot represent the tensor.
 pub(crate) fn torch_shape(entry: Entry<'_>) -> Result<Vec<u64>> {
     let unsupported =
         |message: String| Error::new(Kind::UnsupportedDtype, message).tensor(entry.name).offset(entry.begin);

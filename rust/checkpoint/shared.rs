@@ -142,10 +142,8 @@ impl Checkpoint {
         one_save::open_files(resolve, open, check)
     }
 
-    /// Checks that these files begin with the headers that another process read.
-    ///
-    /// # Errors
-    /// `malformed` for a different header, and those of [`Header::read_bytes`].
+    /// Checks that these files begin with the headers that another process read. Fails with `malformed` for a different
+    /// header, and those of [`Header::read_bytes`].
     pub fn check_headers(&self, sources: impl Iterator<Item = usize>) -> Result<()> {
         let mut watch = None;
         for file in sources.filter_map(|index| self.files.get(index)) {

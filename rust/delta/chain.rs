@@ -73,9 +73,7 @@ impl Delta {
         Ok(())
     }
 
-    /// Returns the place of the frame of a tensor, or `None` if the delta does not change the tensor.
-    ///
-    /// # Errors
+    /// Returns the place of the frame of a tensor, or `None` if the delta does not change the tensor. Fails with
     /// `malformed` if the frame has no valid checksum.
     pub fn frame(&self, name: &str) -> Result<Option<FramePlace<'_>>> {
         let Ok((file, entry)) = self.frames.find(name) else { return Ok(None) };
@@ -114,10 +112,7 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Joins deltas, the oldest first.
-    ///
-    /// # Errors
-    /// `invalid-argument` if they do not follow each other.
+    /// Joins deltas, the oldest first. Fails with `invalid-argument` if they do not follow each other.
     pub fn new(deltas: Vec<Arc<Delta>>) -> Result<Chain> {
         if deltas.is_empty() {
             return Err(Error::new(Kind::InvalidArgument, "no delta was given; give at least one path"));

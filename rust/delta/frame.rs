@@ -93,10 +93,7 @@ impl<'a> FrameReader<'a> {
         Ok(FrameReader { content, read: 0, following: 0 })
     }
 
-    /// Fills `into` with the next bytes.
-    ///
-    /// # Errors
-    /// `malformed` if the frame is not valid, or ends before.
+    /// Fills `into` with the next bytes. Fails with `malformed` if the frame is not valid, or ends before.
     pub fn read(&mut self, into: &mut [u8]) -> Result<()> {
         let mut filled = 0;
         while filled < into.len() {

@@ -37,10 +37,8 @@ fn content_bytes(encoding: Encoding, tensor_bytes: u64) -> u64 {
 }
 
 impl<'a> Patch<'a> {
-    /// Begins to decode the frame of a tensor with this number of bytes.
-    ///
-    /// # Errors
-    /// `malformed` if the frame is not valid.
+    /// Begins to decode the frame of a tensor with this number of bytes. Fails with `malformed` if the frame is not
+    /// valid.
     pub fn new(encoding: Encoding, frame: &'a [u8], tensor_bytes: u64) -> Result<Patch<'a>> {
         let new_reader = || FrameReader::new(frame, content_bytes(encoding, tensor_bytes));
         Ok(match encoding {
@@ -52,9 +50,7 @@ impl<'a> Patch<'a> {
     }
 
     /// Writes the next block, which begins at byte `begin` of the tensor and has at most [`BLOCK_BYTES`], to `new`.
-    ///
-    /// # Errors
-    /// `malformed` if the frame is not valid.
+    /// Fails with `malformed` if the frame is not valid.
     pub fn apply(&mut self, begin: u64, old: &[u8], new: &mut Vec<u8>) -> Result<()> {
         match self {
             Patch::Xor(frame) => {

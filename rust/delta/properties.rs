@@ -39,10 +39,8 @@ pub fn version(metadata: &BTreeMap<String, String>) -> Option<&str> {
 }
 
 impl Properties {
-    /// Reads the metadata of the index at a path.
-    ///
-    /// # Errors
-    /// `malformed` if it is not that of a delta, or states something unknown.
+    /// Reads the metadata of the index at a path. Fails with `malformed` if it is not that of a delta, or states
+    /// something unknown.
     pub fn read(path: &Path, metadata: &BTreeMap<String, String>) -> Result<Properties> {
         let malformed = |message: String| Error::new(Kind::Malformed, message).at(path);
         if !is_delta(metadata) {

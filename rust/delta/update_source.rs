@@ -56,10 +56,7 @@ impl UpdateSource {
         Ok(UpdateSource::Whole(Arc::new(checkpoint), version))
     }
 
-    /// Returns the deltas.
-    ///
-    /// # Errors
-    /// `malformed` for a whole checkpoint.
+    /// Returns the deltas. Fails with `malformed` for a whole checkpoint.
     pub fn deltas(&self) -> Result<&Chain> {
         match self {
             UpdateSource::Deltas(chain) => Ok(chain),

@@ -105,10 +105,7 @@ impl Groups {
         &self.units
     }
 
-    /// Compares the bytes of a group.
-    ///
-    /// # Errors
-    /// `integrity`, with the first byte of the group.
+    /// Compares the bytes of a group. Fails with `integrity`, with the first byte of the group.
     pub fn compare(&self, group: &Unit, data: &[u8]) -> Result<()> {
         let _span = profile::span(Stage::Hash).bytes(data.len());
         let begin = to_usize(group.number).saturating_mul(DIGEST_BYTES);

@@ -25,10 +25,8 @@ pub trait Chunks: fmt::Debug + Send + Sync {
     /// Returns the place of each chunk.
     fn units(&self) -> &Units;
 
-    /// Decrypts a chunk in place. Data that is not authentic is overwritten with zeros.
-    ///
-    /// # Errors
-    /// `integrity`, with the first byte of the chunk.
+    /// Decrypts a chunk in place. Data that is not authentic is overwritten with zeros. Fails with `integrity`, with
+    /// the first byte of the chunk.
     fn decrypt(&self, chunk: &Unit, data: &mut [u8]) -> Result<()>;
 }
 

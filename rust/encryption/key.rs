@@ -55,10 +55,7 @@ struct Passphrase {
 }
 
 impl EncryptionKey {
-    /// Copies a key.
-    ///
-    /// # Errors
-    /// `invalid-argument` if it has another size than [`KEY_BYTES`].
+    /// Copies a key. Fails with `invalid-argument` if it has another size than [`KEY_BYTES`].
     pub fn from_bytes(bytes: &[u8]) -> Result<EncryptionKey> {
         Ok(EncryptionKey::of(Secret::Key(Key::new(bytes)?)))
     }
@@ -102,10 +99,8 @@ impl EncryptionKey {
     }
 
     /// Returns the key of a passphrase, which is derived when it is first used. The limits, such as [`PASSES`] and
-    /// [`MEMORY_BYTES`], are those of new files.
-    ///
-    /// # Errors
-    /// `invalid-argument` for an empty passphrase, or limits that readers refuse.
+    /// [`MEMORY_BYTES`], are those of new files. Fails with `invalid-argument` for an empty passphrase, or limits that
+    /// readers refuse.
     pub fn from_passphrase(text: &[u8], passes: u64, memory_bytes: u64) -> Result<EncryptionKey> {
         if text.is_empty() {
             return Err(Error::new(Kind::InvalidArgument, "the passphrase is empty"));
@@ -119,10 +114,8 @@ impl EncryptionKey {
         EncryptionKey { secret, label: String::new() }
     }
 
-    /// Returns the key with a label, which new files show to everybody.
-    ///
-    /// # Errors
-    /// `invalid-argument` if it is longer than [`LABEL_BYTES`] or contains a NUL.
+    /// Returns the key with a label, which new files show to everybody. Fails with `invalid-argument` if it is longer
+    /// than [`LABEL_BYTES`] or contains a NUL.
     pub fn with_label(self, label: &str) -> Result<EncryptionKey> {
         if label.len() > LABEL_BYTES || label.contains('\0') {
             let message = format!("the label of a key has at most {LABEL_BYTES} bytes, and no NUL");

@@ -33,10 +33,7 @@ static PERMIT: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
 pub struct Key(Arc<Zeroizing<[u8; KEY_BYTES]>>);
 
 impl Key {
-    /// Copies a key.
-    ///
-    /// # Errors
-    /// `invalid-argument` if it has another size than [`KEY_BYTES`].
+    /// Copies a key. Fails with `invalid-argument` if it has another size than [`KEY_BYTES`].
     pub fn new(bytes: &[u8]) -> Result<Key> {
         if bytes.len() != KEY_BYTES {
             let message = format!("the key has {} bytes, but must have {KEY_BYTES}", bytes.len());
@@ -80,10 +77,7 @@ pub struct Derivation {
 }
 
 impl Derivation {
-    /// Checks the limits.
-    ///
-    /// # Errors
-    /// `invalid-argument` if a limit is out of bounds.
+    /// Checks the limits. Fails with `invalid-argument` if a limit is out of bounds.
     pub fn check(&self) -> Result<()> {
         let Derivation { opslimit, memlimit, .. } = *self;
         if !is_accepted(opslimit, memlimit) {

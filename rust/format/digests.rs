@@ -104,10 +104,8 @@ impl Digests {
     }
 }
 
-/// Returns the algorithm of the digests that the metadata of a new file request, or `None` if they request none.
-///
-/// # Errors
-/// `invalid-argument` for an unknown algorithm.
+/// Returns the algorithm of the digests that the metadata of a new file request, or `None` if they request none. Fails
+/// with `invalid-argument` for an unknown algorithm.
 pub fn requested(metadata: &Metadata) -> Result<Option<Algorithm>> {
     let Some(text) = metadata.as_ref().and_then(|metadata| metadata.get(DIGESTS_KEY)) else { return Ok(None) };
     let name = text.split_once(':').map_or(text.as_str(), |(name, _)| name);

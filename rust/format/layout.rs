@@ -32,10 +32,8 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Creates a tensor whose `shape` is in elements of the file.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the size is not a whole number of bytes or overflows.
+    /// Creates a tensor whose `shape` is in elements of the file. Fails with `invalid-argument` if the size is not a
+    /// whole number of bytes or overflows.
     pub fn new(name: impl Into<String>, dtype: Dtype, shape: Vec<u64>) -> Result<Tensor> {
         let name = name.into();
         let refused = |message: String| Error::new(Kind::InvalidArgument, message).tensor(&*name);
@@ -48,10 +46,8 @@ impl Tensor {
         Ok(Tensor { name, dtype, shape, bytes: bits / 8 })
     }
 
-    /// Creates a tensor whose `shape` is in elements of PyTorch.
-    ///
-    /// # Errors
-    /// `invalid-argument` as for [`new`](Tensor::new), and for a scalar of a dtype that PyTorch packs.
+    /// Creates a tensor whose `shape` is in elements of PyTorch. Fails with `invalid-argument` as for
+    /// [`new`](Tensor::new), and for a scalar of a dtype that PyTorch packs.
     pub fn of_torch(name: impl Into<String>, dtype: Dtype, mut shape: Vec<u64>) -> Result<Tensor> {
         let name = name.into();
         if dtype.packed_elements() > 1 {
@@ -75,10 +71,8 @@ impl Tensor {
     }
 }
 
-/// Returns the dtype of a tensor of a new file.
-///
-/// # Errors
-/// `unsupported-dtype` if the safetensors format does not have it.
+/// Returns the dtype of a tensor of a new file. Fails with `unsupported-dtype` if the safetensors format does not have
+/// it.
 pub fn dtype_of_file(name: &str, dtype: Option<Dtype>) -> Result<Dtype> {
     dtype.filter(|dtype| dtype.is_in_safetensors()).ok_or_else(|| {
         let message = "safetensors has no dtype for it; cast it to another, or view it as one";
@@ -86,9 +80,7 @@ pub fn dtype_of_file(name: &str, dtype: Option<Dtype>) -> Result<Dtype> {
     })
 }
 
-/// Returns the tensor with the authentication codes of a new file, whose tensors have these sizes in bytes.
-///
-/// # Errors
+/// Returns the tensor with the authentication codes of a new file, whose tensors have these sizes in bytes. Fails with
 /// `invalid-argument` if the size overflows.
 pub fn tags_tensor(sizes: impl Iterator<Item = u64>) -> Result<Tensor> {
     Tensor::new(TAGS_NAME, Dtype::U8, vec![encryption::tags_bytes(sizes, CHUNK_BYTES)])
@@ -99,10 +91,8 @@ pub fn tags_tensor(sizes: impl Iterator<Item = u64>) -> Result<Tensor> {
 pub struct Names(HashSet<String>);
 
 impl Names {
-    /// Adds a name.
-    ///
-    /// # Errors
-    /// `invalid-argument` for a duplicate name or a reserved one: [`METADATA_KEY`] and [`TAGS_NAME`].
+    /// Adds a name. Fails with `invalid-argument` for a duplicate name or a reserved one: [`METADATA_KEY`] and
+    /// [`TAGS_NAME`].
     pub fn add(&mut self, name: &str) -> Result<()> {
         let refused = |message: &str| Err(Error::new(Kind::InvalidArgument, message).tensor(name));
         if name == METADATA_KEY {
@@ -132,10 +122,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Lays out a file in the same way as the `safetensors` package.
-    ///
-    /// # Errors
-    /// `invalid-argument` for a duplicate or reserved name or key, or if the header is longer than readers accept.
+    /// Lays out a file in the same way as the `safetensors` package. Fails with `invalid-argument` for a duplicate or
+    /// reserved name or key, or if the header is longer than readers accept.
     pub fn new(tensors: &[Tensor], metadata: &Metadata) -> Result<Layout> {
         encryption::check_metadata(metadata)?;
         let mut names = Names::default();
@@ -192,9 +180,7 @@ impl Layout {
     }
 }
 
-/// Encodes the header of a file whose tensors are stored in this order. It has zeros for requested digests.
-///
-/// # Errors
+/// Encodes the header of a file whose tensors are stored in this order. It has zeros for requested digests. Fails with
 /// `invalid-argument` if the header is longer than readers accept, or for digests of an unknown algorithm.
 pub fn header<'a>(tensors: impl Iterator<Item = &'a Tensor> + Clone, metadata: &Metadata) -> Result<Vec<u8>> {
     let mut bytes = vec![0; LENGTH_SIZE];

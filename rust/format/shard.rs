@@ -27,10 +27,7 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Parses the text of the metadata.
-    ///
-    /// # Errors
-    /// `malformed`, without the path.
+    /// Parses the text of the metadata. Fails with `malformed`, without the path.
     pub fn parse(text: &str) -> Result<Shard> {
         let fields = || {
             let (save, rest) = text.split_once(':')?;

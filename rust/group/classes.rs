@@ -77,10 +77,8 @@ impl Readers {
 }
 
 impl Class {
-    /// Computes the shards of a class.
-    ///
-    /// # Errors
-    /// `invalid-argument` if ranks disagree about the layout, or a request is not one index region of a rank.
+    /// Computes the shards of a class. Fails with `invalid-argument` if ranks disagree about the layout, or a request
+    /// is not one index region of a rank.
     pub(super) fn of(id: usize, key: &ClassKey<'_>, request: &GroupRequest, ranks_of: &[Vec<usize>]) -> Result<Class> {
         check_layout(&key.shards, ranks_of)?;
         let ranks = request.list_of_rank.len();

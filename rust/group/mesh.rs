@@ -48,10 +48,8 @@ pub struct Cell {
 }
 
 impl Mesh {
-    /// Creates a mesh from its shape and its ranks in row-major order.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the number of ranks does not fit the shape, or a rank occurs twice.
+    /// Creates a mesh from its shape and its ranks in row-major order. Fails with `invalid-argument` if the number of
+    /// ranks does not fit the shape, or a rank occurs twice.
     pub fn new(shape: Vec<usize>, ranks: Vec<usize>) -> Result<Mesh> {
         let count = shape.iter().try_fold(1_usize, |count, &size| count.checked_mul(size));
         let mut indices: Vec<(usize, usize)> = ranks.iter().enumerate().map(|(index, &rank)| (rank, index)).collect();
@@ -97,10 +95,8 @@ impl Mesh {
 }
 
 impl MeshLayout {
-    /// Creates a layout.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the mesh does not have as many dimensions as there are placements.
+    /// Creates a layout. Fails with `invalid-argument` if the mesh does not have as many dimensions as there are
+    /// placements.
     pub fn new(mesh: Mesh, placements: Vec<Placement>) -> Result<MeshLayout> {
         if mesh.shape.len() != placements.len() {
             let message = format!("{} placements on a mesh of the shape {:?}", placements.len(), mesh.shape);
@@ -110,11 +106,9 @@ impl MeshLayout {
     }
 
     /// Decodes a layout from the number of mesh dimensions, their sizes, the ranks in row-major order, and two numbers
-    /// for each placement: the dimension of the tensor, or -1 if it is replicated, and the split factor.
-    /// Returns the layout with the count of numbers it used.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the numbers are not those of a layout.
+    /// for each placement: the dimension of the tensor, or -1 if it is replicated, and the split factor. Returns the
+    /// layout with the count of numbers it used. Fails with `invalid-argument` if the numbers are not those of a
+    /// layout.
     pub fn decode(numbers: &[i64]) -> Result<(MeshLayout, usize)> {
         let invalid = || Error::new(Kind::InvalidArgument, "the numbers of a mesh layout are incomplete or negative");
         let mut rest = numbers.iter().copied();

@@ -132,10 +132,8 @@ impl Shard {
         }
     }
 
-    /// Returns the indices of each dimension that `rank` of `ranks` ranks keeps.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the rank is not in the mesh of a layout, or has several index regions.
+    /// Returns the indices of each dimension that `rank` of `ranks` ranks keeps. Fails with `invalid-argument` if the
+    /// rank is not in the mesh of a layout, or has several index regions.
     pub fn index_ranges(
         &self,
         layouts: &[MeshLayout],

@@ -30,10 +30,8 @@ struct OpenWindow {
 }
 
 impl Group {
-    /// Returns the boundaries of the rounds of all-gather windows, and the number of windows of each. A rank has two send
-    /// and two receive buffers, since one window is in flight while the next is read.
-    ///
-    /// # Errors
+    /// Returns the boundaries of the rounds of all-gather windows, and the number of windows of each. A rank has two
+    /// send and two receive buffers, since one window is in flight while the next is read. Fails with
     /// `invalid-argument` if there would be too many windows.
     pub(super) fn gather_cuts(&self, schedule: &ExchangeSchedule) -> Result<(Vec<u64>, usize)> {
         let ranks = to_u64(self.ranks());
@@ -57,10 +55,7 @@ impl Group {
 
     /// Returns the boundaries of all-to-all windows. No rank sends or receives more than a fourth of the limit in one
     /// window, since there are two buffers for each direction. `rank_bytes` is the number of bytes that each rank
-    /// reads.
-    ///
-    /// # Errors
-    /// `invalid-argument` if there would be too many windows.
+    /// reads. Fails with `invalid-argument` if there would be too many windows.
     pub(super) fn exchange_cuts(&self, schedule: &ExchangeSchedule, rank_bytes: &[u64]) -> Result<Vec<u64>> {
         let room = self.exchange_room();
         let (largest, all) = (rank_bytes.iter().copied().max().unwrap_or(0), rank_bytes.iter().sum::<u64>().max(1));

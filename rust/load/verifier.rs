@@ -111,10 +111,7 @@ impl HashedInput {
 }
 
 impl Verifier {
-    /// Prepares the digests of a load.
-    ///
-    /// # Errors
-    /// `integrity` for a tensor without bytes.
+    /// Prepares the digests of a load. Fails with `integrity` for a tensor without bytes.
     pub fn new(inputs: Vec<Input>, covers: Vec<Cover>) -> Result<Verifier> {
         let inputs = inputs.into_iter().map(HashedInput::begin).collect::<Result<_>>()?;
         Ok(Verifier { inputs, covers, turns: Turns::default() })

@@ -17,10 +17,8 @@ pub trait RingKernel: Send + Sync {
     /// Type of its rings.
     type Ring: Ring;
 
-    /// Opens the file of a source again, for direct reads.
-    ///
-    /// # Errors
-    /// `EINVAL` if the file system has no direct reads, and the errors of `/proc` if it cannot be used.
+    /// Opens the file of a source again, for direct reads. Fails with `EINVAL` if the file system has no direct reads,
+    /// and the errors of `/proc` if it cannot be used.
     fn open(&self, source: &LocalFile) -> io::Result<File>;
 
     /// Returns the alignment of direct reads in the file and in memory, in bytes.
@@ -31,10 +29,8 @@ pub trait RingKernel: Send + Sync {
     /// Returns how many requests the disk that holds the file accepts at once, or `None` if the kernel does not say.
     fn depth(&self, source: &LocalFile) -> Option<usize>;
 
-    /// Creates a ring with room for `entries` requests.
-    ///
-    /// # Errors
-    /// `ENOSYS`, `EPERM` in containers that refuse rings, `ENOMEM`.
+    /// Creates a ring with room for `entries` requests. Fails with `ENOSYS`, `EPERM` in containers that refuse rings,
+    /// `ENOMEM`.
     fn ring(&self, entries: u32) -> io::Result<Self::Ring>;
 }
 

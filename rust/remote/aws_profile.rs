@@ -51,10 +51,8 @@ impl Profile {
     /// Loads the profile of `AWS_PROFILE` or `AWS_DEFAULT_PROFILE`, else `default`. `variables` are the environment
     /// variables that begin with `AWS_`, and `home` is the user's home directory.
     ///
-    /// Returns `None` if no profile is named and `default` does not exist.
-    ///
-    /// # Errors
-    /// `invalid-argument` if a file cannot be parsed, or has no profile with the name.
+    /// Returns `None` if no profile is named and `default` does not exist. Fails with `invalid-argument` if a file
+    /// cannot be parsed, or has no profile with the name.
     pub fn load(mut variables: BTreeMap<String, String>, home: Option<&Path>) -> Result<Option<Profile>> {
         variables.retain(|_, value| !value.is_empty());
         let files = Files::read(&variables, home)?;
@@ -100,10 +98,8 @@ impl Profile {
     /// Returns a provider of the profile's keys, or `None` if the profile has none. Keys in the environment take
     /// precedence.
     ///
-    /// Nothing is requested before the first call of the provider. Its errors are [`object_store::Error::Generic`] around
-    /// an [`struct@Error`]. Requests run on the runtime of [`block_on`](super::runtime::block_on).
-    ///
-    /// # Errors
+    /// Nothing is requested before the first call of the provider. Its errors are [`object_store::Error::Generic`]
+    /// around an [`struct@Error`]. Requests run on the runtime of [`block_on`](super::runtime::block_on). Fails with
     /// `invalid-argument` with the file, section and key, if the profile lacks a key or has one that does not fit.
     pub fn credentials(&self) -> Result<Option<AwsCredentialProvider>> {
         self.provider(&self.name, self.own()?, &[])

@@ -7,10 +7,8 @@ use crate::error::{Error, Kind, Result};
 use reqwest::Url;
 
 impl Location {
-    /// Returns the location of a file below this prefix.
-    ///
-    /// # Errors
-    /// `invalid-argument` if a server would read the URL as one outside the prefix.
+    /// Returns the location of a file below this prefix. Fails with `invalid-argument` if a server would read the URL
+    /// as one outside the prefix.
     pub fn child(&self, name: &Name) -> Result<Location> {
         let slash = if self.key().is_empty() || self.key().ends_with('/') { "" } else { "/" };
         let prefix = self.with_key(format!("{}{slash}", self.key()));

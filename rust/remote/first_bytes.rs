@@ -159,11 +159,8 @@ impl Received {
         result
     }
 
-    /// Receives bytes until there are `end` of them. After a failure that may pass there are fewer, and the caller requests
-    /// the others. The caller runs the runtime.
-    ///
-    /// # Errors
-    /// `io` if the server sends too many bytes.
+    /// Receives bytes until there are `end` of them. After a failure that may pass there are fewer, and the caller
+    /// requests the others. The caller runs the runtime. Fails with `io` if the server sends too many bytes.
     pub(super) async fn receive(&mut self, end: u64, target: &Target<'_>) -> Result<()> {
         let Some(mut rest) = self.rest.take() else { return Ok(()) };
         let (begin, all) = (Instant::now(), rest.end);

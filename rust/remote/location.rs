@@ -59,10 +59,7 @@ pub struct Location {
 }
 
 impl Location {
-    /// Splits a URL.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the scheme is not built in, or if the URL has no host.
+    /// Splits a URL. Fails with `invalid-argument` if the scheme is not built in, or if the URL has no host.
     pub fn parse(url: &str) -> Result<Location> {
         let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
         let known = SCHEMES.iter().find(|(name, _)| name.eq_ignore_ascii_case(scheme));

@@ -37,10 +37,8 @@ pub(super) fn release() {
     lock().clear();
 }
 
-/// Returns the store of a location, and the key of the location there.
-///
-/// # Errors
-/// `invalid-argument` for options or variables that do not fit.
+/// Returns the store of a location, and the key of the location there. Fails with `invalid-argument` for options or
+/// variables that do not fit.
 pub(super) fn store_of(location: &Location) -> Result<(Arc<dyn Store>, String)> {
     let url = location.to_string();
     let mut settings = store_options::options_of(location);

@@ -17,10 +17,7 @@ fn lock() -> MutexGuard<'static, Configurations> {
 }
 
 /// Sets the options of all URLs that begin with `prefix`, in place of those that were set before. Without options, the
-/// environment alone decides again.
-///
-/// # Errors
-/// `invalid-argument` if the prefix is not a URL.
+/// environment alone decides again. Fails with `invalid-argument` if the prefix is not a URL.
 pub fn configure(prefix: &str, options: BTreeMap<String, String>) -> Result<()> {
     let prefix = normalized(&Location::parse(prefix)?);
     let mut configurations = lock();

@@ -63,10 +63,8 @@ struct State {
 }
 
 impl Upload {
-    /// Prepares an upload. Sends no request.
-    ///
-    /// # Errors
-    /// `invalid-argument` if objects cannot be stored there, or for options or variables that do not fit.
+    /// Prepares an upload. Sends no request. Fails with `invalid-argument` if objects cannot be stored there, or for
+    /// options or variables that do not fit.
     pub fn open(location: &Location) -> Result<Upload> {
         let url = location.to_string();
         let refused = |message: &str| Err(Error::new(Kind::InvalidArgument, message).at(&url));

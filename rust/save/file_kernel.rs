@@ -16,10 +16,7 @@ pub trait FileKernel: Send + Sync {
         file.write_at(bytes, offset)
     }
 
-    /// Turns direct I/O on or off.
-    ///
-    /// # Errors
-    /// `EINVAL` from file systems without direct I/O.
+    /// Turns direct I/O on or off. Fails with `EINVAL` from file systems without direct I/O.
     fn set_direct(&self, file: &File, is_direct: bool) -> io::Result<()> {
         let mut flags = fcntl_getfl(file)?;
         flags.set(OFlags::DIRECT, is_direct);
@@ -34,18 +31,14 @@ pub trait FileKernel: Send + Sync {
         Ok(fallocate(file, FallocateFlags::empty(), 0, bytes)?)
     }
 
-    /// Inserts `bytes` bytes, a multiple of the block size, at the start of the file without copying its data.
-    ///
-    /// # Errors
-    /// `EOPNOTSUPP` or `EINVAL` from file systems that cannot insert blocks.
+    /// Inserts `bytes` bytes, a multiple of the block size, at the start of the file without copying its data. Fails
+    /// with `EOPNOTSUPP` or `EINVAL` from file systems that cannot insert blocks.
     fn insert(&self, file: &File, bytes: u64) -> io::Result<()> {
         Ok(fallocate(file, FallocateFlags::INSERT_RANGE, 0, bytes)?)
     }
 
-    /// Gives the file `source` a second name, in a directory.
-    ///
-    /// # Errors
-    /// `EPERM` or `EOPNOTSUPP` from file systems without hard links.
+    /// Gives the file `source` a second name, in a directory. Fails with `EPERM` or `EOPNOTSUPP` from file systems
+    /// without hard links.
     fn link(&self, source: &Path, directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
         Ok(linkat(CWD, source, directory, name, AtFlags::empty())?)
     }

@@ -49,10 +49,8 @@ impl Input {
         self.digest.shards(self.end.saturating_sub(self.begin))
     }
 
-    /// Compares the digest that was found of a shard.
-    ///
-    /// # Errors
-    /// `integrity`, with the path, the tensor and both digests.
+    /// Compares the digest that was found of a shard. Fails with `integrity`, with the path, the tensor and both
+    /// digests.
     pub fn compare(&self, (shard, stated): (&Range<u64>, Digest), found: Digest) -> Result<()> {
         if found == stated {
             return Ok(());
@@ -210,12 +208,10 @@ impl Checkpoint {
     /// Returns the inputs whose digests a load of these regions can compare, or `None` if the checkpoint is not to be
     /// verified.
     ///
-    /// A tensor's digest covers a region of the whole tensor, and one without bytes. The chaining values of groups cover all
-    /// regions of a file, and are taken if a region is a part of a tensor. A file's digest covers regions that are all
-    /// tensors of the file, each once.
-    ///
-    /// # Errors
-    /// `integrity` if no digest covers a region, unless [`Partial::Allow`] is set.
+    /// A tensor's digest covers a region of the whole tensor, and one without bytes. The chaining values of groups
+    /// cover all regions of a file, and are taken if a region is a part of a tensor. A file's digest covers regions
+    /// that are all tensors of the file, each once. Fails with `integrity` if no digest covers a region, unless
+    /// [`Partial::Allow`] is set.
     pub fn coverage(&self, regions: &[TensorRegion]) -> Result<Option<Coverage>> {
         if !self.files.iter().any(OpenFile::is_compared) {
             return Ok(None);

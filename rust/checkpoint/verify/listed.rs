@@ -14,10 +14,8 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Returns the digest of a file in a manifest.
-///
-/// # Errors
-/// `integrity` if the manifest has none, or one of a file of another length.
+/// Returns the digest of a file in a manifest. Fails with `integrity` if the manifest has none, or one of a file of
+/// another length.
 pub(crate) fn digest_of(source: &Source, manifest: &Manifest) -> Result<InputDigest> {
     let missing = || Error::new(Kind::Integrity, manifest.missing()).at(source.path());
     // The name in a manifest may contain directories that a relative path lacks.

@@ -43,9 +43,7 @@ pub struct Driver {
 static OPENED: PerProcess<Mutex<Option<Arc<Driver>>>> = PerProcess::new(Mutex::default);
 
 impl Driver {
-    /// Opens the library and its driver, if they are not open. The context of a GPU must be current.
-    ///
-    /// # Errors
+    /// Opens the library and its driver, if they are not open. The context of a GPU must be current. Fails with
     /// `device` if the library is missing or its driver does not open.
     pub fn open() -> Result<Arc<Driver>> {
         let mut opened = OPENED.get().lock().unwrap_or_else(PoisonError::into_inner);
@@ -108,10 +106,7 @@ pub enum ReadError {
 }
 
 impl Handle {
-    /// Registers a file.
-    ///
-    /// # Errors
-    /// `device` if the library or the file system refuses.
+    /// Registers a file. Fails with `device` if the library or the file system refuses.
     pub fn register(driver: &Arc<Driver>, file: File) -> Result<Handle> {
         let mut handle = ptr::null_mut();
         let mut description = sys::CUfileDescr_t {

@@ -5,10 +5,8 @@ use crate::error::{Error, Kind, Result};
 use crate::format::tensors::Fields;
 use crate::format::tensors::preamble::{PREAMBLE_BYTES, PREAMBLE_SIZE, Preamble, VERSION_NUMPY};
 
-/// Returns how many bytes of a file hold its metadata, given its first [`PREAMBLE_SIZE`] bytes.
-///
-/// # Errors
-/// `malformed`, with the offset of the fault.
+/// Returns how many bytes of a file hold its metadata, given its first [`PREAMBLE_SIZE`] bytes. Fails with `malformed`,
+/// with the offset of the fault.
 pub(super) fn metadata_bytes(preamble: &[u8]) -> Result<u64> {
     Ok(Preamble::parse(preamble)?.metadata_bytes)
 }

@@ -56,10 +56,8 @@ pub(super) fn bytes_max(data_bytes: u64) -> u64 {
 }
 
 impl Pieces {
-    /// Returns the size of each piece but the last of data of this size, both in bytes.
-    ///
-    /// # Errors
-    /// `malformed` if there is not a code for each piece.
+    /// Returns the size of each piece but the last of data of this size, both in bytes. Fails with `malformed` if there
+    /// is not a code for each piece.
     pub fn size(&self, data_bytes: u64) -> Result<u64> {
         let Pieces { piece_bytes, macs, .. } = self;
         // One code is that of all data, whatever the size of pieces is.
@@ -75,10 +73,7 @@ impl Pieces {
 
 impl Encryption {
     /// Parses bytes that begin at `offset` of their file. Whether there is a code for each piece of the data is left to
-    /// [`Pieces::size`].
-    ///
-    /// # Errors
-    /// `malformed` with the offset of the fault.
+    /// [`Pieces::size`]. Fails with `malformed` with the offset of the fault.
     pub fn parse(bytes: &[u8], offset: u64) -> Result<Encryption> {
         let mut fields = Fields::new(bytes, offset);
         let mut encryption = Encryption::default();

@@ -58,10 +58,7 @@ impl NewTensor {
         Ok(encode(&hashes)?.bytes)
     }
 
-    /// Returns the size of the data in the file, in bytes.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the size overflows.
+    /// Returns the size of the data in the file, in bytes. Fails with `invalid-argument` if the size overflows.
     pub fn data_bytes(&self) -> Result<u64> {
         let product = |product: u64, &size: &u64| product.checked_mul(size);
         let bytes = self.shape.iter().try_fold(self.dtype.item_bytes(), product);
@@ -106,11 +103,8 @@ impl Layout {
         self.tensors.push(PlacedTensor { tensor, header_begin, data_begin });
     }
 
-    /// Encodes the preamble and the metadata, padded with zeros to at least `bytes` bytes. The version is the lowest that
-    /// has what the tensors need.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the metadata is longer than readers accept.
+    /// Encodes the preamble and the metadata, padded with zeros to at least `bytes` bytes. The version is the lowest
+    /// that has what the tensors need. Fails with `invalid-argument` if the metadata is longer than readers accept.
     pub fn encode(&self, bytes: usize) -> Result<Vec<u8>> {
         let descriptions = self.tensors.iter().map(|placed| placed.tensor.description());
         let descriptions = descriptions.collect::<Result<Vec<_>>>()?;

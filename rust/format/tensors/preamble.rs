@@ -40,10 +40,7 @@ pub struct Preamble {
 }
 
 impl Preamble {
-    /// Parses the first bytes of a file.
-    ///
-    /// # Errors
-    /// `malformed`, with the offset of the field.
+    /// Parses the first bytes of a file. Fails with `malformed`, with the offset of the field.
     pub fn parse(bytes: &[u8]) -> Result<Preamble> {
         let malformed = |offset: u64, message: String| Error::new(Kind::Malformed, message).offset(offset);
         let mut fields = Fields::new(bytes, 0);

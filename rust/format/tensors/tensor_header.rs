@@ -52,10 +52,8 @@ impl TensorHeader {
     }
 }
 
-/// Returns the bytes of a file that hold the header of a tensor.
-///
-/// # Errors
-/// `malformed` if the range is not that of a header.
+/// Returns the bytes of a file that hold the header of a tensor. Fails with `malformed` if the range is not that of a
+/// header.
 pub fn range(entry: Entry<'_>, tensors_entry: TensorsEntry) -> Result<Range<u64>> {
     let range = tensors_entry.header_begin..entry.begin;
     let length = range.end.saturating_sub(range.start);
@@ -114,10 +112,8 @@ pub fn read_all(source: &Source, entries: &[Entry<'_>]) -> Result<Vec<TensorHead
     Ok(headers.into_iter().flatten().collect())
 }
 
-/// Parses the header of a tensor, and checks that it agrees with the metadata entry.
-///
-/// # Errors
-/// `malformed`, with the tensor and the offset of the fault.
+/// Parses the header of a tensor, and checks that it agrees with the metadata entry. Fails with `malformed`, with the
+/// tensor and the offset of the fault.
 pub fn parse(bytes: &[u8], entry: Entry<'_>, tensors_entry: TensorsEntry) -> Result<TensorHeader> {
     parse_fields(bytes, entry, tensors_entry).map_err(|error| error.tensor(entry.name))
 }
@@ -255,10 +251,7 @@ impl Description<'_> {
         self.shape.iter().any(|&size| u32::try_from(size).is_err())
     }
 
-    /// Appends the name.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the name is too long for the format.
+    /// Appends the name. Fails with `invalid-argument` if the name is too long for the format.
     pub fn push_name(&self, bytes: &mut Vec<u8>) -> Result<()> {
         let length = u16::try_from(self.name.len()).map_err(|_| {
             let message = format!("the name has {} bytes; the format has room for {}", self.name.len(), u16::MAX);

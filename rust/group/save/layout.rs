@@ -30,12 +30,10 @@ const BOXES: i64 = 1;
 
 impl Layout {
     /// Decodes a layout for tensors of any number of dimensions. Mesh layouts are the number 0 and the numbers of
-    /// [`MeshLayout::decode`]. Index regions are the number 1, their count, the number of dimensions, and for each region
-    /// its rank, the first index of each dimension and the number of indices of each dimension.
-    /// Returns the layout with the count of numbers it used.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the numbers are not those of a layout.
+    /// [`MeshLayout::decode`]. Index regions are the number 1, their count, the number of dimensions, and for each
+    /// region its rank, the first index of each dimension and the number of indices of each dimension. Returns the
+    /// layout with the count of numbers it used. Fails with `invalid-argument` if the numbers are not those of a
+    /// layout.
     pub fn decode(numbers: &[i64]) -> Result<(Layout, usize)> {
         let invalid = || Error::new(Kind::InvalidArgument, "the numbers of a layout are incomplete or negative");
         match numbers {

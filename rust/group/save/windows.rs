@@ -186,10 +186,7 @@ impl RankSets {
 }
 
 impl SavePlan {
-    /// Assigns windows to the tensors and headers.
-    ///
-    /// # Errors
-    /// `invalid-argument` if `window_bytes` is too small.
+    /// Assigns windows to the tensors and headers. Fails with `invalid-argument` if `window_bytes` is too small.
     pub(super) fn assign_windows(&mut self, window_bytes: u64) -> Result<()> {
         let block = self.block_bytes;
         let mut tensors = std::mem::take(&mut self.tensors);

@@ -110,10 +110,7 @@ impl Properties {
         self.values.get(key)?.0.nested(nested).filter(|text| !text.is_empty())
     }
 
-    /// Returns the text of a property.
-    ///
-    /// # Errors
-    /// `invalid-argument` if it is missing, with `why` it is required.
+    /// Returns the text of a property. Fails with `invalid-argument` if it is missing, with `why` it is required.
     pub(super) fn required(&self, key: &str, why: &str) -> Result<&str> {
         self.text(key).ok_or_else(|| self.place.invalid(key, format!("the key is missing; {why}")))
     }

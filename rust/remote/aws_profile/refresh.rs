@@ -37,10 +37,8 @@ impl Keys {
     }
 }
 
-/// Checks the id, the secret key and the session token that come from `key` at `place`.
-///
-/// # Errors
-/// `invalid-argument` if a header of a request cannot hold them.
+/// Checks the id, the secret key and the session token that come from `key` at `place`. Fails with `invalid-argument`
+/// if a header of a request cannot hold them.
 pub(super) fn checked(
     place: &Place,
     key: &str,
