@@ -37,6 +37,9 @@ const HEADER_THREADS: usize = 8;
 /// The same for objects, whose headers are requested all at once.
 const REMOTE_HEADER_THREADS: usize = 64;
 
+/// Key of the metadata of files of torch.distributed.checkpoint, in which a tensor may be in several files.
+const SHARDING_KEY: &str = "DCP_SHARDING_INFO";
+
 /// Options to open a checkpoint with.
 #[derive(Default)]
 pub struct OpenOptions {
@@ -323,8 +326,11 @@ impl Checkpoint {
                 let hash = self.hasher.hash_one(entry.name);
                 if let Some(&(first, _)) = merged.find(hash, |&location| self.name_at(location) == entry.name) {
                     let other = self.files.get(first).map(|file| file.source.path().display().to_string());
-                    let message =
-                        format!("the name is in {} too; load the files one by one", other.unwrap_or_default());
+                    let remedy = match file.header.metadata().is_some_and(|own| own.contains_key(SHARDING_KEY)) {
+                        true => "the files hold shards of tensors; load them with fst.dcp",
+                        false => "load the files one by one",
+                    };
+                    let message = format!("the name is in {} too; {remedy}", other.unwrap_or_default());
                     return Err(Error::new(Kind::DuplicateTensor, message)
                         .at(file.source.path())
                         .tensor(entry.name)

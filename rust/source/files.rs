@@ -1,7 +1,7 @@
 //! Files of a checkpoint, from the path or URL of a file, of a directory, or of the index file of a sharded checkpoint.
 
 use super::Place;
-use super::directory::{Chosen, FILE_SUFFIX, INDEX_SUFFIX, choose, names_in};
+use super::directory::{Chosen, FILE_SUFFIX, INDEX_SUFFIX, choose, is_index, names_in};
 use super::index::{self, Index, STATE};
 use super::replaced::Version;
 use crate::error::{Error, Kind, Result};
@@ -140,7 +140,7 @@ impl Resolver<'_> {
         let kind = fs::metadata(path).map_err(|error| suggest(Error::from_io(error, path, "cannot open"), path))?;
         if kind.is_dir() {
             self.add_directory(path)
-        } else if file_name(path).ends_with(INDEX_SUFFIX) {
+        } else if is_index(&file_name(path)) {
             self.add_index(path)
         } else {
             self.files.places.push(Place::Path(path.to_path_buf()));
@@ -179,12 +179,12 @@ impl Resolver<'_> {
         };
         match found {
             Found::Local(path) => self.add_path(&path),
-            Found::Object(location) if location.key().ends_with(INDEX_SUFFIX) => self.add_remote_index(&location),
+            Found::Object(location) if is_index(location.key()) => self.add_remote_index(&location),
             Found::Object(location) => {
                 self.files.places.push(Place::Url(location));
                 Ok(())
             }
-            Found::Opened(object) if object.location().key().ends_with(INDEX_SUFFIX) => self.add_opened_index(&object),
+            Found::Opened(object) if is_index(object.location().key()) => self.add_opened_index(&object),
             Found::Opened(object) => {
                 self.files.places.push(Place::Opened(Arc::new(object)));
                 Ok(())
@@ -282,7 +282,8 @@ fn suggest(error: Error, path: &Path) -> Error {
         part.starts_with(|first: char| first.is_ascii_alphanumeric())
             && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
     };
-    let is_file = |name: &str| [FILE_SUFFIX, TENSORS_SUFFIX, INDEX_SUFFIX].iter().any(|suffix| name.ends_with(suffix));
+    let is_file =
+        |name: &str| is_index(name) || [FILE_SUFFIX, TENSORS_SUFFIX].iter().any(|suffix| name.ends_with(suffix));
     match path.to_str().and_then(|text| text.split_once('/')) {
         Some((owner, name)) if is_name(owner) && is_name(name) && !is_file(name) && !Path::new(owner).exists() => {
             error.note(&format!("a repository of the Hugging Face Hub is hf://{owner}/{name}"))

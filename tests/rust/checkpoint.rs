@@ -78,16 +78,87 @@ fn an_index_has_metadata() {
     }
 }
 
+/// Files of a directory, each with one tensor of the file's own name, and the files that are its checkpoint, or else a part
+/// of the error. An index names the file `.indexed.safetensors`.
+const DIRECTORIES: &[(&[&str], std::result::Result<&[&str], (Kind, &str)>)] = &[
+    (&["any.safetensors"], Ok(&["any.safetensors"])),
+    (&["rank-0.safetensors", "rank-10.safetensors"], Ok(&["rank-0.safetensors", "rank-10.safetensors"])),
+    // Programs leave out hidden files.
+    (&["a.safetensors", "._a.safetensors", ".old.safetensors"], Ok(&["a.safetensors"])),
+    (&["a.safetensors", "._model.safetensors.index.json"], Ok(&["a.safetensors"])),
+    (&["._a.safetensors"], Err((Kind::IsADirectory, "no *.safetensors file"))),
+    // Shards without an index must be complete.
+    (
+        &["m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors"],
+        Ok(&["m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors"]),
+    ),
+    (
+        &["m-00000-of-00002.safetensors", "m-00001-of-00002.safetensors"],
+        Ok(&["m-00000-of-00002.safetensors", "m-00001-of-00002.safetensors"]),
+    ),
+    (
+        &["m-00001-of-00003.safetensors", "m-00003-of-00003.safetensors"],
+        Err((Kind::FileNotFound, "1 of the 3 shards are missing: m-00002-of-00003.safetensors;")),
+    ),
+    (
+        &["m-00007-of-99999999.fp16.safetensors"],
+        Err((
+            Kind::FileNotFound,
+            "99999998 of the 99999999 shards are missing: m-00001-of-99999999.fp16.safetensors, ",
+        )),
+    ),
+    (
+        &["m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors", "m-00003-of-00003.safetensors"],
+        Err((Kind::InvalidArgument, "mixes shards of 2, shards of 3")),
+    ),
+    // A name without a variant comes first, and an index or a whole file before shards.
+    (&["m.safetensors", "m.fp16.safetensors", "m-00001-of-00002.safetensors"], Ok(&["m.safetensors"])),
+    (&["m.fp16.safetensors", "m.safetensors.index.json"], Ok(&[".indexed.safetensors"])),
+    (&["m.safetensors", "m.safetensors.index.fp16.json", "m.fp16-00001-of-00009.safetensors"], Ok(&["m.safetensors"])),
+    (&["m.safetensors.index.fp16.json", "m-00001-of-00002.fp16.safetensors"], Ok(&[".indexed.safetensors"])),
+    (&["m.fp16.safetensors.index.json", "m.safetensors.index.json"], Ok(&[".indexed.safetensors"])),
+    (
+        &["m.safetensors.index.fp16.json", "m.safetensors.index.bf16.json"],
+        Err((Kind::InvalidArgument, "2 index files, m.safetensors.index.bf16.json, ")),
+    ),
+    (&["other.safetensors", "model-00001-of-00001.safetensors"], Ok(&["model-00001-of-00001.safetensors"])),
+    (&["other.safetensors", "diffusion_pytorch_model.safetensors"], Ok(&["diffusion_pytorch_model.safetensors"])),
+    (&["a.safetensors.index.json", "model.safetensors.index.json", "model.safetensors"], Ok(&[".indexed.safetensors"])),
+    // Other files may belong to several models.
+    (
+        &["unet.safetensors", "vae.safetensors", "consolidated.safetensors"],
+        Err((
+            Kind::InvalidArgument,
+            "3 checkpoints, such as consolidated.safetensors, unet.safetensors, vae.safetensors, and no index",
+        )),
+    ),
+    (
+        &["a-00001-of-00001.safetensors", "b-00001-of-00001.safetensors"],
+        Err((
+            Kind::InvalidArgument,
+            "2 checkpoints, such as a-00001-of-00001.safetensors, b-00001-of-00001.safetensors",
+        )),
+    ),
+];
+
 #[test]
-fn the_plain_index_takes_precedence_over_variants() {
-    let directory = TempDir::new().unwrap();
-    shard(&directory, "one.safetensors", &["x"]);
-    let index = r#"{"weight_map":{"x":"one.safetensors"}}"#;
-    std::fs::write(directory.path().join("a.safetensors.index.json"), index).unwrap();
-    std::fs::write(directory.path().join("b.safetensors.index.json"), index).unwrap();
-    rejected(directory.path(), Kind::InvalidArgument, "2 index files");
-    std::fs::write(directory.path().join("model.safetensors.index.json"), index).unwrap();
-    assert_eq!(names(&Checkpoint::open(&[directory.path()]).unwrap()), ["x"]);
+fn a_directory_has_the_checkpoint_that_other_programs_load() {
+    for (files, expected) in DIRECTORIES {
+        let directory = TempDir::new().unwrap();
+        for name in *files {
+            if name.ends_with(".json") {
+                shard(&directory, ".indexed.safetensors", &[".indexed.safetensors"]);
+                let index = r#"{"weight_map":{".indexed.safetensors":".indexed.safetensors"}}"#;
+                std::fs::write(directory.path().join(name), index).unwrap();
+            } else {
+                shard(&directory, name, &[name]);
+            }
+        }
+        match expected {
+            Ok(expected) => assert_eq!(names(&Checkpoint::open(&[directory.path()]).unwrap()), *expected),
+            Err((kind, message)) => rejected(directory.path(), *kind, message),
+        }
+    }
 }
 
 #[test]
@@ -118,11 +189,11 @@ fn invalid_checkpoints_are_rejected() {
 #[test]
 fn a_name_in_two_files_is_rejected() {
     let directory = TempDir::new().unwrap();
-    shard(&directory, "a.safetensors", &["w", "x"]);
-    shard(&directory, "b.safetensors", &["x", "y"]);
+    shard(&directory, "a-1.safetensors", &["w", "x"]);
+    shard(&directory, "a-2.safetensors", &["x", "y"]);
     let error = Checkpoint::open(&[directory.path()]).unwrap_err();
     assert_eq!(error.kind(), Kind::DuplicateTensor);
-    for part in ["a.safetensors", "b.safetensors", "tensor \"x\""] {
+    for part in ["a-1.safetensors", "a-2.safetensors", "tensor \"x\""] {
         assert!(error.to_string().contains(part), "{error}");
     }
 }
@@ -158,14 +229,14 @@ fn a_missing_name_suggests_similar_names_among_few_short_ones() {
 fn a_checkpoint_opens_with_shared_headers() {
     let (own, other) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     for directory in [&own, &other] {
-        shard(directory, "a.safetensors", &["y", "z"]);
-        shard(directory, "b.safetensors", &["x"]);
+        shard(directory, "x-1.safetensors", &["y", "z"]);
+        shard(directory, "x-2.safetensors", &["x"]);
     }
     let checkpoint = Checkpoint::open(&[own.path()]).unwrap();
     let shared = checkpoint.export_headers().unwrap();
     let joined = open_with_headers(&[other.path()], &shared).unwrap();
     assert_eq!(names(&joined), names(&checkpoint));
-    assert_eq!(joined.source(1).unwrap().path(), other.path().join("b.safetensors"));
+    assert_eq!(joined.source(1).unwrap().path(), other.path().join("x-2.safetensors"));
     joined.check_headers(0..2).unwrap();
 
     let rejected = |expected: &str| {
@@ -173,11 +244,11 @@ fn a_checkpoint_opens_with_shared_headers() {
         assert_eq!(error.kind(), Kind::Malformed, "{error}");
         assert!(error.to_string().contains(expected), "{expected:?} is not in {error}");
     };
-    std::fs::rename(other.path().join("b.safetensors"), other.path().join("c.safetensors")).unwrap();
-    rejected("describes \"b.safetensors\"");
-    std::fs::remove_file(other.path().join("c.safetensors")).unwrap();
+    std::fs::rename(other.path().join("x-2.safetensors"), other.path().join("x-3.safetensors")).unwrap();
+    rejected("describes \"x-2.safetensors\"");
+    std::fs::remove_file(other.path().join("x-3.safetensors")).unwrap();
     rejected("found 1 files, but the shared headers describe 2");
-    shard(&other, "b.safetensors", &["longer"]);
+    shard(&other, "x-2.safetensors", &["longer"]);
     rejected("bytes, but the shared header describes one of");
     for length in 0..shared.len() {
         assert!(open_with_headers(&[own.path()], &shared[..length]).is_err(), "cut off at {length}");

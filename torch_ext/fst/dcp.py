@@ -42,6 +42,7 @@ from fst._checkpoint.region import Region
 from fst._core.arguments import Path, path_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.errors import SourceChangedError
+from fst._core.files import is_index, names_in
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._core.urls import is_remote, local_path_of, without_secrets
@@ -59,7 +60,6 @@ __all__ = ["StorageReader", "StorageWriter"]
 # Metadata key under which PyTorch's writer records the shards in a file.
 _SHARDING_INFO = "DCP_SHARDING_INFO"
 _CPU = torch.device("cpu")
-_INDEX_SUFFIX = ".safetensors.index.json"
 # Number of times that the files are opened if saves replace them.
 _TRIES_MAX = 10
 _NOTHING = torch.empty(0, dtype=torch.uint8, device=_CPU)
@@ -114,8 +114,8 @@ class StorageReader(storage.StorageReader):
         if is_remote(path_of(checkpoint_id)):
             return True
         path = FilePath(checkpoint_id)
-        names = [entry.name for entry in path.iterdir()] if path.is_dir() else [path.name] if path.is_file() else []
-        return any(name.endswith((".safetensors", _INDEX_SUFFIX)) for name in names)
+        names = names_in(path) if path.is_dir() else [path.name] if path.is_file() else []
+        return any(name.endswith(".safetensors") or is_index(name) for name in names)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Closes the files and prepares for another load, of another path if one is passed."""
@@ -284,7 +284,7 @@ def _shard_files(path: str, key: EncryptionKey | None) -> list[str]:
     directory = local_path_of(path)
     if is_remote(path) or not os.path.isdir(directory):
         return []
-    files = sorted(file.name for file in FilePath(directory).glob("*.safetensors"))
+    files = [name for name in names_in(directory) if name.endswith(".safetensors")]
     if not files:
         return []
     first = OpenCheckpoint(os.path.join(directory, files[0]), encryption_key=key)

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import fst
+import fst.dcp
+from fst.cli import main
 from rawfile import assert_all_same, assert_same, random_raw, write
 
 SHARDS = {
@@ -86,6 +89,36 @@ def test_invalid_index(directory):
         for path in (index, directory):
             with pytest.raises(fst.SafetensorError, match=f"{index}.*{message}"):
                 fst.load_file(path)
+
+
+def test_one_function_chooses_the_files_of_a_directory(directory, tmp_path):
+    """tests/rust/checkpoint.rs has the rules. Every entrance leaves out hidden files, and names a missing shard."""
+    target = str(tmp_path / "converted.safetensors")
+    (directory / "._model.safetensors").write_bytes(b"\0\x05\x16\x07")
+    (directory / "._model.safetensors.index.json").write_bytes(b"\0\x05\x16\x07")
+    (directory / ".old.bin").write_bytes(b"")
+    state = {"head.bias": torch.zeros(7)}
+    for _ in ("without an index", "with the index of a variant"):
+        assert_complete(fst.load_file(directory))
+        with fst.safe_open(directory, "pt") as file:
+            assert set(file.keys()) == set(TENSORS)
+        dcp.load(state, storage_reader=fst.dcp.StorageReader(directory))
+        assert_same(state["head.bias"], TENSORS["head.bias"].tensor())
+        assert main(["verify", str(directory)]) == 0
+        assert main(["convert", "--force", str(directory), target]) == 0
+        index = write_index(directory / "model.safetensors.index.fp16.json", INDEX)
+    assert_complete(fst.load_file(index))
+    assert fst.dcp.StorageReader.validate_checkpoint_id(directory)
+    index.unlink()
+    (directory / "model-00002-of-00003.safetensors").unlink()
+    missing = "1 of the 3 shards are missing: model-00002-of-00003.safetensors"
+    for load in (fst.load_file, fst.tensor_names, lambda path: fst.safe_open(path, "pt"), fst.verify):
+        with pytest.raises(FileNotFoundError, match=missing):
+            load(directory)
+    with pytest.raises(FileNotFoundError, match=missing):
+        fst.dcp.StorageReader(directory).read_metadata()
+    assert main(["verify", str(directory)]) == 1
+    assert main(["convert", "--force", str(directory), target]) == 1
 
 
 def test_metadata_of_one_file(directory, tmp_path):

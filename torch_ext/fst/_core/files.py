@@ -1,9 +1,11 @@
-"""Opens regular files, as the core does, for code that reads a file itself."""
+"""Names of files, and regular files, as the core knows and opens them, for code that lists or reads files itself."""
 
 import errno
 import io
 import os
+import re
 import stat
+from pathlib import Path
 
 _KINDS = {
     stat.S_IFDIR: "directory",
@@ -12,6 +14,20 @@ _KINDS = {
     stat.S_IFCHR: "character device",
     stat.S_IFBLK: "block device",
 }
+
+_INDEX = re.compile(r"\.safetensors\.index(\.[^/]*)?\.json$")
+
+
+def is_index(name: str) -> bool:
+    """Returns whether a name is that of an index: `model.safetensors.index.json`, or one with a variant, such as
+    `model.safetensors.index.fp16.json`.
+    """
+    return _INDEX.search(name) is not None
+
+
+def names_in(directory: str | os.PathLike[str]) -> list[str]:
+    """Returns the sorted names in a directory, without hidden files."""
+    return sorted(entry.name for entry in Path(directory).iterdir() if not entry.name.startswith("."))
 
 
 def open_regular(path: str | os.PathLike[str], mode: str = "rb", buffering: int = -1) -> io.BufferedReader:

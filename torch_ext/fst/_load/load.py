@@ -1,8 +1,9 @@
 """Loads of checkpoints and of named tensors.
 
-A path is a safetensors file, a directory that contains one checkpoint (`*.safetensors` files, with or without an index
-file), or the index file `*.safetensors.index.json` of a sharded checkpoint. Functions that accept several paths load
-one checkpoint from all of them. A tensor name may occur in only one file.
+A path is a safetensors file, a directory that contains one checkpoint, or the index file `*.safetensors.index.json` of
+a sharded checkpoint. The checkpoint of a directory is its index, `model.safetensors`, or shards that are all there;
+further files are one checkpoint if their names differ in numbers only. Functions that accept several paths load one
+checkpoint from all of them. A tensor name may occur in only one file.
 
 Every returned tensor owns its storage and is ready on the current stream. On the CPU, tensors of local files are views
 of private mappings: they use memory once they are accessed, and writing to one changes neither the file nor any other

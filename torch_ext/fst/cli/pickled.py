@@ -1,9 +1,10 @@
 """PyTorch files, which `fst convert` reads."""
 
 import json
+from fnmatch import fnmatch
 from pathlib import Path
 
-from fst._core.files import open_regular
+from fst._core.files import is_index, names_in, open_regular
 from fst._core.urls import is_url
 
 _INDEX_SUFFIX = ".bin.index.json"
@@ -20,11 +21,12 @@ def files_of(path: str) -> tuple[list[str], set[str]]:
     place = Path(path)
     if is_url(path):
         return [path], set()
-    if place.is_dir() and not any(place.glob("*.safetensors*")):
+    names = names_in(place) if place.is_dir() else []
+    if place.is_dir() and not any(name.endswith(".safetensors") or is_index(name) for name in names):
         if (place / f"pytorch_model{_INDEX_SUFFIX}").exists():
             return _files_of_index(place / f"pytorch_model{_INDEX_SUFFIX}")
-        files = sorted(place.glob("pytorch_model*.bin")) or sorted(filter(is_pickled, place.iterdir()))
-        return list(map(str, files)) or [path], set()
+        files = [str(place / name) for name in names if fnmatch(name, "pytorch_model*.bin")]
+        return files or [file for name in names if is_pickled(file := str(place / name))] or [path], set()
     return _files_of_index(place) if path.endswith(_INDEX_SUFFIX) else ([path], set())
 
 

@@ -8,11 +8,11 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from glob import escape, glob
 from typing import TYPE_CHECKING, Literal
 
+from fst._core.files import names_in
 from fst._core.formatting import format_count, format_size, visible
-from fst._core.urls import is_url, without_secrets
+from fst._core.urls import without_secrets
 from fst.cli.arguments import Paths, expanded
 from fst.cli.message import message_of
 from fst.cli.sign import add_rules, rules_of
@@ -149,17 +149,15 @@ def _checks(path: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Cal
 
 def _files(path: str) -> list[str]:
     """Returns the files of a checkpoint. Each is checked separately, so that all failures are reported."""
-    if os.path.isdir(path):
-        return sorted(glob(os.path.join(escape(path), "*.safetensors"))) or [path]
-    if is_url(path) or path.endswith(".safetensors.index.json"):
-        from fst._core.arguments import path_of
-        from fst._core.ops import call
+    from fst._core.arguments import path_of
+    from fst._core.ops import call
 
-        # Opening an invalid index reports its error again.
-        with contextlib.suppress(OSError, ValueError):
-            listed: list[str] = call("checkpoint_files", [path_of(path)])
-            return listed
-    return [path]
+    # Opening an invalid index, or an incomplete set of shards, reports its error again.
+    with contextlib.suppress(OSError, ValueError):
+        listed: list[str] = call("checkpoint_files", [path_of(path)])
+        return listed
+    names = names_in(path) if os.path.isdir(path) else []
+    return [os.path.join(path, name) for name in names if name.endswith(".safetensors")] or [path]
 
 
 def _header(path: str) -> str:

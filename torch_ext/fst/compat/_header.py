@@ -7,6 +7,7 @@ from typing import Any
 
 from fst._core.arguments import Path, path_of
 from fst._core.classes import Checkpoint
+from fst._core.files import is_index
 from fst._core.source import Source
 from fst._core.urls import local_path_of
 
@@ -23,7 +24,7 @@ def read_header(path: Path) -> tuple[dict[str, str] | None, dict[str, dict[str, 
         Errors of `fst.load_file` for paths and headers.
     """
     text = path_of(path)
-    if os.path.isdir(local_path_of(text)) or text.endswith(".index.json"):
+    if os.path.isdir(local_path_of(text)) or is_index(text):
         raise IsADirectoryError(errno.EISDIR, "expected one file; name the files one by one", text)
     checkpoint = Checkpoint([text])
     tensors = {name: checkpoint.tensor_info(name) for name in checkpoint.names()}

@@ -11,9 +11,9 @@
 // Each function calls the operator of the same name through PyTorch's dispatcher. Programs, TorchScript
 // modules and AOTInductor packages therefore run the same code.
 //
-// Paths. A path names a safetensors file, a directory with one checkpoint (`*.safetensors` files, with or without an
-// index file), or the index file of a sharded checkpoint. Several paths form one checkpoint; each tensor name may occur
-// in one file only.
+// Paths. A path names a safetensors file, a directory with one checkpoint (its index, `model.safetensors`, shards, or
+// files whose names differ in numbers only), or the index file of a sharded checkpoint. Several paths form one
+// checkpoint; each tensor name may occur in one file only.
 //
 // Devices. "cpu", "cuda" (the current GPU), "cuda:1", or "meta", which reads the headers and no data.
 //
