@@ -267,10 +267,10 @@ pub fn choose(options: &Options, source: &Source, access: Access) -> Result<Chos
         ReaderChoice::Lease => {
             Ok(ChosenReader::new(ReaderKind::Lease, "other processes copy from the page cache, too"))
         }
-        ReaderChoice::Auto => Ok(choose_by(FileSystem::of(&file.file, &file.path)?, options, access)),
+        ReaderChoice::Auto => Ok(choose_by(FileSystem::of(&file.file), options, access)),
         // The device has no engine for direct reads, or the bytes are for views.
         ReaderChoice::Gds => {
-            let ChosenReader { kind, why } = choose_by(FileSystem::of(&file.file, &file.path)?, options, access);
+            let ChosenReader { kind, why } = choose_by(FileSystem::of(&file.file), options, access);
             Ok(ChosenReader::new(kind, format!("gds is not available; {why}")))
         }
     }

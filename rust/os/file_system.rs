@@ -1,10 +1,11 @@
-//! Detects the file system of a file from the magic number of statfs(2).
+//! Detects the file system of a file from the magic number of statfs(2), and calls that some file systems refuse.
 
-use crate::error::{Error, Result};
 use rustix::fs::{fstatfs, major, minor};
+use rustix::io::Errno;
+use std::cmp::Ordering;
 use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 /// Kind of file system, as far as it affects the choice of a reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,21 +39,42 @@ const REMOTE: [(u32, &str); 15] = [
 ];
 
 impl FileSystem {
-    /// Returns the kind of file system that holds `file`.
-    ///
-    /// # Errors
-    /// `io` if `fstatfs` fails.
-    pub fn of(file: &File, path: &Path) -> Result<FileSystem> {
-        let stat =
-            fstatfs(file).map_err(|error| Error::from_io(error.into(), path, "cannot determine the file system"))?;
+    /// Returns the kind of file system that holds `file`. One that does not tell is taken for a network file system.
+    pub fn of(file: &File) -> FileSystem {
+        let stat = match fstatfs(file) {
+            Ok(stat) => stat,
+            Err(refusal) => {
+                tracing::debug!(%refusal, "cannot determine the file system");
+                return FileSystem::Remote("an unknown file system");
+            }
+        };
         let find = |list: &[(u32, &'static str)]| {
             list.iter().find(|(magic, _)| i64::from(*magic) == stat.f_type).map(|(_, name)| *name)
         };
-        Ok(match (find(&MEMORY), find(&REMOTE)) {
+        match (find(&MEMORY), find(&REMOTE)) {
             (Some(name), _) => FileSystem::Memory(name),
             (None, Some(name)) => FileSystem::Remote(name),
             (None, None) => FileSystem::Local,
-        })
+        }
+    }
+}
+
+/// Returns whether a file system or a container lacks a call.
+pub fn is_unsupported(error: &io::Error) -> bool {
+    const REFUSALS: [Errno; 5] = [Errno::OPNOTSUPP, Errno::NOSYS, Errno::INVAL, Errno::PERM, Errno::NOTTY];
+    Errno::from_io_error(error).is_some_and(|number| REFUSALS.contains(&number))
+}
+
+/// Sets the length of a file. Where only writes set it, writes the last byte of a file that is shorter.
+///
+/// # Errors
+/// Those of ftruncate(2) and pwrite(2).
+pub fn set_length(file: &File, length: u64) -> io::Result<()> {
+    let Err(refusal) = file.set_len(length) else { return Ok(()) };
+    match file.metadata()?.len().cmp(&length) {
+        Ordering::Less if is_unsupported(&refusal) => file.write_all_at(&[0], length.saturating_sub(1)),
+        Ordering::Equal if is_unsupported(&refusal) => Ok(()),
+        _ => Err(refusal),
     }
 }
 

@@ -1,12 +1,12 @@
 //! Output file that appears at its path atomically. Bytes go to a file without a name or with a temporary name, past the
 //! page cache if the file system supports direct I/O, and are flushed before the file is renamed.
 
-use super::direct_file::{DirectFile, is_unsupported};
+use super::direct_file::{DirectFile, flush};
 use super::file_kernel::{FileKernel, Linux};
 use super::temp_file::{self, Target, TempFile};
 use crate::error::{Error, Result};
 use crate::num::to_u64;
-use crate::os::retry::{Check, repeat};
+use crate::os::retry::Check;
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -19,8 +19,8 @@ const NOT_FLUSHED: &str = "the new file is complete and has this name, but a pow
                            because the directory cannot be flushed";
 
 /// Message of a rename that the file system refused.
-const NOT_RENAMED: &str = "cannot give the complete new file its name, so a file that was there is unchanged, and the \
-                           new one is removed";
+const NOT_RENAMED: &str = "cannot give the complete new file its name, so a file that was there is unchanged; check the \
+                           permissions of the directory, or save to a file system that renames files";
 
 /// File that is being written. Dropping it before it is published leaves no file behind.
 pub struct OutputFile {
@@ -42,7 +42,7 @@ impl OutputFile {
     /// permissions of `model`, if that exists.
     pub fn create_like(path: &Path, model: Option<&Path>, kernel: Box<dyn FileKernel>) -> Result<OutputFile> {
         let temp_file = TempFile::create(path, model)?;
-        let data = DirectFile::new(path, Arc::clone(&temp_file.file), kernel)?;
+        let data = DirectFile::new(path, Arc::clone(&temp_file.file), kernel);
         Ok(OutputFile { data, temp_file })
     }
 
@@ -80,11 +80,11 @@ impl OutputFile {
 /// called before a call is repeated.
 pub fn create_sized(path: &Path, bytes: u64, model: Option<&Path>, check: Check<'_>) -> Result<()> {
     let file = Arc::new(temp_file::create_new(path, model)?);
-    let sized = DirectFile::new(path, file, Box::new(Linux)).and_then(|file| {
-        file.reserve(bytes.next_multiple_of(to_u64(ALIGNMENT)), check)?;
-        file.set_length(bytes)
-    });
-    sized.inspect_err(|_| temp_file::remove(path))
+    let file = DirectFile::new(path, file, Box::new(Linux));
+    let sized = file.reserve(bytes.next_multiple_of(to_u64(ALIGNMENT)), check).and_then(|()| file.set_length(bytes));
+    // Some file systems refuse to remove an open file.
+    drop(file);
+    sized.map_err(|error| temp_file::remove(path, error))
 }
 
 /// Checks that a save can create or replace the file at `path`.
@@ -109,10 +109,8 @@ pub(super) fn flush_directory(
     kernel: &dyn FileKernel,
     check: Check<'_>,
 ) -> Result<()> {
-    match repeat(check, || kernel.flush(directory)) {
+    match flush(directory, kernel, check) {
         Err(interruption) => Err(Error::new(interruption.kind(), not_flushed).at(path)),
-        // Not every file system can flush a directory.
-        Ok(Err(error)) if !is_unsupported(&error) => Err(Error::from_io(error, path, not_flushed)),
-        Ok(_) => Ok(()),
+        Ok(flushed) => flushed.map_err(|error| Error::from_io(error, path, not_flushed)),
     }
 }

@@ -3,7 +3,7 @@
 use super::file_kernel::FileKernel;
 use crate::error::{Error, Result};
 use crate::num::to_u64;
-use crate::os::file_system::FileSystem;
+use crate::os::file_system::{FileSystem, is_unsupported, set_length};
 use crate::os::local_file::open_regular_for_writes;
 use crate::os::retry::{self, Check, read_full, repeat};
 use crate::staging::PAGE_BYTES;
@@ -12,8 +12,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Alignment of direct writes in bytes: of the offset, the address and the length.
 pub const ALIGNMENT: usize = PAGE_BYTES;
@@ -25,27 +25,27 @@ pub struct DirectFile {
     file: Arc<File>,
     kernel: Box<dyn FileKernel>,
     is_direct: AtomicBool,
+    /// Whether the length can be set before the first write. Only writes set it on some mounts.
+    has_length: OnceLock<bool>,
 }
 
 impl DirectFile {
     /// Turns direct I/O on for an open file, if its file system supports that.
-    ///
-    /// # Errors
-    /// `io` if the file system is unknown.
-    pub fn new(path: &Path, file: Arc<File>, kernel: Box<dyn FileKernel>) -> Result<DirectFile> {
-        let file = DirectFile { path: path.to_path_buf(), file, kernel, is_direct: AtomicBool::new(false) };
-        let refusal = match FileSystem::of(&file.file, path)? {
+    pub fn new(path: &Path, file: Arc<File>, kernel: Box<dyn FileKernel>) -> DirectFile {
+        let (path_buf, is_direct, has_length) = (path.to_path_buf(), AtomicBool::new(false), OnceLock::new());
+        let file = DirectFile { path: path_buf, file, kernel, is_direct, has_length };
+        let refusal = match FileSystem::of(&file.file) {
             FileSystem::Memory(name) | FileSystem::Remote(name) => Some(format!("it is on {name}")),
             FileSystem::Local => file.set_direct(true).err().map(|error| error.to_string()),
         };
         tracing::debug!(path = %path.display(), is_direct = refusal.is_none(), refusal, "opened an output file");
-        Ok(file)
+        file
     }
 
     /// Opens an existing file of any content. Waits while a process that reads it holds a lease.
     pub fn open(path: &Path, kernel: Box<dyn FileKernel>, check: Check<'_>) -> Result<DirectFile> {
         let file = open_regular_for_writes(path, check)?;
-        DirectFile::new(path, Arc::new(file), kernel)
+        Ok(DirectFile::new(path, Arc::new(file), kernel))
     }
 
     /// Closes the file, unless another part of the program has it open.
@@ -58,7 +58,7 @@ impl DirectFile {
         &self.path
     }
 
-    /// Reserves disk space for a file of `bytes` bytes.
+    /// Reserves disk space for a file of `bytes` bytes, unless the mount could not cut the file to a shorter length later.
     ///
     /// # Errors
     /// `io` if the disk has too little space; that of `check`, which is called before a call is repeated.
@@ -68,6 +68,16 @@ impl DirectFile {
         }
         if i64::try_from(bytes).is_err() {
             return Err(self.error(Errno::FBIG.into(), "reserve"));
+        }
+        let has_length = self.has_length.get_or_init(|| {
+            let unchanged = self.file.metadata().and_then(|found| self.file.set_len(found.len()));
+            !unchanged.is_err_and(|refusal| {
+                tracing::debug!(path = %self.path.display(), %refusal, "the length cannot be set; writes set it");
+                is_unsupported(&refusal)
+            })
+        });
+        if !has_length {
+            return self.disable_direct_io();
         }
         let reserved = repeat(check, || self.kernel.reserve(&self.file, bytes))?;
         match reserved {
@@ -143,15 +153,16 @@ impl DirectFile {
 
     /// Sets the length of the file to `length` bytes.
     pub fn set_length(&self, length: u64) -> Result<()> {
-        self.file.set_len(length).map_err(|error| self.error(error, "cannot set the length of the file"))
+        set_length(&self.file, length).map_err(|error| self.error(error, "cannot set the length of the file"))
     }
 
-    /// Flushes the file to the disk.
+    /// Flushes the file to the disk, if its file system can.
     pub fn flush(&self, check: Check<'_>) -> Result<()> {
-        repeat(check, || self.kernel.flush(&self.file))?.map_err(|error| self.error(error, "cannot flush the file"))
+        flush(&self.file, &*self.kernel, check)?.map_err(|error| self.error(error, "cannot flush the file"))
     }
 
-    fn is_direct(&self) -> bool {
+    /// Returns whether writes bypass the page cache, in whole blocks.
+    pub fn is_direct(&self) -> bool {
         self.is_direct.load(Ordering::Relaxed)
     }
 
@@ -174,7 +185,11 @@ impl DirectFile {
     }
 }
 
-/// Returns whether a file system lacks an operation.
-pub(super) fn is_unsupported(error: &io::Error) -> bool {
-    matches!(Errno::from_io_error(error), Some(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL))
+/// Flushes a file or a directory. Not every file system can.
+pub(super) fn flush(file: &File, kernel: &dyn FileKernel, check: Check<'_>) -> Result<io::Result<()>> {
+    let refused = |error: io::Error| match is_unsupported(&error) {
+        true => Ok(tracing::info!(%error, "the file system cannot flush; a power failure may lose the file")),
+        false => Err(error),
+    };
+    Ok(repeat(check, || kernel.flush(file))?.or_else(refused))
 }

@@ -102,7 +102,7 @@ impl Output {
 
     /// Returns the number of bytes that the last write takes for its `length` bytes. Further ones are removed from a file.
     pub fn last_bytes(&self, length: usize) -> usize {
-        if self.is_object() { length } else { length.next_multiple_of(ALIGNMENT) }
+        if self.target().is_ok_and(DirectFile::is_direct) { length.next_multiple_of(ALIGNMENT) } else { length }
     }
 
     /// Returns the size of the part of an object that has the byte at `offset`, or `None` for a file.

@@ -162,10 +162,18 @@ impl TemporaryName {
 
     /// Renames the file in its directory, atomically replacing an existing file.
     fn rename_to(mut self, name: &OsStr, kernel: &dyn FileKernel) -> io::Result<()> {
-        let Some(own) = &self.name else { return Ok(()) };
-        kernel.rename(self.directory.as_fd(), own, self.directory.as_fd(), name)?;
-        self.name = None;
-        Ok(())
+        let Some(own) = self.name.take() else { return Ok(()) };
+        let Err(refusal) = kernel.rename(self.directory.as_fd(), &own, self.directory.as_fd(), name) else {
+            return Ok(());
+        };
+        Err(match unlinkat(&*self.directory, &*own, AtFlags::empty()) {
+            Ok(()) => refusal,
+            Err(error) => {
+                let message =
+                    format!("{refusal}; the file {} remains, since it cannot be removed: {error}", own.display());
+                io::Error::new(refusal.kind(), message)
+            }
+        })
     }
 }
 
@@ -276,10 +284,11 @@ fn cannot_create(error: io::Error, path: &Path) -> Error {
     if is_missing { error.note("create its directory first") } else { error }
 }
 
-/// Removes a temporary file.
-pub fn remove(temporary: &Path) {
-    if let Err(error) = fs::remove_file(temporary) {
-        tracing::warn!(path = %temporary.display(), %error, "cannot remove a temporary file");
+/// Removes a file after an error. Returns the error, which says so if the file remains.
+pub fn remove(path: &Path, error: Error) -> Error {
+    match fs::remove_file(path) {
+        Ok(()) => error,
+        Err(refusal) => error.note(&format!("the incomplete file remains, since it cannot be removed: {refusal}")),
     }
 }
 

@@ -3,6 +3,7 @@
 use super::ranges::{RANGE_BYTES, Ranges};
 use super::{Cache, Entry, FILE_MODE, OBJECT, PART, RANGES, is_same, open_file, use_now};
 use crate::num::{to_u64, to_usize};
+use crate::os::file_system::{is_unsupported, set_length};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::ops::Range;
@@ -52,7 +53,7 @@ impl Part {
         };
         let data = create(OpenOptions::new().write(true), PART)?;
         let ranges = create(OpenOptions::new().append(true), RANGES)?;
-        data.set_len(length)?;
+        set_length(&data, length)?;
         Part::new(cache, entry, data, ranges, Ranges::default(), length)
     }
 
@@ -114,7 +115,8 @@ impl Part {
 
     /// Flushes what was written, and lists its ranges. Completes the copy if nothing is missing.
     pub(super) fn keep(&self, written: &[Range<u64>]) -> io::Result<()> {
-        self.data.sync_data()?;
+        let flushed = self.data.sync_data();
+        flushed.or_else(|error| if is_unsupported(&error) { Ok(()) } else { Err(error) })?;
         let records: Vec<u8> = written.iter().flat_map(Ranges::encode).collect();
         (&self.ranges).write_all(&records)?;
         let known = read_ranges(&self.ranges, self.length)?.unwrap_or_default();
