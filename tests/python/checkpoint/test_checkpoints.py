@@ -91,9 +91,15 @@ def test_invalid_index(directory):
                 fst.load_file(path)
 
 
+def exit_code(*arguments: object) -> object:
+    with pytest.raises(SystemExit) as ended:
+        main(list(map(str, arguments)))
+    return ended.value.code
+
+
 def test_one_function_chooses_the_files_of_a_directory(directory, tmp_path):
     """tests/rust/checkpoint.rs has the rules. Every entrance leaves out hidden files, and names a missing shard."""
-    target = str(tmp_path / "converted.safetensors")
+    target = tmp_path / "converted.safetensors"
     (directory / "._model.safetensors").write_bytes(b"\0\x05\x16\x07")
     (directory / "._model.safetensors.index.json").write_bytes(b"\0\x05\x16\x07")
     (directory / ".old.bin").write_bytes(b"")
@@ -104,8 +110,8 @@ def test_one_function_chooses_the_files_of_a_directory(directory, tmp_path):
             assert set(file.keys()) == set(TENSORS)
         dcp.load(state, storage_reader=fst.dcp.StorageReader(directory))
         assert_same(state["head.bias"], TENSORS["head.bias"].tensor())
-        assert main(["verify", str(directory)]) == 0
-        assert main(["convert", "--force", str(directory), target]) == 0
+        assert exit_code("verify", directory) == 0
+        assert exit_code("convert", "--force", directory, target) == 0
         index = write_index(directory / "model.safetensors.index.fp16.json", INDEX)
     assert_complete(fst.load_file(index))
     assert fst.dcp.StorageReader.validate_checkpoint_id(directory)
@@ -117,8 +123,8 @@ def test_one_function_chooses_the_files_of_a_directory(directory, tmp_path):
             load(directory)
     with pytest.raises(FileNotFoundError, match=missing):
         fst.dcp.StorageReader(directory).read_metadata()
-    assert main(["verify", str(directory)]) == 1
-    assert main(["convert", "--force", str(directory), target]) == 1
+    assert exit_code("verify", directory) == 1
+    assert exit_code("convert", "--force", directory, target) == 1
 
 
 def test_metadata_of_one_file(directory, tmp_path):

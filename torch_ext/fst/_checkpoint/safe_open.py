@@ -268,8 +268,8 @@ def _open(filename: Paths, verify: str, encryption_key: EncryptionKey | None) ->
     try:
         return OpenCheckpoint(filename, verify=verify, encryption_key=encryption_key)
     except FileNotFoundError as error:
-        # Only fst shows URLs without what may be secret.
-        if not isinstance(filename, (str, os.PathLike)) or is_remote(path_of(filename)):
+        # Only fst shows URLs without what may be secret, and knows what a directory or an index lacks.
+        if not isinstance(filename, (str, os.PathLike)) or is_remote(path_of(filename)) or os.path.exists(filename):
             raise
         # With one argument, the text equals safetensors', without the number of the error.
         missing = FileNotFoundError(f"No such file or directory: {os.fspath(filename)}")
