@@ -121,8 +121,8 @@ def test_one_function_chooses_the_files_of_a_directory(directory, tmp_path):
     for load in (fst.load_file, fst.tensor_names, lambda path: fst.safe_open(path, "pt"), fst.verify):
         with pytest.raises(FileNotFoundError, match=missing):
             load(directory)
-    with pytest.raises(FileNotFoundError, match=missing):
-        fst.dcp.StorageReader(directory).read_metadata()
+    with pytest.raises(dcp.api.CheckpointException, match=missing):
+        dcp.load(state, storage_reader=fst.dcp.StorageReader(directory))
     assert exit_code("verify", directory) == 1
     assert exit_code("convert", "--force", directory, target) == 1
 
