@@ -1,14 +1,15 @@
-//! Converts a recording to a Chrome trace: times in microseconds since the start of the profile, one process for the
-//! loads, one for the threads and one for each GPU.
+//! Converts a recording to a Chrome trace: times in microseconds since the start of the profile, one process each for
+//! saves, loads, threads, and the work of a GPU.
 
 use super::recorder::{Recorder, lock};
-use super::{Count, Entry, Memory, Track, thread};
+use super::{Count, Entry, Memory, Stage, Track, thread};
 use serde_json::{Map, Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Process ids in the trace. GPU n has the id `FIRST_GPU + n`.
+const SAVES: i64 = 0;
 const LOADS: i64 = 1;
 const HOST: i64 = 2;
 const FIRST_GPU: i64 = 3;
@@ -62,25 +63,29 @@ pub fn text(recorder: &Recorder, end: u64) -> String {
     format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{totals},\"traceEvents\":[\n{}\n]}}\n", events.join(",\n"))
 }
 
-/// End of the last load in each row of loads. Concurrent loads need several rows.
+/// End of the last load or save in each row, by process. Concurrent loads need several rows.
 #[derive(Default)]
-struct Loads(Vec<u64>);
+struct Loads(BTreeMap<i64, Vec<u64>>);
 
 impl Loads {
-    fn assign_row(&mut self, entry: &Entry) -> usize {
-        let free = self.0.iter_mut().enumerate().find(|(_, end)| **end <= entry.begin);
+    fn assign_row(&mut self, process: i64, entry: &Entry) -> usize {
+        let rows = self.0.entry(process).or_default();
+        let free = rows.iter_mut().enumerate().find(|(_, end)| **end <= entry.begin);
         if let Some((row, end)) = free {
             *end = entry.end;
             return row;
         }
-        self.0.push(entry.end);
-        self.0.len() - 1
+        rows.push(entry.end);
+        rows.len() - 1
     }
 }
 
 fn row_of(entry: &Entry, loads: &mut Loads) -> Row {
     match entry.track {
-        Track::Load => (LOADS, loads.assign_row(entry)),
+        Track::Load => {
+            let process = if entry.stage == Stage::Save { SAVES } else { LOADS };
+            (process, loads.assign_row(process, entry))
+        }
         Track::Thread(row) => (HOST, row),
         Track::CopyStream { ordinal, copy_stream } => (FIRST_GPU + i64::from(ordinal), copy_stream),
     }
@@ -93,6 +98,7 @@ fn names(rows: &BTreeSet<Row>) -> Vec<Value> {
     let named = |kind: &str, (process, row): Row, name: String| json!({ "name": kind, "ph": "M", "pid": process, "tid": row, "args": { "name": name } });
     let process = |&process: &i64| {
         let name = match process {
+            SAVES => "saves".to_owned(),
             LOADS => "loads".to_owned(),
             HOST => "host".to_owned(),
             gpu => format!("GPU {}", gpu - FIRST_GPU),
@@ -101,6 +107,7 @@ fn names(rows: &BTreeSet<Row>) -> Vec<Value> {
     };
     let row = |&(process, row): &Row| {
         let name = match (process, threads.get(row)) {
+            (SAVES, _) => format!("save {row}"),
             (LOADS, _) => format!("load {row}"),
             (HOST, Some(thread)) => format!("{thread} {row}"),
             _ => format!("copy stream {row}"),

@@ -56,12 +56,13 @@ impl Target {
             return Err(Error::new(Kind::InvalidArgument, "has no file name; give the path of a file").at(path));
         }
         let failed = |error: io::Error| cannot_create(error, path);
-        let target = resolve_links(path).map_err(failed)?;
-        let is_present = match fs::metadata(&target) {
+        // Of the path, since the links of /proc to open pipes cannot be resolved.
+        let is_present = match fs::metadata(path) {
             Ok(found) => check_regular(path, &found).map(|()| true)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => false,
             Err(error) => return Err(failed(error)),
         };
+        let target = resolve_links(path).map_err(failed)?;
         let opened = || {
             let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_os_string();
             let directory = open_directory(CWD, directory_of(&target), OFlags::PATH)?;

@@ -9,6 +9,7 @@ is the directory in which CMake finds the package `fst`.
 """
 
 from types import ModuleType
+from typing import TYPE_CHECKING, NoReturn
 
 # The first name ends the process if it is the command `fst` and can run without PyTorch.
 from fst import _command, storage  # noqa: F401
@@ -104,6 +105,13 @@ __all__ = [
 
 # Directory in which CMake's find_package(fst) finds the header and the library, like `torch.utils.cmake_prefix_path`.
 cmake_prefix_path = f"{__path__[0]}/share/cmake"
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        hint = f"; import fst.{name} first" if name in ("compat", "dcp", "numpy", "plugins", "torch") else ""
+        raise AttributeError(f"module 'fst' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

@@ -69,6 +69,17 @@ def test_inspect_json(command, sharded):
     assert len(shown["files"]) == 2
 
 
+def test_inspect_goes_on_after_a_bad_file(command, sharded):
+    bad = sharded.parent / "bad.safetensors"
+    bad.write_bytes(b"no header")
+    (sharded.parent / "model.safetensors.index.json").unlink(missing_ok=True)
+    done = command("inspect", sharded.parent, "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["total"]["tensors"] == 3
+    assert done.stderr.startswith(f"fst: {bad}")
+    assert command("inspect", bad).stdout == ""
+
+
 # Clears the screen, goes to the start of the line, reverses the text, starts another line, sets the window's title.
 HIDDEN = "\x1b[2J\ra\u202eb\u2066c\nok\x07\x9bd"
 # Characters of it that no command prints. Progress bars print carriage returns.
@@ -298,7 +309,8 @@ def test_completion(command, shell):
     script = command("completion", "bash").stdout
     complete = 'complete() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _fst fst "${@: -1}"; echo "${COMPREPLY[@]}"; };'
     lines = (
-        "fst ins; complete fst key n; complete fst load --tr; complete fst convert a --digests b; complete fst load ''"
+        "fst ins; complete fst key n; complete fst load --tr; complete fst convert a --digests b; complete fst load '';"
+        " complete fst convert a --dtype bf; complete fst load a --device cu"
     )
     assert shell(f"{script}\n{complete} complete {lines}").stdout.split("\n") == [
         "inspect",
@@ -306,6 +318,8 @@ def test_completion(command, shell):
         "--trace",
         "blake3",
         "",
+        "bfloat16",
+        "cuda",
         "",
     ]
     assert {"zsh", "fish"} <= {*re.findall(r"\w+", command("completion", "--help").stdout)}
@@ -326,6 +340,8 @@ def test_convert_casts_by_patterns(command, model, tmp_path):
     assert '"*.wieght" matches no tensor; the nearest are "layers.0.weight"' in done.stderr
     assert command("load", model, "--dtype", "*.weight=float16").returncode == 0
     assert command("load", model, "--dtype", "*.weight=int8").returncode == 2
+    for alias in ("fp16", "half", "torch.bfloat16", "*.weight=bf16"):
+        assert command("load", model, "--dtype", alias).returncode == 0
 
 
 INVALID = [

@@ -33,8 +33,13 @@ def shards(tmp_path):
     return directory
 
 
-def test_lines_fit_the_terminal(command: Callable, shards, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
+@pytest.fixture
+def terminal(monkeypatch):
+    """Makes the output a terminal of 80 columns."""
+    monkeypatch.setattr("fst.cli.table._terminal_columns", lambda: 80)
+
+
+def test_lines_fit_the_terminal(command: Callable, shards, terminal):
     done = command("inspect", shards)
     lines = done.stdout.splitlines()
     assert done.returncode == 0
@@ -46,8 +51,8 @@ def test_lines_fit_the_terminal(command: Callable, shards, monkeypatch):
 
 
 def test_other_programs_get_complete_names(command, shards, monkeypatch):
-    """Without a terminal nothing is cut, and a long name makes only its own line longer."""
-    monkeypatch.delenv("COLUMNS", raising=False)
+    """Without a terminal nothing is cut, whatever a shell exports, and a long name makes only its own line longer."""
+    monkeypatch.setenv("COLUMNS", "40")
     done = command("inspect", shards)
     by_length = sorted(done.stdout.splitlines(), key=len)
     assert LONG in by_length[-1]
@@ -56,11 +61,18 @@ def test_other_programs_get_complete_names(command, shards, monkeypatch):
     assert str(shards) not in done.stdout
 
 
-def test_wide_characters_fit_the_terminal(command, tmp_path, monkeypatch):
+def test_names_stay_different_on_a_terminal(command, tmp_path, terminal):
+    """Names that differ in the middle only, on a terminal that is too narrow for them."""
+    names = [f"model.{'inner.' * 12}{number}.{'inner.' * 12}weight" for number in range(30)]
+    save_file({name: torch.ones(2) for name in names}, tmp_path / "similar.safetensors")
+    rows = [line.split()[0] for line in command("inspect", "similar.safetensors").stdout.splitlines()[1:31]]
+    assert len(set(rows)) == 30
+
+
+def test_wide_characters_fit_the_terminal(command, tmp_path, terminal):
     """Characters of East Asian scripts take two columns, and combining ones none."""
     names = ["重" * 60, "e\u0301" * 60, "short"]
     save_file({name: torch.ones(2) for name in names}, tmp_path / "wide.safetensors")
-    monkeypatch.setenv("COLUMNS", "80")
     rows = command("inspect", "wide.safetensors").stdout.splitlines()[:4]
     columns = {
         sum(2 if character == "重" else 0 if character == "\u0301" else 1 for character in row.partition("F32")[0])
@@ -70,9 +82,8 @@ def test_wide_characters_fit_the_terminal(command, tmp_path, monkeypatch):
     assert any(re.match("重+\\.\\.\\.重+ ", row) for row in rows)
 
 
-def test_metadata_of_shards(command, tmp_path, monkeypatch):
+def test_metadata_of_shards(command, tmp_path, request):
     """What all shards have in common is shown once, and a long value is cut on a terminal only."""
-    monkeypatch.delenv("COLUMNS", raising=False)
     long = "value " * 50
     for file, number in zip(SHARDS, "12", strict=True):
         metadata = {"format": "pt", "shard": number, "long": long}
@@ -83,7 +94,7 @@ def test_metadata_of_shards(command, tmp_path, monkeypatch):
         f"{tmp_path / file}: shard = {number}" for file, number in zip(SHARDS, "12", strict=True)
     ]
     assert f"all files: long = {long}" in shown
-    monkeypatch.setenv("COLUMNS", "80")
+    request.getfixturevalue("terminal")
     assert max(map(len, command("inspect", tmp_path).stdout.splitlines())) <= 80
 
 

@@ -1,5 +1,6 @@
 """The command `fst` without PyTorch: help, the version, and which processes are the command."""
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import fst
 from fst._core.dtypes import CASTABLE
@@ -52,9 +54,23 @@ def test_help_needs_no_pytorch(without_torch, arguments):
 
 
 def test_version_needs_no_pytorch(without_torch):
-    done = without_torch("-m", "fst", "--version")
     release = ".".join(torch.__version__.split(".")[:2])
-    assert (done.returncode, done.stdout) == (0, f"fst {fst.__version__}, built for PyTorch {release}\n")
+    for option in ("--version", "-V"):
+        done = without_torch("-m", "fst", option)
+        assert (done.returncode, done.stdout) == (0, f"fst {fst.__version__}, built for PyTorch {release}\n")
+
+
+def test_closed_output_is_no_error(tmp_path):
+    save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
+    command = f"{shlex.quote(sys.executable)} -m fst inspect model.safetensors >&-"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_modules_that_are_not_imported_are_named():
+    program = "import fst; fst.dcp"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stderr.endswith("AttributeError: module 'fst' has no attribute 'dcp'; import fst.dcp first\n")
 
 
 def test_misspelt_command_and_completion_need_no_pytorch(without_torch):

@@ -1,6 +1,7 @@
 """`fst.patch`: unmodified programs that call safetensors use fst while the patch is active."""
 
 import functools
+import importlib
 import sys
 import threading
 import types
@@ -59,6 +60,29 @@ def count_tensors(function):
     with fst.profile() as p:
         result = function()
     return p.summary().tensors, result
+
+
+def test_modules_with_names_of_the_standard_library_are_patched(path, tmp_path, monkeypatch):
+    """Of a package, and of one that has no file."""
+    text = "from safetensors.torch import load_file\n"
+    (tmp_path / "cmd").mkdir()
+    for name in ("__init__.py", "loader.py"):
+        (tmp_path / "cmd" / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    made = types.ModuleType("profile.loader")
+    exec(text, vars(made))
+    with mock.patch.dict(sys.modules, {"profile.loader": made}):
+        sys.modules.pop("cmd", None)
+        modules = [importlib.import_module("cmd"), importlib.import_module("cmd.loader"), made]
+        with fst.patch():
+            for module in modules:
+                assert count_tensors(lambda module=module: module.load_file(path))[0] == 2, module
+
+
+def test_patch_without_safetensors(monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(ImportError, match="pip install safetensors"):
+        fst.patch()
 
 
 @pytest.mark.parametrize("load", ["load_file", "load_model", "safe_open", "numpy"])

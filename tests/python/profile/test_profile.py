@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -112,14 +113,40 @@ def test_staging_memory_of_an_earlier_load_counts(tmp_path):
     assert profile.summary().peak_staging_bytes >= 800_000
 
 
-def test_plot(path, tmp_path):
-    pytest.importorskip("matplotlib")
-    for paths in ([path], []):
+def test_plot(path, tmp_path, monkeypatch):
+    """Each stage has its own color, all texts are inside the picture, and no panel is empty."""
+    figure = pytest.importorskip("matplotlib.figure")
+    assert len(set(COLORS.values())) == len(COLORS)
+    drawn = []
+
+    class Figure(figure.Figure):
+        def savefig(self, *args, **kwargs):
+            super().savefig(*args, **kwargs)
+            drawn.append(self)
+
+    monkeypatch.setattr(figure, "Figure", Figure)
+    loads = (
+        partial(fst.load_file, path, dtype=torch.float16),
+        partial(fst.load_file, path),
+        partial(fst.save_file, {}, path),
+        None,
+    )
+    for load, panels in zip(loads, (2, 1, 2, 1), strict=True):
         with fst.profile() as profile:
-            for each in paths:
-                fst.load_file(each, dtype=torch.float16)
+            assert "is recording" in repr(profile)
+            if load:
+                load()
+        assert "has not" not in repr(profile)
         profile.plot(tmp_path / "load.png")
         assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
+        assert len(drawn[-1].axes) == panels
+        width = drawn[-1].bbox.width
+        title = drawn[-1]._suptitle.get_window_extent()
+        assert title.x0 >= 0
+        assert title.x1 <= width
+    saved = [label.get_text() for label in drawn[2].axes[0].get_yticklabels()]
+    assert "saves: save 0" in saved
+    assert not any(label.startswith("loads") for label in saved)
 
 
 def test_plot_requires_matplotlib(monkeypatch, tmp_path):
@@ -190,12 +217,12 @@ def test_stages_are_those_of_rust():
     assert names == list(STAGES) == list(COLORS)
 
 
-def recording(*spans, dropped=0, storage_bytes=None):
+def recording(*spans, dropped=0, storage_bytes=None, reader="pread"):
     """Builds a recording from spans: stage, row, begin and end in seconds, and bytes."""
     events, totals = [], {}
     for stage, row, begin, end, size in spans:
         process = 1 if stage == "load" else 3 if stage in ("copy", "kernel") else 2
-        arguments = {"bytes": size, "tensors": 1, "path": "a", "reader": "pread"}
+        arguments = {"bytes": size, "tensors": 1, "path": "a", "reader": reader}
         event = {"name": stage, "ph": "X", "pid": process, "tid": row, "args": arguments}
         events.append(event | {"ts": begin * 1e6, "dur": (end - begin) * 1e6})
         total = totals.setdefault(stage, {"stage": stage, "spans": 0, "bytes": 0, "seconds": 0.0})
@@ -303,14 +330,22 @@ def test_bottleneck(spans, expected):
 
 
 @pytest.mark.parametrize(
-    ("storage_bytes", "expected"),
+    ("reader", "storage_bytes", "advice", "origin"),
     [
-        (12 * GB, "faster storage or more threads (FST_THREADS) would help"),
-        (0, "the bytes were in the page cache, so more threads (FST_THREADS) on more cores would help"),
+        ("pread", 12 * GB, "faster storage or more threads (FST_THREADS) would help", "from storage\n"),
+        (
+            "pread",
+            0,
+            "the bytes were in the page cache, so more threads (FST_THREADS)",
+            ", the rest from the page cache",
+        ),
+        ("object", 0, "a faster network, or a service that answers faster, would help", "11.2 GiB from storage\n"),
     ],
 )
-def test_read_advice_depends_on_page_cache(storage_bytes, expected):
-    assert expected in bottleneck(recording(LOAD, ("read", 0, 0, 10, 12 * GB), storage_bytes=storage_bytes))
+def test_read_advice_depends_on_the_origin_of_the_bytes(reader, storage_bytes, advice, origin):
+    summary = summarize(recording(LOAD, ("read", 0, 0, 10, 12 * GB), storage_bytes=storage_bytes, reader=reader), None)
+    assert advice in summary.bottleneck
+    assert origin in str(summary)
 
 
 def test_dropped_spans_are_reported():

@@ -143,16 +143,22 @@ def test_link_of_a_shard_to_another_file_system_is_an_error(tmp_path):
     ("name", "kind", "limit"),
     pairwise(
         ["model.safetensors", *SHARDS, INDEX, "model-00007-of-00009.safetensors"],
-        ["fifo", "device", "directory"],
+        ["fifo", "pipe", "device", "directory"],
         LIMITS.values(),
     ),
 )
 def test_special_files_are_not_replaced(tmp_path, name, kind, limit):
     path = tmp_path / name
-    {"fifo": os.mkfifo, "device": lambda path: path.symlink_to("/dev/null"), "directory": os.mkdir}[kind](path)
+    # The link to a pipe of the process itself, such as /dev/stdout in a pipeline, leads to no path.
+    pipe = os.pipe()
+    links = {"device": "/dev/null", "pipe": f"/proc/self/fd/{pipe[1]}"}
+    make = {"fifo": os.mkfifo, "directory": os.mkdir}.get(kind) or (lambda path: path.symlink_to(links[kind]))
+    make(path)
     with pytest.raises((ValueError, IsADirectoryError), match=f"{path}: is a "):
         save(tmp_path, 1, limit)
     assert os.listdir(tmp_path) == [name]
+    for end in pipe:
+        os.close(end)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

@@ -1,6 +1,7 @@
 """References of imported modules to objects, and their replacement by other objects."""
 
 import operator
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import compress
@@ -11,7 +12,8 @@ Place = tuple[Namespace, str]
 
 # Packages whose modules are not searched: most modules of a program. They do not bind names of safetensors: functions
 # of PyTorch and of fst that use it import it when they are called.
-_PASSED_OVER = sys.stdlib_module_names | {"fst", "torch", "sympy", "mpmath", "numpy", "triton"}
+_PASSED_OVER = {"fst", "torch", "sympy", "mpmath", "numpy", "triton"}
+_STDLIB = f"{os.path.dirname(os.__file__)}{os.sep}"
 
 
 class _Snapshot(NamedTuple):
@@ -75,8 +77,8 @@ def _look(known: _Snapshot, imported: Mapping[str, Any], pairs: Mapping[Any, Any
     if len(modules) < count or not all(map(operator.is_, modules, known.modules)):
         known, count = known._replace(namespaces=[], sizes=[], places=[]), 0
     # Programs add modules after those before, which keep their namespaces.
-    names = [name for name in list(imported)[count:] if name.partition(".")[0] not in _PASSED_OVER]
-    added = [_namespace_of(imported[name]) for name in names]
+    new = ((name.partition(".")[0], _namespace_of(imported[name])) for name in list(imported)[count:])
+    added = [names for top, names in new if top not in _PASSED_OVER and not _is_of_stdlib(top, names)]
     namespaces = known.namespaces + added
     sizes = list(map(len, namespaces))
     changed = [*compress(known.namespaces, map(operator.ne, sizes, known.sizes)), *added]
@@ -92,6 +94,17 @@ def _find(namespaces: list[Namespace], objects: list[Any]) -> list[Place]:
     # Copies, because other threads may add names. Most modules hold none of the objects.
     holders = [names for names in namespaces if not ids.isdisjoint(map(id, list(names.values())))]
     return [(names, name) for names in holders for name, value in names.copy().items() if id(value) in ids]
+
+
+def _is_of_stdlib(top: str, names: Namespace) -> bool:
+    """Returns whether a module is of the standard library. A program may have modules of the same names."""
+    if top not in sys.stdlib_module_names:
+        return False
+    file = names.get("__file__")
+    if isinstance(file, str):
+        # Packages of other projects may be installed in a directory inside.
+        return file.startswith(_STDLIB) and not file.startswith((f"{_STDLIB}site-packages", f"{_STDLIB}dist-packages"))
+    return getattr(names.get("__spec__"), "origin", None) in ("built-in", "frozen")
 
 
 def _namespace_of(module: object) -> Namespace:

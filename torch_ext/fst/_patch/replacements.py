@@ -57,8 +57,13 @@ class Replacements:
         Raises:
             ImportError: safetensors is not installed.
         """
-        import safetensors.torch
-        from safetensors import _safetensors_rust
+        try:
+            import safetensors.torch
+            from safetensors import _safetensors_rust
+        except ImportError as error:
+            raise ImportError(
+                "fst.patch requires safetensors, whose functions it replaces; pip install safetensors"
+            ) from error
 
         self.namespaces = [vars(safetensors), vars(safetensors.torch)]
         opener = _safetensors_rust.safe_open

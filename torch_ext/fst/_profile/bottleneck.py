@@ -42,6 +42,7 @@ _NOT_STORAGE = "would help, faster storage would not"
 _READ = _Activity(
     ("read",), "Reading files", f"faster storage or {_THREADS} would help, faster copies would not", has_rate=True
 )
+_READ_REMOTE_ADVICE = "a faster network, or a service that answers faster, would help, more threads would not"
 _READ_CACHED_ADVICE = f"the bytes were in the page cache, so {_CORES} {_NOT_STORAGE}"
 _HOST = (
     _READ,
@@ -123,13 +124,16 @@ def _describe(recording: Recording, activity: _Activity) -> str:
     verb = "took" if activity is _OUTSIDE else "was busy"
     nbytes = recording.total(activity.stages[0], "bytes") if activity.has_rate else 0
     rate = f" at {format_rate(nbytes, busy)}" if nbytes else ""
-    advice = _READ_CACHED_ADVICE if activity is _READ and _was_cached(recording) else activity.advice
+    advice = _read_advice(recording) if activity is _READ else activity.advice
     return f"{activity.name} {verb} {share:.0%} of the time{rate}; {advice}."
 
 
-def _was_cached(recording: Recording) -> bool:
-    storage_bytes = recording.metrics["storage_bytes"]
-    return storage_bytes is not None and storage_bytes < _STORAGE_SHARE_MIN * recording.total("read", "bytes")
+def _read_advice(recording: Recording) -> str:
+    storage_bytes, read_bytes = recording.storage_bytes, recording.total("read", "bytes")
+    if 2 * recording.remote_bytes > read_bytes:
+        return _READ_REMOTE_ADVICE
+    was_cached = storage_bytes is not None and storage_bytes < _STORAGE_SHARE_MIN * read_bytes
+    return _READ_CACHED_ADVICE if was_cached else _READ.advice
 
 
 def _uncapitalized(text: str) -> str:

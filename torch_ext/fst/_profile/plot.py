@@ -1,15 +1,16 @@
 """Plots a recording."""
 
 import os
+import textwrap
 from typing import TYPE_CHECKING
 
 from fst._profile.stages import Stage
-from fst._profile.trace import Recording
+from fst._profile.trace import Recording, Span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Blue for files, green for host memory, orange and red for the GPU, gray for waiting.
+# Blue for files, green for host memory, orange and red for the GPU, gray for waiting. Saves have the darker shades.
 COLORS: dict[Stage, str] = {
     "load": "#444444",
     "open": "#9467bd",
@@ -29,10 +30,10 @@ COLORS: dict[Stage, str] = {
     "copy": "#ff7f0e",
     "kernel": "#d62728",
     "wait": "#b0b0b0",
-    "save": "#444444",
-    "gather": "#2ca02c",
-    "write": "#1f77b4",
-    "flush": "#9467bd",
+    "save": "#000000",
+    "gather": "#145214",
+    "write": "#0b3c5d",
+    "flush": "#4b2e83",
 }
 _RATES: dict[Stage, str] = {
     "read": "read from files",
@@ -45,6 +46,7 @@ _RATES: dict[Stage, str] = {
     "write": "written to files",
 }
 _BINS = 100
+_TITLE_COLUMNS = 110
 
 
 def plot(recording: Recording, title: str, path: str | os.PathLike[str]) -> None:
@@ -54,12 +56,21 @@ def plot(recording: Recording, title: str, path: str | os.PathLike[str]) -> None
     except ImportError as error:
         raise ImportError("plotting a profile requires matplotlib; pip install matplotlib") from error
     rows = sorted({span.row for span in recording.spans})
-    figure = Figure(figsize=(12, 3.5 + 0.28 * len(rows)), layout="constrained")
-    timeline, rates = figure.subplots(2, 1, sharex=True, height_ratios=[1 + 0.28 * len(rows), 2])
-    figure.suptitle(title, fontsize=12)
-    _draw_timeline(timeline, recording, rows)
-    _draw_rates(rates, recording)
+    moving = {stage: spans for stage in _RATES if (spans := _moving(recording, stage))}
+    # A panel for the timeline, and one for the rates if there are any.
+    panels = [1 + 0.28 * len(rows), 2][: 2 if moving else 1]
+    figure = Figure(figsize=(12, 1.5 + sum(panels)), layout="constrained")
+    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=panels)[:, 0]
+    figure.suptitle(textwrap.fill(title, _TITLE_COLUMNS), fontsize=12)
+    _draw_timeline(axes[0], recording, rows)
+    if moving:
+        _draw_rates(axes[1], recording, moving)
+    axes[-1].set_xlabel("seconds since the profile began")
     figure.savefig(path, dpi=120)
+
+
+def _moving(recording: Recording, stage: Stage) -> list[Span]:
+    return [span for span in recording.spans_of(stage) if span.bytes and span.end_seconds > span.begin_seconds]
 
 
 def _draw_timeline(axes: "Axes", recording: Recording, rows: list[tuple[int, int]]) -> None:
@@ -78,25 +89,20 @@ def _draw_timeline(axes: "Axes", recording: Recording, rows: list[tuple[int, int
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
 
 
-def _draw_rates(axes: "Axes", recording: Recording) -> None:
+def _draw_rates(axes: "Axes", recording: Recording, moving: dict[Stage, list[Span]]) -> None:
     import numpy
 
     end = max((span.end_seconds for span in recording.spans), default=1.0)
     edges = numpy.linspace(0.0, end, _BINS + 1)
-    for stage, label in _RATES.items():
-        spans = [span for span in recording.spans_of(stage) if span.bytes and span.end_seconds > span.begin_seconds]
-        if not spans:
-            continue
+    for stage, spans in moving.items():
         # Bytes moved before each edge, at a constant rate within each span.
         moved = numpy.zeros(_BINS + 1)
         for span in spans:
             moved += span.bytes * numpy.clip(
                 (edges - span.begin_seconds) / (span.end_seconds - span.begin_seconds), 0.0, 1.0
             )
-        axes.stairs(numpy.diff(moved) / numpy.diff(edges) / 1e9, edges, color=COLORS[stage], label=label)
+        axes.stairs(numpy.diff(moved) / numpy.diff(edges) / 1e9, edges, color=COLORS[stage], label=_RATES[stage])
     axes.set_title("rate", fontsize=10, loc="left")
-    axes.set_xlabel("seconds since the profile began")
     axes.set_ylabel("GB/s")
     axes.set_ylim(bottom=0)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)

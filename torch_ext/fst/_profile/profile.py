@@ -23,6 +23,13 @@ class Profile:
         self._exception: str | None = None
         self._recording: Recording | None = None
 
+    def __repr__(self) -> str:
+        if self._recording is None:
+            state = "has not begun" if self._id is None else "is recording"
+        else:
+            state = str(self.summary()).partition("\n")[0]
+        return f"<fst.profile: {state}>"
+
     def __enter__(self) -> "Profile":
         if self._id is not None:
             raise RuntimeError("a profile is used for one block; create another with fst.profile()")

@@ -58,7 +58,7 @@ class Summary:
         mapped_bytes: Number of bytes of mapped files that tensors view. They are read on first use.
         read_ahead_bytes: Number of mapped bytes that were requested in the background before the profile ended.
         storage_bytes: Number of bytes that the kernel fetched from storage for this process during the profile, because
-            they were not in the page cache. None if the kernel does not report it.
+            they were not in the page cache, and of those from remote stores. None if the kernel does not report it.
         copied_bytes: Number of bytes copied to GPUs, including tables for kernels.
         rate_gb_per_second: `read_bytes` divided by `seconds`, in units of 10^9 bytes, or None if nothing was read.
         stages: Time of each recorded stage, in the order in which stages process a byte. The time of a nested stage
@@ -183,7 +183,7 @@ def summarize(recording: Recording, exception: str | None) -> Summary:
         written_bytes=recording.total("write", "bytes"),
         mapped_bytes=recording.total("map", "bytes"),
         read_ahead_bytes=recording.total(READ_AHEAD, "bytes"),
-        storage_bytes=metrics["storage_bytes"],
+        storage_bytes=recording.storage_bytes,
         copied_bytes=recording.total("copy", "bytes"),
         rate_gb_per_second=read_bytes / seconds / 1e9 if read_bytes and seconds else None,
         stages={stage: _stage_time(recording, stage) for stage in recording.stages if stage not in OUTER_STAGES},

@@ -73,6 +73,17 @@ class Recording:
         inner = (span.interval for span in self.spans if span.stage not in (*OUTER_STAGES, READ_AHEAD))
         return self.seconds - covered_seconds(inner)
 
+    @property
+    def storage_bytes(self) -> int | None:
+        """Number of bytes that came from storage of this machine or from remote stores, not from the page cache."""
+        local_bytes: int | None = self.metrics["storage_bytes"]
+        return None if local_bytes is None else local_bytes + self.remote_bytes
+
+    @property
+    def remote_bytes(self) -> int:
+        """Number of bytes that were read from remote stores."""
+        return sum(span.bytes for span in self.spans_of("read") if span.arguments.get("reader") == "object")
+
     def spans_of(self, stage: Stage) -> list[Span]:
         """Returns the spans of a stage."""
         return [span for span in self.spans if span.stage == stage]

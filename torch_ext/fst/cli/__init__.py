@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
         description="Inspects, verifies, signs, loads and converts safetensors checkpoints. "
         "A PATH is a file, a directory with one checkpoint, an index file, or a URL of one of them.",
     )
-    parser.add_argument("--version", action="store_true", help="print the versions of fst and of its PyTorch")
+    parser.add_argument("-V", "--version", action="store_true", help="print the versions of fst and of its PyTorch")
     parser.set_defaults(run=None)
     commands: argparse._SubParsersAction[argparse.ArgumentParser] = parser.add_subparsers(metavar="COMMAND")
     for module in (inspect, verify, sign, key, load, convert, delta, doctor, tmpfs, clean, bench, completion):
@@ -65,6 +65,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command and exits. The exit code is 0 for success, 1 for failure, and 2 for invalid arguments."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # The shell has closed it. Otherwise a file that is opened later would get its number.
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     program = parser()
     parsed = program.parse_args(arguments)
     try:

@@ -6,6 +6,10 @@ import argparse
 from collections.abc import Iterator
 from functools import partial
 
+from fst.cli.load import DTYPES, KEEP
+
+# Values of options that also take others, such as "cuda:1".
+_VALUES = {"--device": ("cpu", "cuda"), "--dtype": (*DTYPES, KEEP)}
 _POSIX_CASE = '        PATTERN) candidates="WORDS" ;;'
 # Script of each shell around its cases, and one case: a pattern of the words before the current one, and the words that
 # may follow. Shells complete paths where none of the words fits.
@@ -88,6 +92,8 @@ def _cases(parser: argparse.ArgumentParser, words: str) -> Iterator[tuple[str, l
         if isinstance(action, argparse._SubParsersAction):
             for name, inner in action.choices.items():
                 yield from _cases(inner, f"{words}{name} ")
-        elif action.choices:
-            yield from ((f"{words}*{option} ", list(action.choices)) for option in action.option_strings)
+        else:
+            for option in action.option_strings:
+                if values := action.choices or _VALUES.get(option):
+                    yield f"{words}*{option} ", list(values)
     yield f"{words}*", words_of(parser)

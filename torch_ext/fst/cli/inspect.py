@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fst._core.formatting import format_count, format_size
+from fst._core.formatting import format_count, format_size, visible_lines
 from fst.cli.arguments import Paths, add_names, positive, select
+from fst.cli.message import message_of
 from fst.cli.table import fit, table
 from fst.cli.tree import Module, sum_by_module
+from fst.cli.verify import files_of
 
 if TYPE_CHECKING:
     from fst._checkpoint.checkpoint import OpenCheckpoint
@@ -33,14 +36,35 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from fst._checkpoint.checkpoint import OpenCheckpoint
 
-    checkpoint = OpenCheckpoint(arguments.paths)
+    try:
+        checkpoint, status = OpenCheckpoint(arguments.paths), 0
+    except (OSError, RuntimeError, ValueError) as error:
+        checkpoint, status = OpenCheckpoint(_valid_files(arguments.paths, error)), 1
     names = select(checkpoint.names(), arguments.names)
     if arguments.tree or arguments.depth is not None:
         whole = _tree(checkpoint, names)
         print(_tree_json(whole, arguments.depth) if arguments.json else _tree_text(whole, arguments.depth))
     else:
         print(_json(checkpoint, names) if arguments.json else _text(checkpoint, names))
-    return 0
+    return status
+
+
+def _valid_files(paths: list[str], error: Exception) -> list[str]:
+    """Returns the files that can be opened, and prints the errors of the others. Raises `error` for none or all."""
+    from fst._checkpoint.checkpoint import OpenCheckpoint
+
+    files = [file for path in paths for file in files_of(path)]
+    valid, messages = [], []
+    for file in files:
+        try:
+            OpenCheckpoint(file)
+            valid.append(file)
+        except (OSError, RuntimeError, ValueError) as failure:
+            messages.append(f"fst: {visible_lines(message_of(failure))}")
+    if not valid or not messages:
+        raise error
+    print("\n".join(messages), file=sys.stderr)
+    return valid
 
 
 def _tree(checkpoint: OpenCheckpoint, names: list[str]) -> Module:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 # Arguments of --dtype: the dtypes of `fst._core.dtypes.CASTABLE`, and the name for the stored dtype.
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 KEEP = "keep"
+# Other names, which PyTorch and programs for quantization use.
+_ALIASES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
+_ALIASES |= {"double": "float64", "fp64": "float64"}
 # Size of the copies of mapped tensors, which stay in a core's cache.
 _BLOCK_BYTES = 1 << 20
 
@@ -59,6 +62,8 @@ def add_dtype(parser: argparse.ArgumentParser) -> None:
 
 def _dtype_rule(text: str) -> tuple[str, str]:
     pattern, separator, name = text.rpartition("=")
+    name = name.removeprefix("torch.")
+    name = _ALIASES.get(name, name)
     if name not in (*DTYPES, KEEP):
         raise argparse.ArgumentTypeError(f"{name!r} is not a dtype; expected one of {', '.join((*DTYPES, KEEP))}")
     return pattern if separator else "*", name

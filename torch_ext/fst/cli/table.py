@@ -1,6 +1,7 @@
 """Tables of text."""
 
 import shutil
+import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -18,12 +19,18 @@ def table(rows: Iterable[Sequence[str]], right: Sequence[int] = (), flexible: Se
     """Aligns columns of text: those with an index in `right` to the right, the others to the left.
 
     On a terminal, the cells of the columns with an index in `flexible` are cut in the middle where a line would be
-    longer than the terminal. Elsewhere they are complete, for other programs.
+    longer than the terminal, as far as different cells stay different. Elsewhere they are complete, for other programs.
     """
     rows = [[visible(cell) for cell in row] for row in rows]
     widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
     if columns := _terminal_columns():
         _shrink(widths, flexible, columns)
+        for index in flexible:
+            cells = {row[index] for row in rows}
+            # Trees indent equal names.
+            count = len({cell.strip() for cell in cells})
+            while len({_cut(cell, widths[index]) for cell in cells}) < count:
+                widths[index] += 1
         rows = [[_cut(cell, widths[index]) for index, cell in enumerate(row)] for row in rows]
     else:
         for index in flexible:
@@ -46,8 +53,8 @@ def fit(text: str) -> str:
 
 
 def _terminal_columns() -> int:
-    """Returns the width of the terminal, or 0 if the output is not a terminal and COLUMNS is not set."""
-    return shutil.get_terminal_size((0, 0)).columns
+    """Returns the width of the terminal, which COLUMNS may set, or 0 if the output is not a terminal."""
+    return shutil.get_terminal_size((0, 0)).columns if sys.stdout.isatty() else 0
 
 
 def _shrink(widths: list[int], flexible: Sequence[int], columns: int) -> None:

@@ -129,7 +129,7 @@ def _file_checks(path: str, arguments: argparse.Namespace) -> Iterator[tuple[str
 
 def _checks(path: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yields the name and the function of each check, cheapest first. A function describes its result, or raises."""
-    files = _files(path)
+    files = files_of(path)
     for file in files:
         yield f"header of {without_secrets(file)}", partial(_header, file)
     if files != [path]:
@@ -147,7 +147,7 @@ def _checks(path: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Cal
         yield f"values of {without_secrets(path)}", partial(_finite, path)
 
 
-def _files(path: str) -> list[str]:
+def files_of(path: str) -> list[str]:
     """Returns the files of a checkpoint. Each is checked separately, so that all failures are reported."""
     from fst._core.arguments import path_of
     from fst._core.ops import call
