@@ -60,23 +60,23 @@ impl Drop for ViewGuard {
 
 impl Mappings {
     /// Borrows ranges of a file, which are sorted and disjoint, from a mapping in which they are free. Also returns
-    /// whether the first of them follows one that was borrowed before.
-    fn lend(&self, index: usize, source: &LocalFile, ranges: &[(usize, Range<u64>)]) -> Result<(Arc<Mapping>, bool)> {
+    /// whether the first of them follows one that was borrowed before. Returns `None` without such a mapping.
+    fn lend(
+        &self,
+        index: usize,
+        source: &LocalFile,
+        ranges: &[(usize, Range<u64>)],
+    ) -> Result<Option<(Arc<Mapping>, bool)>> {
         let mut files = self.files.get().lock().unwrap_or_else(PoisonError::into_inner);
         let is_free = |lent: &LentRanges| ranges.iter().all(|(_, range)| lent.is_free(range));
-        let new_mapping = || Ok(LentRanges { mapping: Arc::new(Mapping::open(source)?), ends: BTreeMap::new() });
-        let lent = match files.entry(index) {
-            Entry::Vacant(vacant) => vacant.insert(new_mapping()?),
-            Entry::Occupied(mut occupied) => {
-                if !is_free(occupied.get()) {
-                    occupied.insert(new_mapping()?);
-                }
-                occupied.into_mut()
-            }
-        };
+        if !files.get(&index).is_some_and(is_free) {
+            let Some(mapping) = Mapping::open(source)? else { return Ok(None) };
+            files.insert(index, LentRanges { mapping: Arc::new(mapping), ends: BTreeMap::new() });
+        }
+        let Some(lent) = files.get_mut(&index) else { return Ok(None) };
         let is_sequential = ranges.first().is_some_and(|(_, range)| lent.has_end_near(range.start));
         lent.ends.extend(ranges.iter().map(|(_, range)| (range.start, range.end)));
-        Ok((Arc::clone(&lent.mapping), is_sequential))
+        Ok(Some((Arc::clone(&lent.mapping), is_sequential)))
     }
 }
 
@@ -124,7 +124,7 @@ impl Views {
     /// there.
     ///
     /// # Errors
-    /// `io` if a file cannot be mapped; those of [`Checkpoint::coverage`].
+    /// `io` if a file has become shorter; those of [`Checkpoint::coverage`].
     pub fn open(
         checkpoint: &Checkpoint,
         mappings: &Mappings,
@@ -215,7 +215,7 @@ impl Views {
         if inputs.is_empty() { Ok(()) } else { check::first(check::differences(&self.sources, inputs, &self.options)?) }
     }
 
-    /// Maps the views of a file. Of views that overlap, the first is mapped and the others are read.
+    /// Maps the views of a file, if it can be mapped. Of views that overlap, the first is mapped and the others are read.
     fn map(
         &mut self,
         index: usize,
@@ -233,8 +233,9 @@ impl Views {
         let bytes: u64 = views.iter().map(|(_, range)| range.end - range.start).sum();
         let detail = || json!({ "path": source.path.to_string_lossy(), "reader": ReaderKind::Mmap.name() }).into();
         let span = profile::span(Stage::Map).bytes(bytes).detail(detail);
-        let (mapping, is_sequential) = mappings.lend(index, source, views)?;
+        let lent = mappings.lend(index, source, views)?;
         drop(span);
+        let Some((mapping, is_sequential)) = lent else { return Ok(()) };
         read_ahead::start(source, &mapping, views.iter().map(|(_, range)| range.clone()), is_sequential);
         for (tensor, range) in views.drain(..) {
             if let Some(mapped) = self.ranges.get_mut(tensor) {

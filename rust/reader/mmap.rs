@@ -6,6 +6,26 @@ use crate::num::{to_u64, to_usize};
 use crate::os::local_file::LocalFile;
 use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Share of the memory maps of a process that views may use: one in so many. The others remain for allocators, threads
+/// and libraries, which fail without them.
+const MAPS_SHARE: usize = 4;
+/// Linux's own bound for the memory maps of a process, where `/proc` does not tell it.
+const MAX_MAP_COUNT: usize = 65_530;
+
+/// Number of mappings of this process. A forked child has those of its parent.
+static MAPPINGS: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns the largest number of mappings that views use.
+pub fn mappings_max() -> usize {
+    static MAX: OnceLock<usize> = OnceLock::new();
+    *MAX.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+        text.and_then(|text| text.trim().parse().ok()).unwrap_or(MAX_MAP_COUNT) / MAPS_SHARE
+    })
+}
 
 /// Private mapping of a whole file. Writes of the process stay in the process.
 ///
@@ -17,21 +37,34 @@ pub struct Mapping {
     pages: MmapRaw,
 }
 
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        MAPPINGS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Mapping {
-    /// Maps a file with the length that it had when its header was checked.
+    /// Maps a file with the length that it had when its header was checked. Returns `None` where its bytes have to be read
+    /// instead: the system refuses another mapping, or [`mappings_max`] are in use.
     ///
     /// # Errors
-    /// `io` if the file cannot be mapped or has become shorter.
-    pub fn open(source: &LocalFile) -> Result<Mapping> {
+    /// `io` if the file has become shorter.
+    pub fn open(source: &LocalFile) -> Result<Option<Mapping>> {
         check_length(source, source.length)?;
         let length = usize::try_from(source.length)
             .map_err(|_| Error::new(Kind::Io, "the file is larger than the address space").at(&source.path))?;
+        if MAPPINGS.load(Ordering::Relaxed) >= mappings_max() {
+            tracing::debug!(path = %source.path.display(), "views use their share of the memory maps; reads instead");
+            return Ok(None);
+        }
         // Without MAP_NORESERVE a private writable mapping would count towards the commit limit.
         // SAFETY: the mapping is accessed through raw addresses only. A file that changes changes the values, as it
         // does for every mapping.
         let mapped = unsafe { MmapOptions::new().len(length).no_reserve_swap().map_copy(&source.file) };
-        let pages = mapped.map_err(|error| Error::from_io(error, &source.path, "cannot map"))?;
-        Ok(Mapping { pages: pages.into() })
+        let refused = |error: &_| tracing::debug!(path = %source.path.display(), %error, "cannot map; reads instead");
+        let Ok(pages) = mapped.inspect_err(refused) else { return Ok(None) };
+        MAPPINGS.fetch_add(1, Ordering::Relaxed);
+        Ok(Some(Mapping { pages: pages.into() }))
     }
 
     /// Drops the whole pages in a range, and with them what the process has written there.

@@ -22,7 +22,7 @@ fn cold_file(directory: &TempDir) -> (Arc<LocalFile>, Arc<Mapping>) {
     std::fs::write(&path, files::pattern(1, FILE_BYTES)).unwrap();
     let source = files::local_file(&path);
     files::make_cold(&path);
-    let mapping = Arc::new(Mapping::open(&source).unwrap());
+    let mapping = Arc::new(Mapping::open(&source).unwrap().unwrap());
     (source, mapping)
 }
 

@@ -1,10 +1,17 @@
 """Exceptions that the bindings of operators and classes raise."""
 
+import copy
+import importlib
 import inspect
+import pickle
+import pkgutil
 import re
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 
+import fst
 from fst._core import classes, loads, ops
 from fst._core.errors import EXCEPTIONS, OS_EXCEPTIONS
 from suite import CHECKOUT
@@ -46,3 +53,38 @@ def test_every_code_has_its_exception():
 def test_cpp_documents_every_code_once(path):
     listed = re.findall(r"^(?://|\|) .*\bc10::.*\[.*|^// {20,}\[.*", (CHECKOUT / path).read_text(), re.MULTILINE)
     assert sorted(re.findall(r"\[([a-z-]+)\]", "\n".join(listed))) == sorted(codes_of_core())
+
+
+def exceptions_of_package():
+    """Returns all exceptions and warnings of the package, with modules that need other packages where these exist."""
+    for module in pkgutil.walk_packages(fst.__path__, "fst.", onerror=lambda _: None):
+        if not module.name.endswith("__main__"):
+            try:
+                importlib.import_module(module.name)
+            except ImportError:
+                continue
+    found, classes = set(), [BaseException]
+    while classes:
+        subclasses = classes.pop().__subclasses__()
+        classes += subclasses
+        found.update(each for each in subclasses if each.__module__.partition(".")[0] == "fst")
+    return sorted(found, key=lambda each: each.__qualname__)
+
+
+def sample(kind):
+    """Returns an exception whose attributes all have values."""
+    error = kind(116, "a message") if issubclass(kind, OSError) else kind("a message")
+    for number, attribute in enumerate(vars(error)):
+        setattr(error, attribute, [number])
+    return error
+
+
+def test_exceptions_survive_copies_and_processes():
+    samples = [sample(kind) for kind in exceptions_of_package()]
+    assert {fst.ModuleMismatchError, fst.RankError, fst.IntegrityError} <= {type(error) for error in samples}
+    with ProcessPoolExecutor(1, get_context("forkserver")) as pool:
+        returned = pool.submit(copy.copy, samples).result(60)
+        for error, other in zip(samples, returned, strict=True):
+            for copied in (other, pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+                assert type(copied) is type(error)
+                assert (str(copied), copied.args, vars(copied)) == (str(error), error.args, vars(error))

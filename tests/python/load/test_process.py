@@ -205,3 +205,46 @@ finally:
     ended.set()
 """
     fork_python(program, str(path))
+
+
+KEPT = """
+import resource, sys, torch, fst
+from procfs import status_mib
+
+path, sparse = map(str, sys.argv[1:])
+limit = int(open("/proc/sys/vm/max_map_count").read()) // 4
+is_mapped = torch.classes.fst.Memory.is_mapped
+before = len(open("/proc/self/maps").readlines())
+checkpoint = torch.classes.fst.Checkpoint([path], None, "", None, False)
+kept = [checkpoint.load_region("a") for _ in range(limit - 100)]
+assert all(map(is_mapped, kept))
+with fst.safe_open(path, "pt") as file:
+    rows = file.get_slice("a")
+    for load in (
+        lambda: fst.load_file(path)["a"],
+        lambda: file.get_tensor("a"),
+        lambda: rows[1:],
+        lambda: next(iter(fst.stream(path)))[1],
+    ):
+        more = [load() for _ in range(120)]
+        assert not is_mapped(more[-1])
+        assert len(open("/proc/self/maps").readlines()) <= before + limit + 200
+        assert torch.equal(more[-1], kept[0][-len(more[-1]):])
+        del more
+del kept, rows, file
+assert is_mapped(fst.load_file(path)["a"])
+# Without address space for a mapping, tensors are read, too.
+limit = int(status_mib("VmSize") + 200) << 20
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+assert fst.load_tensors(sparse, ["small"])[0].tolist() == [0]
+"""
+
+
+def test_kept_views_leave_maps_to_the_process(tmp_path, fork_python):
+    fst.save_file({"a": torch.arange(20_000.0).view(2, -1)}, path := tmp_path / "m.safetensors")
+    header = b'{"large":{"dtype":"U8","shape":[8589934592],"data_offsets":[0,8589934592]},'
+    header += b'"small":{"dtype":"U8","shape":[1],"data_offsets":[8589934592,8589934593]}}'
+    with open(sparse := tmp_path / "sparse.safetensors", "wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + 8589934593)
+    fork_python(KEPT, path, sparse)

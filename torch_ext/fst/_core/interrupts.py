@@ -45,8 +45,8 @@ def defer_interrupts() -> Iterator[DeferredInterrupts]:
         yield DeferredInterrupts(None)
         return
     interrupts = DeferredInterrupts(handler)
-    signal.signal(signal.SIGINT, interrupts)
     try:
+        signal.signal(signal.SIGINT, interrupts)
         yield interrupts
     finally:
         signal.signal(signal.SIGINT, handler)

@@ -46,38 +46,39 @@ class BackgroundSaves:
         """Forgets all saves. A forked child has no thread that completes those of its parent."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="fst-save")
         self._ended = threading.Condition()
-        self._snapshots = 0
+        # Saves that have a copy, or are about to make one.
+        self._open: list[SaveFuture] = []
         self._futures: list[SaveFuture] = []
 
     def start(
         self, copy: Callable[[], HostCopy], save: Callable[[Mapping[str, Tensor]], None], max_snapshots: int = 1
     ) -> SaveFuture:
         """Waits until fewer than `max_snapshots` copies exist, makes another with `copy`, and saves it later."""
-        with self._ended:
-            self._ended.wait_for(lambda: self._snapshots < max_snapshots)
-            self._snapshots += 1
         future = SaveFuture()
-        future.add_done_callback(lambda _: self._release())
+        future.add_done_callback(self._release)
         try:
+            with self._ended:
+                self._ended.wait_for(lambda: len(self._open) < max_snapshots)
+                self._open.append(future)
+            self._futures.append(future)
             self._executor.submit(_run, future, copy(), save)
         except BaseException:
-            self._release()
+            # A save that has begun goes on. No other will begin, and an interrupt at any line above leaves no copy.
+            Future.cancel(future)
             raise
-        self._futures.append(future)
         return future
 
     def wait(self, snapshots: int = 0) -> None:
         """Waits until at most `snapshots` copies exist. Without any, all saves have ended."""
         with self._ended:
-            self._ended.wait_for(lambda: self._snapshots <= snapshots)
+            self._ended.wait_for(lambda: len(self._open) <= snapshots)
 
     def raise_lost(self) -> None:
         """Raises the error of a save that has failed, if the program has not asked how that save has ended."""
-        ended = [future for future in self._futures if future.done()]
-        self._futures = [future for future in self._futures if future not in ended]
-        for future in ended:
-            if not future.is_known:
+        for future in [future for future in self._futures if future.done()]:
+            if not future.is_known and not future.cancelled():
                 future.result()
+            self._futures.remove(future)
 
     def warn_of_lost(self) -> None:
         """Warns of the error that `raise_lost` would raise."""
@@ -87,14 +88,15 @@ class BackgroundSaves:
             text = "".join(traceback.format_exception_only(error)).strip()
             warnings.warn(f"a save in the background has failed: {text}", RuntimeWarning, stacklevel=1)
 
-    def _release(self) -> None:
+    def _release(self, future: Future[None]) -> None:
         with self._ended:
-            self._snapshots -= 1
+            self._open = [other for other in self._open if other is not future]
             self._ended.notify_all()
 
 
 def _run(future: SaveFuture, copy: HostCopy, save: Callable[[Mapping[str, Tensor]], None]) -> None:
-    future.set_running_or_notify_cancel()
+    if not future.set_running_or_notify_cancel():
+        return
     try:
         save(copy.tensors())
     except BaseException as error:

@@ -375,8 +375,8 @@ def _reader(path: str) -> str:
 @contextmanager
 def _environment(**values: str) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
     try:
+        os.environ.update(values)
         yield
     finally:
         for name, value in before.items():

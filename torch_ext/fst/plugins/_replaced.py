@@ -10,8 +10,8 @@ from typing import Any
 def replaced(module: ModuleType, **functions: Callable[..., Any]) -> Iterator[None]:
     """Replaces functions of a module within the block. The module must have functions of these names."""
     originals = {name: getattr(module, name) for name in functions}
-    vars(module).update(functions)
     try:
+        vars(module).update(functions)
         yield
     finally:
         vars(module).update(originals)

@@ -79,8 +79,8 @@ def _load(f: Any, map_location: Any = None, pickle_module: Any = None, **kwargs:
     return _torch_load(f, map_location, source.pickle_module(), **kwargs)
 
 
-# Number of active blocks in the process, and the functions of `torch` that they replace.
-_count = 0
+# Active blocks of the process, and the functions of `torch` that they replace.
+_blocks: list[_Active] = []
 _replaced: tuple[Any, Any] = _torch_save, _torch_load
 _lock = threading.Lock()
 hold_across_forks(_lock)
@@ -89,20 +89,21 @@ hold_across_forks(_lock)
 @contextmanager
 def _block(variable: ContextVar[_Active | None], active: _Active) -> Iterator[None]:
     """Sets a variable within a block. The functions of `torch` are replaced while any block is active."""
-    global _count, _replaced
+    global _replaced
     token = variable.set(active)
-    with _lock:
-        _count += 1
-        if _count == 1:
-            _replaced = torch.save, torch.load
-            torch.save, torch.load = _save, _load
     try:
+        with _lock:
+            if not _blocks:
+                _replaced = torch.save, torch.load
+            _blocks.append(active)
+            torch.save, torch.load = _save, _load
         yield
     finally:
         with _lock:
-            _count -= 1
-            if _count == 0:
+            others = [block for block in _blocks if block is not active]
+            if _blocks and not others:
                 torch.save, torch.load = _replaced
+            _blocks[:] = others
         variable.reset(token)
 
 
