@@ -11,6 +11,7 @@ use crate::cast::elements::Cast;
 use crate::error::Result;
 use crate::options::Options;
 use crate::os::numa::Node;
+use crate::os::retry::Check;
 use crate::plan::SlotCopy;
 use crate::profile::{self, Stage};
 use crate::source::Source;
@@ -125,8 +126,22 @@ pub trait Device: Send + Sync + 'static {
     /// Records an event after all copies that were started.
     fn record_copies(&self) -> Result<Self::StreamEvent>;
 
-    /// Waits on the host for all copies on the copy streams of the load.
-    fn wait_for_copies(&self) -> Result<()>;
+    /// Waits on the host for all copies on the copy streams of the load. They may be in flight if `check` ends the wait.
+    fn wait_for_copies(&self, check: Check<'_>) -> Result<()>;
+
+    /// Returns whether the caller has had one current stream only, in whose order it frees memory.
+    fn has_one_caller(&self) -> bool {
+        true
+    }
+
+    /// Makes work that the caller queues from now on wait for all copies on the copy streams of the load, so that the caller
+    /// may free their memory in the order of its stream. Waits on the host where that is not possible.
+    fn leave_copies(&self) {
+        let order = || self.make_caller_wait(&self.record_copies()?);
+        if !self.has_one_caller() || order().is_err() {
+            self.wait_for_copies(&|| Ok(())).unwrap_or_else(|error| tracing::debug!(%error, "a copy has failed"));
+        }
+    }
 
     /// Makes work that the caller queues on its current stream from now on wait for an event.
     fn make_caller_wait(&self, event: &Self::StreamEvent) -> Result<()>;
@@ -137,16 +152,22 @@ pub trait CopyInFlight: Send {
     /// Returns whether the copy has finished.
     fn is_done(&self) -> Result<bool>;
 
-    /// Waits on the host until the copy has finished.
-    ///
-    /// Queries and sleeps by turns. An event for a wait in the driver would cost each copy an interrupt, needed or not.
-    fn wait(&self) -> Result<()> {
-        let _span = profile::span(Stage::Wait);
-        while !self.is_done()? {
-            thread::sleep(QUERY_INTERVAL);
-        }
-        Ok(())
+    /// Waits on the host until the copy has finished. It may be in flight if `check` ends the wait.
+    fn wait(&self, check: Check<'_>) -> Result<()> {
+        wait_until(|| self.is_done(), check)
     }
+}
+
+/// Waits on the host for work of a device, with queries and sleeps by turns.
+///
+/// A wait in the driver costs the device an interrupt, and no signal ends it.
+fn wait_until(is_done: impl Fn() -> Result<bool>, check: Check<'_>) -> Result<()> {
+    let _span = profile::span(Stage::Wait);
+    while !is_done()? {
+        check()?;
+        thread::sleep(QUERY_INTERVAL);
+    }
+    Ok(())
 }
 
 /// Limits of a device for staged chunks.

@@ -14,6 +14,8 @@ pub mod shared_slot;
 
 use crate::device::{CopyInFlight, Device};
 use crate::error::Result;
+use crate::os::retry::Check;
+use crate::os::sigint::Watch;
 use crate::plan::SlotCopy;
 pub use pool::{Block, PAGE_BYTES, Request, Slot};
 use std::collections::VecDeque;
@@ -59,7 +61,7 @@ impl<D: Device> Staging<D> {
     ///
     /// # Errors
     /// The error of the copy that had to finish first, that of `check`, or `out-of-memory`.
-    pub fn acquire(&self, check: impl Fn() -> Result<()>) -> Result<Slot> {
+    pub fn acquire(&self, check: Check<'_>) -> Result<Slot> {
         let mut may_grow = true;
         loop {
             let mut state = self.lock();
@@ -71,7 +73,7 @@ impl<D: Device> Staging<D> {
             // No lock is held during calls of the driver, which may take their time.
             drop(state);
             if let Some((slot, copy)) = oldest {
-                let is_done = if may_grow { copy.is_done() } else { copy.wait().map(|()| true) };
+                let is_done = if may_grow { copy.is_done() } else { copy.wait(check).map(|()| true) };
                 if is_done == Ok(true) {
                     return Ok(slot);
                 }
@@ -80,7 +82,7 @@ impl<D: Device> Staging<D> {
                 is_done?;
             }
             if may_grow {
-                if let Some(slot) = self.grow()? {
+                if let Some(slot) = self.grow(check)? {
                     return Ok(slot);
                 }
                 may_grow = false;
@@ -94,7 +96,7 @@ impl<D: Device> Staging<D> {
 
     /// Takes a slot of the pool, and pins it if the device supports it. Returns `None` if another worker does, or if a bound
     /// leaves no room.
-    fn grow(&self) -> Result<Option<Slot>> {
+    fn grow(&self, check: Check<'_>) -> Result<Option<Slot>> {
         let mut state = self.lock();
         if state.slot_count == self.slot_count_max {
             return Ok(None);
@@ -110,7 +112,7 @@ impl<D: Device> Staging<D> {
         }
         state.slot_count += 1;
         drop(state);
-        let mut taken = pool::take(&self.request);
+        let mut taken = pool::take(&self.request, check);
         if let Ok(Some(slot)) = &mut taken {
             slot.pin(|memory| self.device.pin(memory));
         }
@@ -158,14 +160,21 @@ impl<D: Device> Staging<D> {
         }
     }
 
-    /// Waits until no copy is in flight.
-    pub fn drain(&self) -> Result<()> {
+    /// Waits until no copy is in flight. If `check` ends the wait, the slots return to the pool with their copies, and later
+    /// work of the caller waits for these.
+    pub fn drain(&self, check: Check<'_>) -> Result<()> {
         let copying = mem::take(&mut self.lock().copying);
         if copying.is_empty() {
             return Ok(());
         }
-        let waited = self.device.wait_for_copies();
-        copying.into_iter().for_each(|(slot, _)| self.release(slot));
+        let waited = self.device.wait_for_copies(check);
+        if waited.is_ok() || check().is_ok() {
+            copying.into_iter().for_each(|(slot, _)| self.release(slot));
+            return waited;
+        }
+        self.device.leave_copies();
+        self.lock().slot_count -= copying.len();
+        copying.into_iter().for_each(|(mut slot, copy)| slot.hold(copy));
         waited
     }
 
@@ -177,7 +186,8 @@ impl<D: Device> Staging<D> {
 impl<D: Device> Drop for Staging<D> {
     /// Waits for the copies, because another load may take the memory next.
     fn drop(&mut self) {
-        if let Err(error) = self.drain() {
+        let watch = Watch::begin();
+        if let Err(error) = self.drain(&|| watch.check()) {
             tracing::debug!(%error, "a copy failed after the load had ended");
         }
     }

@@ -473,7 +473,7 @@ fn transfer(
 /// Runs a load twice, as the first and the second one of a process.
 fn load_twice(path: &Path, options: &Options, costs: Costs, arguments: &Arguments) -> [Run; 2] {
     device::release();
-    pool::release();
+    pool::release(&|| Ok(())).unwrap();
     if arguments.is_prepared {
         load(path, options, costs, arguments.windows, true);
     }

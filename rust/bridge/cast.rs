@@ -6,6 +6,7 @@ use crate::cast::batch;
 use crate::device::cuda;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
+use crate::os::sigint::Watch;
 
 /// Returns whether loads with `dtype=` cast tensors of this scalar type.
 pub(super) fn is_castable(scalar_type: i8) -> bool {
@@ -40,8 +41,9 @@ pub(super) unsafe fn convert_on_cuda(conversions: &[ffi::Conversion], ordinal: i
 /// That of [`cuda::wait_for_event`].
 pub(super) unsafe fn wait_for_event(event: usize, ordinal: i32) -> Result<()> {
     guard_with_log(|| {
+        let watch = Watch::begin();
         // SAFETY: the caller's promise is the same.
-        unsafe { cuda::wait_for_event(event, ordinal) }
+        unsafe { cuda::wait_for_event(event, ordinal, &|| watch.check()) }
     })
 }
 

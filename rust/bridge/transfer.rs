@@ -12,6 +12,7 @@ use crate::load::staged;
 use crate::load::transfer::Batch;
 use crate::num::to_u64;
 use crate::options::Options;
+use crate::os::sigint::Watch;
 use crate::remote;
 use crate::staging::pool;
 
@@ -109,8 +110,9 @@ pub(super) fn prepare_cuda(ordinal: i32, stream: u64) -> Result<()> {
 /// Loads in progress keep what they use, and the next load allocates what it needs.
 pub(super) fn release() -> Result<i64> {
     guard(|| {
+        let watch = Watch::begin();
         device::release();
         remote::release();
-        Ok(i64::try_from(pool::release()).unwrap_or(i64::MAX))
+        Ok(i64::try_from(pool::release(&|| watch.check())?).unwrap_or(i64::MAX))
     })
 }

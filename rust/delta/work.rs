@@ -11,6 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::retry::SharedCheck;
+use crate::os::sigint::POLL_INTERVAL;
 use crate::os::{memory, threads};
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -210,7 +211,8 @@ impl Work {
         let limit = self.limit.unwrap_or(DECODERS_BYTES);
         while state.decoders_bytes > 0 && state.decoders_bytes + bytes > limit {
             check()?;
-            state = self.released.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let waited = self.released.wait_timeout(state, POLL_INTERVAL);
+            state = waited.map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
         }
         state.decoders_bytes += bytes;
         Ok(Taken { work: self, turn, index, frames, bytes })

@@ -24,7 +24,7 @@ mod table;
 mod timing;
 
 use super::engine::Engine;
-use super::{ChunkNeeds, CopyInFlight, Device, DeviceLimits, Fetch, Pinned, Scratch};
+use super::{ChunkNeeds, CopyInFlight, Device, DeviceLimits, Fetch, Pinned, Scratch, wait_until};
 use crate::cast::elements::Cast;
 use crate::cast::scatter::{StridedCopy, TASK_BYTES, Table, has_cast};
 use crate::dtype::Dtype;
@@ -32,6 +32,7 @@ use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use crate::options::Options;
 use crate::os::numa::Node;
+use crate::os::retry::Check;
 use crate::plan::SlotCopy;
 use crate::profile::{self, Count, Stage};
 use crate::source::Source;
@@ -73,8 +74,9 @@ pub struct Cuda {
     /// Loaded when a plan first needs them; `None` inside if there are none for the GPU.
     kernels: OnceLock<Option<Arc<Kernels>>>,
     timer: Option<Arc<Timer>>,
-    /// The caller's current stream.
+    /// The caller's current stream, and whether it was another one before.
     current: AtomicPtr<sys::CUstream_st>,
+    has_changed_stream: AtomicBool,
     /// Streams of `copy_lanes`, which no other load uses.
     _copy_streams: Lent<CopyStreams>,
     gpu: Arc<Gpu>,
@@ -133,6 +135,7 @@ impl Cuda {
             kernels: OnceLock::new(),
             timer: Timer::start(&gpu.context, ordinal)?,
             current: AtomicPtr::new(current),
+            has_changed_stream: AtomicBool::new(false),
             _copy_streams: copy_streams,
             gpu,
         })
@@ -392,7 +395,10 @@ impl Device for Cuda {
     }
 
     fn set_stream(&self, stream: u64) -> Result<()> {
-        self.current.store(self.gpu.context.stream_of_caller(stream)?, Ordering::Relaxed);
+        let stream = self.gpu.context.stream_of_caller(stream)?;
+        if self.current.swap(stream, Ordering::Relaxed) != stream {
+            self.has_changed_stream.store(true, Ordering::Relaxed);
+        }
         Ok(())
     }
 
@@ -453,15 +459,18 @@ impl Device for Cuda {
         used.map(|lane| self.record(lane.stream)).collect()
     }
 
-    fn wait_for_copies(&self) -> Result<()> {
-        let _span = profile::span(Stage::Wait);
+    fn wait_for_copies(&self, check: Check<'_>) -> Result<()> {
         let used = self.copy_lanes.iter().map(lock).filter(|lane| lane.is_used);
-        let ends: Vec<_> = used.map(|lane| (lane.stream, self.gpu.record_blocking(lane.stream))).collect();
+        let ends: Vec<_> = used.map(|lane| (lane.stream, self.record(lane.stream))).collect();
         let waits = ends.iter().map(|(stream, end)| match end {
-            Ok(end) => end.synchronize(),
+            Ok(end) => end.wait(check),
             Err(_) => self.gpu.context.settle(*stream),
         });
         waits.fold(Ok(()), Result::and)
+    }
+
+    fn has_one_caller(&self) -> bool {
+        !self.has_changed_stream.load(Ordering::Relaxed)
     }
 
     fn make_caller_wait(&self, event: &Self::StreamEvent) -> Result<()> {
@@ -474,10 +483,10 @@ impl Device for Cuda {
 ///
 /// # Safety
 /// `event` must be the handle of an event of the GPU's primary context.
-pub unsafe fn wait_for_event(event: usize, ordinal: i32) -> Result<()> {
+pub unsafe fn wait_for_event(event: usize, ordinal: i32, check: Check<'_>) -> Result<()> {
     let gpu = Gpu::of(ordinal)?;
     // SAFETY: the caller's promise.
-    unsafe { gpu.context.wait(ptr::with_exposed_provenance_mut(event)) }
+    wait_until(|| unsafe { gpu.context.is_done(ptr::with_exposed_provenance_mut(event)) }, check)
 }
 
 fn lock(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {

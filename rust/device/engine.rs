@@ -28,7 +28,7 @@ pub trait Engine<E>: Send + Sync {
     /// Begins a batch after the work before `after`, and returns the threads that may run its chunks.
     ///
     /// Without `after`, the batch has at most one chunk, whose copies go to the caller's current stream.
-    fn begin(&self, after: Option<&E>, needs: &BatchNeeds, scratch: Scratch) -> Result<Workers>;
+    fn begin(&self, after: Option<&E>, needs: &BatchNeeds, scratch: Scratch, check: Check<'_>) -> Result<Workers>;
 
     /// Reads a chunk and starts the copies to its destinations. Returns whether the copies were started: a chunk has as many
     /// calls as [`Workers::per_chunk`] says, each of which may read a part of the chunk. Calls `check` while it waits for memory, and before it
@@ -46,8 +46,9 @@ pub trait Engine<E>: Send + Sync {
     /// Ends the reads of a batch. Copies may still be in flight.
     fn end_reads(&self);
 
-    /// Waits for all copies and gives back the memory that the engine holds between batches.
-    fn drain(&self) -> Result<()>;
+    /// Waits for all copies and gives back the memory that the engine holds between batches. If `check` ends the wait, later
+    /// work of the caller waits for the copies instead.
+    fn drain(&self, check: Check<'_>) -> Result<()>;
 }
 
 /// Threads for the chunks of a batch.

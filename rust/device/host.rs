@@ -9,6 +9,7 @@ use crate::num::to_usize;
 use crate::options::Options;
 use crate::os::memory;
 use crate::os::numa::Node;
+use crate::os::retry::Check;
 use crate::plan::SlotCopy;
 use crate::profile::{self, Stage};
 use crate::source::Source;
@@ -33,7 +34,7 @@ impl CopyInFlight for () {
         Ok(true)
     }
 
-    fn wait(&self) -> Result<()> {
+    fn wait(&self, _: Check<'_>) -> Result<()> {
         Ok(())
     }
 }
@@ -134,7 +135,7 @@ impl Device for Host {
         Ok(())
     }
 
-    fn wait_for_copies(&self) -> Result<()> {
+    fn wait_for_copies(&self, _: Check<'_>) -> Result<()> {
         Ok(())
     }
 

@@ -73,6 +73,10 @@ impl TransferObserver for Closable {
         self.watch.check()
     }
 
+    fn check_interrupt(&self) -> Result<()> {
+        self.watch.check()
+    }
+
     fn copies_started(&self, _: &Chunk) -> Result<()> {
         Ok(())
     }

@@ -7,6 +7,7 @@ use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::numa::Node;
 use crate::os::retry::Check;
+use crate::os::sigint::Watch;
 use crate::plan::{self, Chunk, Limits, Piece, Read, SlotCopy, SlotPart};
 use crate::profile::{self, Stage};
 use crate::reader::ring::Linux;
@@ -65,12 +66,13 @@ type ChunkSlot = OnceLock<Option<SharedSlot>>;
 /// loads leave less. The next loads use it.
 pub fn prepare<D: Device>(device: &D, options: &Options) -> Result<()> {
     device.prepare()?;
+    let watch = Watch::begin();
     let limits = device.limits(device.local_slot_bytes(whole_pages(options.chunk_bytes)));
     let request = Request { bytes: limits.slot_bytes, node: device.node(), staging_bytes: options.staging_bytes };
     let mut slots = Vec::new();
     // Slots that are read into, one that is taken for the next chunk, and those in flight.
     while slots.len() < options.threads.div_ceil(limits.workers_per_slot) + 1 + D::COPIES_AHEAD
-        && let Some(mut slot) = pool::take(&request)?
+        && let Some(mut slot) = pool::take(&request, &|| watch.check())?
     {
         slot.pin(|memory| device.pin(memory));
         slots.push(slot);
@@ -186,7 +188,7 @@ impl<D: Device> StagedEngine<D> {
     }
 
     /// Ensures staging for a batch, with as many slots as the options allow, but no more or larger ones than the batch needs.
-    fn ensure_staging(&self, needs: &BatchNeeds) -> Result<()> {
+    fn ensure_staging(&self, needs: &BatchNeeds, check: Check<'_>) -> Result<()> {
         let request = self.request(needs);
         let useful = self.workers_max + D::COPIES_AHEAD;
         let count = (self.staging_bytes.min(needs.staged_bytes) / request.bytes).clamp(1, useful);
@@ -198,7 +200,7 @@ impl<D: Device> StagedEngine<D> {
             Some(staging) => staging,
             None => {
                 // The old slots return to the pool before new ones are taken.
-                self.drain()?;
+                self.drain(check)?;
                 Arc::new(Staging::new(Arc::clone(&self.device), count, request))
             }
         };
@@ -236,12 +238,18 @@ impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
         batch
     }
 
-    fn begin(&self, after: Option<&D::StreamEvent>, needs: &BatchNeeds, scratch: Scratch) -> Result<Workers> {
+    fn begin(
+        &self,
+        after: Option<&D::StreamEvent>,
+        needs: &BatchNeeds,
+        scratch: Scratch,
+        check: Check<'_>,
+    ) -> Result<Workers> {
         match after {
             _ if needs.slot_bytes == 0 => {}
-            Some(_) => self.ensure_staging(needs)?,
+            Some(_) => self.ensure_staging(needs, check)?,
             None => {
-                self.drain()?;
+                self.drain(check)?;
                 *self.memory() = ChunkMemory::Slot(self.request(needs));
             }
         }
@@ -269,9 +277,9 @@ impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
 
     fn end_reads(&self) {}
 
-    fn drain(&self) -> Result<()> {
+    fn drain(&self, check: Check<'_>) -> Result<()> {
         match mem::replace(&mut *self.memory(), ChunkMemory::None) {
-            ChunkMemory::Staging(staging, _) => staging.drain(),
+            ChunkMemory::Staging(staging, _) => staging.drain(check),
             ChunkMemory::Slot(_) | ChunkMemory::None => Ok(()),
         }
     }
@@ -346,7 +354,9 @@ impl<D: Device> StagedEngine<D> {
                         reader.fill(reads, slot.bytes_mut(), check)?;
                         inspect(inspected, slot.bytes_mut(), reads, copies, check)?;
                         let copy = self.device.copy(slot.bytes_mut(), *bytes, copies)?;
-                        slot.release_after(copy)
+                        slot.hold(copy);
+                        // A profile would not see the copy otherwise.
+                        if profile::is_on() { slot.settle(check) } else { Ok(()) }
                     }
                     ChunkMemory::Staging(staging, _) => {
                         let mut slot = acquire_in_turn(inspected, check, || {

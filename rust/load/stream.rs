@@ -71,6 +71,9 @@ struct State<E> {
     /// The last event for which the current stream waits.
     waited: Option<Arc<E>>,
     is_closed: bool,
+    /// Whether a SIGINT has ended the wait for the thread.
+    is_interrupted: bool,
+    has_ended: bool,
     failure: Option<Error>,
 }
 
@@ -208,8 +211,7 @@ impl<D: Device> Stream<D> {
                 return Err(Error::new(Kind::Internal, format!("all {turn} submitted tensors were taken")));
             }
             watch.get_or_insert_with(Watch::begin).check()?;
-            let waited = self.shared.has_ready.wait_timeout(state, POLL_INTERVAL);
-            state = waited.map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
+            state = self.shared.wait(state);
         };
         // Tensors of one chunk share an event.
         if state.waited.as_ref().is_none_or(|waited| !Arc::ptr_eq(waited, &event)) {
@@ -222,24 +224,35 @@ impl<D: Device> Stream<D> {
 
     /// Ends the stream and waits for all copies.
     pub fn finish(mut self) -> Result<()> {
-        self.end();
-        self.shared.lock().failure.take().map_or(Ok(()), Err)
+        let ended = self.end();
+        self.shared.lock().failure.take().map_or(ended, Err)
     }
 
-    fn end(&mut self) {
-        self.shared.lock().is_closed = true;
+    /// Ends the thread, which waits for the copies. A SIGINT ends its wait.
+    fn end(&mut self) -> Result<()> {
+        let watch = Watch::begin();
+        let mut state = self.shared.lock();
+        state.is_closed = true;
         self.shared.has_work.notify_one();
+        while !state.has_ended && !self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+            state.is_interrupted |= watch.check().is_err();
+            state = self.shared.wait(state);
+        }
+        drop(state);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
             self.shared.lock().failure.get_or_insert(panicked());
         }
+        watch.check()
     }
 }
 
 impl<D: Device> Drop for Stream<D> {
     fn drop(&mut self) {
-        self.end();
+        if let Err(error) = self.end() {
+            tracing::debug!(%error, "while ending a stream");
+        }
     }
 }
 
@@ -258,17 +271,21 @@ fn run<D: Device>(mut transfer: Transfer<D, ReadyCounter<D>>, shared: &Shared<D:
     };
     let result = run_batches().and_then(|()| transfer.finish());
     // A stream that is closed interrupts its transfer, which is not a failure.
-    if let Err(error) = result
-        && error.kind() != Kind::Interrupted
-    {
-        shared.lock().failure = Some(error);
-        shared.has_ready.notify_all();
-    }
+    let mut state = shared.lock();
+    state.failure = result.err().filter(|error| error.kind() != Kind::Interrupted);
+    state.has_ended = true;
+    shared.has_ready.notify_all();
 }
 
 impl<E> Shared<E> {
     fn lock(&self) -> MutexGuard<'_, State<E>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until a tensor is ready or the thread has ended, at most for an interval.
+    fn wait<'a>(&self, state: MutexGuard<'a, State<E>>) -> MutexGuard<'a, State<E>> {
+        let waited = self.has_ready.wait_timeout(state, POLL_INTERVAL);
+        waited.map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state)
     }
 
     fn outstanding(&self, tensor: usize) -> Result<&AtomicUsize> {
@@ -312,6 +329,8 @@ impl<E> Default for State<E> {
             scratch: Scratch::default(),
             waited: None,
             is_closed: false,
+            is_interrupted: false,
+            has_ended: false,
             failure: None,
         }
     }
@@ -327,10 +346,15 @@ impl<D: Device> TransferObserver for ReadyCounter<D> {
     fn check(&self) -> Result<()> {
         let state = self.shared.lock();
         // After the last tensor, the copies and digests of the batch must still be waited for, and may fail.
-        if state.is_closed && state.taken_count < state.submitted_count {
+        if state.is_interrupted || (state.is_closed && state.taken_count < state.submitted_count) {
             return Err(Error::new(Kind::Interrupted, "the stream was closed"));
         }
         Ok(())
+    }
+
+    fn check_interrupt(&self) -> Result<()> {
+        let is_interrupted = self.shared.lock().is_interrupted;
+        if is_interrupted { Err(Error::new(Kind::Interrupted, "the stream was interrupted")) } else { Ok(()) }
     }
 
     fn copies_started(&self, chunk: &Chunk) -> Result<()> {

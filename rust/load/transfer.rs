@@ -40,12 +40,22 @@ pub trait TransferObserver: Send + Sync {
     /// Called before each chunk, and while a worker waits for memory.
     fn check(&self) -> Result<()>;
 
+    /// Called during a wait for copies, after which the caller may free the destinations.
+    ///
+    /// # Errors
+    /// `interrupted` after a SIGINT, which ends the wait.
+    fn check_interrupt(&self) -> Result<()>;
+
     /// Called after all copies of a chunk have been started.
     fn copies_started(&self, chunk: &Chunk) -> Result<()>;
 }
 
 impl TransferObserver for Watch {
     fn check(&self) -> Result<()> {
+        Watch::check(self)
+    }
+
+    fn check_interrupt(&self) -> Result<()> {
         Watch::check(self)
     }
 
@@ -191,12 +201,12 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
     unsafe fn run(&mut self, after: Option<&D::StreamEvent>, batch: &Batch, scratch: Scratch) -> Result<()> {
         profile::memory(Memory::Scratch, scratch.bytes);
         let Planner { engine, .. } = &self.planner;
-        let Workers { threads, per_chunk } = engine.begin(after, &batch.needs, scratch)?;
         let verifier = self.verifier.as_ref();
+        let check = || verifier.map_or(Ok(()), Verifier::check).and_then(|()| self.observer.check());
+        let Workers { threads, per_chunk } = engine.begin(after, &batch.needs, scratch, &check)?;
         // A chunk is hashed as a whole.
         let turns = if verifier.is_some() { 1 } else { per_chunk };
         let order = verifier.map(|verifier| verifier.begin(&batch.chunks));
-        let check = || verifier.map_or(Ok(()), Verifier::check).and_then(|()| self.observer.check());
         let filled = threads::for_each(threads, batch.chunks.len() * turns, |index| {
             let turn = Turn { chunk: index / turns, index: index % turns };
             let index = order.as_ref().map_or(Some(turn.chunk), |order| order.get(turn.chunk).copied());
@@ -220,18 +230,19 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
 
     /// Waits for the copies after an error, because the caller frees its memory next. A later error is only logged.
     fn drain_after_error(&self) {
-        if let Err(error) = self.planner.engine.drain() {
+        if let Err(error) = self.release_staging() {
             tracing::debug!(%error, "while ending a failed load");
         }
     }
 
-    /// Waits for all copies and gives back staging memory until the next batch.
-    pub fn release_staging(&mut self) -> Result<()> {
-        self.planner.engine.drain()
+    /// Waits for all copies and gives back staging memory until the next batch. After an interrupt, later work of the caller's
+    /// stream waits for the copies instead.
+    pub fn release_staging(&self) -> Result<()> {
+        self.planner.engine.drain(&|| self.observer.check_interrupt())
     }
 
-    /// Waits for all copies.
-    pub fn finish(mut self) -> Result<()> {
+    /// Waits for all copies, as [`Transfer::release_staging`] does.
+    pub fn finish(self) -> Result<()> {
         self.release_staging()?;
         self.verifier.as_ref().map_or(Ok(()), Verifier::finish)
     }

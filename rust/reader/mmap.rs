@@ -6,7 +6,6 @@ use crate::num::{to_u64, to_usize};
 use crate::os::local_file::LocalFile;
 use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use std::ops::Range;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Share of the memory maps of a process that views may use: one in so many. The others remain for allocators, threads
@@ -20,11 +19,13 @@ static MAPPINGS: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns the largest number of mappings that views use.
 pub fn mappings_max() -> usize {
-    static MAX: OnceLock<usize> = OnceLock::new();
-    *MAX.get_or_init(|| {
+    static MAX: AtomicUsize = AtomicUsize::new(0);
+    if MAX.load(Ordering::Relaxed) == 0 {
         let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
-        text.and_then(|text| text.trim().parse().ok()).unwrap_or(MAX_MAP_COUNT) / MAPS_SHARE
-    })
+        let maps = text.and_then(|text| text.trim().parse().ok()).unwrap_or(MAX_MAP_COUNT);
+        MAX.store((maps / MAPS_SHARE).max(1), Ordering::Relaxed);
+    }
+    MAX.load(Ordering::Relaxed)
 }
 
 /// Private mapping of a whole file. Writes of the process stay in the process.

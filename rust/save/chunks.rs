@@ -129,13 +129,14 @@ impl Chunks {
             return Err(file.locate(Error::new(Kind::InvalidArgument, message).offset(0), chunk.start));
         }
         let misfit = || Error::new(Kind::Internal, format!("bytes {chunk:?} do not fit a slot"));
-        let (memory, beyond) = slot.bytes_mut().split_at_mut_checked(length).ok_or_else(misfit)?;
+        let memory = slot.bytes_mut().get_mut(..length).ok_or_else(misfit)?;
         copy_start(file.layout.header().get(to_usize(chunk.start)..), memory);
         copy_start(carried.get(to_usize(chunk.start - range.start)..), memory);
         let used = self.streams.iter().zip(&pieces.of_device).filter(|(_, fetches)| !fetches.is_empty());
         used.into_iter()
-            .try_for_each(|(stream, fetches)| stream.memory.fetch(memory, fetches))
+            .try_for_each(|(stream, fetches)| stream.memory.fetch(&mut slot, fetches, check))
             .map_err(|error| file.locate(error, chunk.start))?;
+        let (memory, beyond) = slot.bytes_mut().split_at_mut_checked(length).ok_or_else(misfit)?;
         if let Some(padding) = beyond.get_mut(..written.saturating_sub(length)) {
             padding.fill(0);
         }
@@ -152,7 +153,7 @@ impl Chunks {
 
     /// Acquires a slot of staging, and pins it for all devices of the save.
     fn acquire(&self, watch: &Watch) -> Result<Slot> {
-        let mut slot = pool::acquire(&self.request, || watch.check())?;
+        let mut slot = pool::acquire(&self.request, &|| watch.check())?;
         slot.pin(|bytes| self.streams.iter().find_map(|stream| stream.memory.pin(bytes)));
         Ok(slot)
     }

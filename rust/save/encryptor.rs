@@ -10,6 +10,7 @@ use crate::error::{Error, Kind, Result};
 use crate::format::Metadata;
 use crate::format::encryption::NewEncryption;
 use crate::num::{to_u64, to_usize};
+use crate::os::retry::Check;
 use crate::save::memory::SourceMemory;
 use crate::staging::Block;
 
@@ -45,21 +46,26 @@ impl Encryptor {
 
     /// Gathers bytes of the tensor up to the end of a chunk. Returns their number, and the encrypted chunk if it is
     /// complete.
-    pub(super) fn take(&mut self, source: &dyn SourceMemory, address: u64, bytes: u64) -> Result<(u64, Option<&[u8]>)> {
+    pub(super) fn take(
+        &mut self,
+        source: &dyn SourceMemory,
+        address: u64,
+        bytes: u64,
+        check: Check<'_>,
+    ) -> Result<(u64, Option<&[u8]>)> {
         let too_many = || Error::new(Kind::Internal, format!("{bytes} bytes exceed the tensor"));
         self.chunk.pin(|memory| source.pin(memory));
-        let memory = self.chunk.bytes_mut().get_mut(..to_usize(CHUNK_BYTES)).ok_or_else(too_many)?;
-        let length = (memory.len() - self.filled).min(to_usize(bytes.min(self.left_bytes)));
+        let length = (to_usize(CHUNK_BYTES) - self.filled).min(to_usize(bytes.min(self.left_bytes)));
         if length == 0 {
             return Err(too_many());
         }
-        source.fetch(memory, &[Fetch { address, slot_begin: self.filled, length }])?;
+        source.fetch(&mut self.chunk, &[Fetch { address, slot_begin: self.filled, length }], check)?;
         self.filled += length;
         self.left_bytes -= to_u64(length);
-        if self.filled < memory.len() && self.left_bytes > 0 {
+        if self.filled < to_usize(CHUNK_BYTES) && self.left_bytes > 0 {
             return Ok((to_u64(length), None));
         }
-        let chunk = memory.get_mut(..self.filled).ok_or_else(too_many)?;
+        let chunk = self.chunk.bytes_mut().get_mut(..self.filled).ok_or_else(too_many)?;
         self.chunks.encrypt(chunk)?;
         self.filled = 0;
         Ok((to_u64(length), Some(chunk)))

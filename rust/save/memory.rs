@@ -1,11 +1,13 @@
 //! Memory that a save reads: of the host, of mapped files or of a GPU. Tensors of one file may be in several.
 
-use crate::device::{CopyInFlight, Device, Fetch, Pinned, Scratch};
+use crate::device::{Device, Fetch, Pinned, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use crate::os::memory;
 use crate::os::numa::Node;
+use crate::os::retry::Check;
 use crate::profile::{self, Stage};
+use crate::staging::Block;
 
 /// Memory of one device, from which a save copies bytes to slots.
 pub trait SourceMemory: Send + Sync {
@@ -35,11 +37,12 @@ pub trait SourceMemory: Send + Sync {
     /// `invalid-argument` if the stream cannot be used; `device` from the driver.
     fn begin(&self, stream: u64, scratch: Scratch) -> Result<()>;
 
-    /// Copies bytes to a slot, and returns when the copy is complete.
+    /// Copies bytes to a slot, and returns when the copy is complete. If `check` ends the wait, the slot holds the copy, and
+    /// later work of the caller's stream waits for it.
     ///
     /// # Errors
-    /// `device` from the driver. No copy to the slot is in flight then. `io` with the byte of the slot if memory is gone.
-    fn fetch(&self, slot: &mut [u8], fetches: &[Fetch]) -> Result<()>;
+    /// `device` from the driver; that of `check`. `io` with the byte of the slot if memory is gone.
+    fn fetch(&self, slot: &mut Block, fetches: &[Fetch], check: Check<'_>) -> Result<()>;
 }
 
 impl<D: Device> SourceMemory for D {
@@ -65,8 +68,10 @@ impl<D: Device> SourceMemory for D {
         Device::begin(self, Some(&event), scratch)
     }
 
-    fn fetch(&self, slot: &mut [u8], fetches: &[Fetch]) -> Result<()> {
-        Device::fetch(self, slot, fetches)?.wait()
+    fn fetch(&self, slot: &mut Block, fetches: &[Fetch], check: Check<'_>) -> Result<()> {
+        let copy = Device::fetch(self, slot.bytes_mut(), fetches)?;
+        slot.hold(copy);
+        slot.settle(check).inspect_err(|_| self.leave_copies())
     }
 }
 
@@ -89,7 +94,8 @@ impl SourceMemory for Mapped {
         Ok(())
     }
 
-    fn fetch(&self, slot: &mut [u8], fetches: &[Fetch]) -> Result<()> {
+    fn fetch(&self, slot: &mut Block, fetches: &[Fetch], _: Check<'_>) -> Result<()> {
+        let slot = slot.bytes_mut();
         let _span = profile::span(Stage::Gather).bytes(fetches.iter().map(|fetch| fetch.length).sum::<usize>());
         fetches.iter().try_for_each(|fetch| {
             let misfit = || Error::new(Kind::Internal, format!("{fetch:?} does not fit its slot"));

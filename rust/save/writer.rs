@@ -337,10 +337,11 @@ impl Writer {
 
     fn copy_or_encrypt(&mut self, source: &dyn SourceMemory, stream: u64, address: u64, bytes: u64) -> Result<()> {
         let Some(mut encryptor) = self.encryptor.take() else { return self.copy(source, stream, address, bytes) };
+        let watch = Watch::begin();
         source.begin(stream, Scratch::default())?;
         let mut done: u64 = 0;
         while done < bytes {
-            let taken = encryptor.take(source, address + done, bytes - done);
+            let taken = encryptor.take(source, address + done, bytes - done, &|| watch.check());
             let (taken, chunk) = taken.map_err(|error| self.name_last(error))?;
             done += taken;
             if let Some(chunk) = chunk {
@@ -352,6 +353,7 @@ impl Writer {
     }
 
     fn copy(&mut self, source: &dyn SourceMemory, stream: u64, address: u64, bytes: u64) -> Result<()> {
+        let watch = Watch::begin();
         source.begin(stream, Scratch::default())?;
         let mut done: u64 = 0;
         while done < bytes {
@@ -360,10 +362,11 @@ impl Writer {
                 None => self.threads.acquire(self.next_block_bytes()?)?,
             };
             block.pin(|memory| source.pin(memory));
-            let memory = block.bytes_mut();
-            let length = to_usize(bytes - done).min(memory.len() - self.filled);
+            let length = to_usize(bytes - done).min(block.as_ref().len() - self.filled);
             let fetch = Fetch { address: address + done, slot_begin: self.filled, length };
-            source.fetch(memory, &[fetch]).map_err(|error| self.name_last(error))?;
+            let fetched = source.fetch(&mut block, &[fetch], &|| watch.check());
+            fetched.map_err(|error| self.name_last(error))?;
+            let memory = block.as_ref();
             if let (Some(hash), Some((_, digests))) = (&self.hash, &mut self.digests) {
                 let _span = profile::span(Stage::Hash).bytes(length);
                 let begin = self.appended_bytes.saturating_add(hash.length()) - self.data_bytes;

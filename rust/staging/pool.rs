@@ -8,9 +8,11 @@ use crate::num::{to_u64, to_usize};
 use crate::os::huge_pages;
 use crate::os::numa::{self, Node};
 use crate::os::per_process::PerProcess;
+use crate::os::retry::Check;
 use crate::profile::{self, Memory, Stage};
 use memmap2::{Advice, MmapMut, MmapRaw};
-use std::mem;
+use std::mem::{self, ManuallyDrop};
+use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -27,10 +29,9 @@ const COPYING_MAX: usize = 16;
 pub struct Block {
     /// Copy from or to the memory that may be in flight.
     copy: Option<Box<dyn CopyInFlight>>,
-    // Fields are dropped in this order: the registration must end before the memory does.
     pinned: Option<Pinned>,
     /// Mapping that contains the block, and address space before and after it that is never touched.
-    memory: MmapRaw,
+    memory: ManuallyDrop<MmapRaw>,
     /// Position of the block in the mapping.
     begin: usize,
     bytes: usize,
@@ -59,7 +60,7 @@ impl Block {
         if let Some(node) = node {
             numa::prefer(&memory, node);
         }
-        Ok(Block { copy: None, pinned: None, memory, begin, bytes, node })
+        Ok(Block { copy: None, pinned: None, memory: ManuallyDrop::new(memory), begin, bytes, node })
     }
 
     /// Returns the bytes.
@@ -79,6 +80,11 @@ impl Block {
         self.bytes >= request.bytes && self.node == request.node
     }
 
+    /// Keeps a copy from or to the block, which is not free before the copy is done.
+    pub fn hold(&mut self, copy: impl CopyInFlight + 'static) {
+        self.copy = Some(Box::new(copy));
+    }
+
     /// Returns whether no copy is in flight any more.
     fn is_settled(&mut self) -> bool {
         // The wait for a copy that failed returns its error.
@@ -86,10 +92,10 @@ impl Block {
         self.copy.is_none()
     }
 
-    /// Waits for the copy in flight. If that fails, the copy may still be in flight.
-    fn settle(&mut self) -> Result<()> {
+    /// Waits for the copy that the block holds. If that fails, the copy may still be in flight.
+    pub fn settle(&mut self, check: Check<'_>) -> Result<()> {
         if let Some(copy) = &self.copy {
-            copy.wait()?;
+            copy.wait(check)?;
         }
         self.copy = None;
         Ok(())
@@ -104,68 +110,67 @@ impl AsRef<[u8]> for Block {
 }
 
 impl Drop for Block {
+    /// Waits for no copy: the pool frees a block with a copy in flight later.
     fn drop(&mut self) {
-        if let Err(error) = self.settle() {
-            tracing::debug!(%error, "a copy failed after the load had ended");
+        let is_settled = self.is_settled();
+        // SAFETY: this value does not use the memory any more.
+        let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
+        let (copy, pinned) = (self.copy.take(), self.pinned.take());
+        if is_settled {
+            // The registration must end before the memory does.
+            drop(pinned);
+            return;
         }
+        let Block { begin, bytes, node, .. } = *self;
+        let mut blocks = POOL.get().lock();
+        blocks.total_bytes += bytes;
+        blocks.free.push(Block { copy, pinned, memory: ManuallyDrop::new(memory), begin, bytes, node });
     }
 }
 
 /// Block of the pool, to which it returns when it is dropped.
 pub struct Slot {
-    /// `Some` until the slot is dropped.
-    block: Option<Block>,
+    block: ManuallyDrop<Block>,
     pool: &'static Pool,
 }
 
 impl Slot {
     fn new(block: Block, pool: &'static Pool) -> Slot {
-        Slot { block: Some(block), pool }
+        Slot { block: ManuallyDrop::new(block), pool }
     }
+}
 
-    /// Returns the bytes.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        self.block.as_mut().map_or(&mut [], Block::bytes_mut)
+impl Deref for Slot {
+    type Target = Block;
+
+    fn deref(&self) -> &Block {
+        &self.block
     }
+}
 
-    /// Pins the memory with `pin`, unless it is pinned, perhaps by an earlier load.
-    pub fn pin(&mut self, pin: impl FnOnce(&mut [u8]) -> Option<Pinned>) {
-        if let Some(block) = &mut self.block {
-            block.pin(pin);
-        }
-    }
-
-    /// Returns the slot to the pool, where it is free once a copy from it is done.
-    ///
-    /// Waits for the copy while a profile runs, which otherwise would not see it.
-    ///
-    /// # Errors
-    /// `device` if the copy failed during a profile.
-    pub fn release_after(mut self, copy: impl CopyInFlight + 'static) -> Result<()> {
-        let Some(block) = &mut self.block else { return Ok(()) };
-        block.copy = Some(Box::new(copy));
-        if profile::is_on() { block.settle() } else { Ok(()) }
+impl DerefMut for Slot {
+    fn deref_mut(&mut self) -> &mut Block {
+        &mut self.block
     }
 }
 
 impl AsRef<[u8]> for Slot {
     fn as_ref(&self) -> &[u8] {
-        self.block.as_ref().map_or(&[], AsRef::as_ref)
+        self.block.as_ref()
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let Some(block) = self.block.take() else { return };
+        // A forked child has none of the pages of its parent's blocks, and must not touch them.
         if ptr::eq(self.pool, POOL.get()) {
+            // SAFETY: the slot does not use the block any more.
+            let block = unsafe { ManuallyDrop::take(&mut self.block) };
             let mut blocks = self.pool.lock();
             blocks.free.push(block);
             if blocks.waiting > 0 {
                 self.pool.changed.notify_all();
             }
-        } else {
-            // A forked child has none of the pages of its parent's blocks, and must not touch them.
-            mem::forget(block);
         }
     }
 }
@@ -236,11 +241,11 @@ impl Blocks {
     }
 }
 
-/// Returns a free or a new slot, or `None` if the bound allows no other. May wait for a copy of an earlier load.
+/// Returns a free or a new slot, or `None` if the bound allows no other. May wait for copies of earlier loads.
 ///
 /// # Errors
-/// `out-of-memory` if the host has none; `device` if that copy failed.
-pub fn take(request: &Request) -> Result<Option<Slot>> {
+/// `out-of-memory` if the host has none; `device` if such a copy failed; that of `check`.
+pub fn take(request: &Request, check: Check<'_>) -> Result<Option<Slot>> {
     let pool = POOL.get();
     let mut blocks = pool.lock();
     profile::memory(Memory::Staging, blocks.total_bytes);
@@ -250,7 +255,7 @@ pub fn take(request: &Request) -> Result<Option<Slot>> {
     if let Some((mut block, must_wait)) = blocks.find_copying(request) {
         // No lock is held during calls of the driver, which may take their time.
         drop(blocks);
-        let settled = if must_wait { block.settle().map(|()| true) } else { Ok(block.is_settled()) };
+        let settled = if must_wait { block.settle(check).map(|()| true) } else { Ok(block.is_settled()) };
         if settled == Ok(true) {
             return Ok(Some(Slot::new(block, pool)));
         }
@@ -262,7 +267,7 @@ pub fn take(request: &Request) -> Result<Option<Slot>> {
     blocks.total_bytes += request.bytes;
     profile::memory(Memory::Staging, blocks.total_bytes);
     drop(blocks);
-    drop(removed);
+    free(removed, check).inspect_err(|_| pool.lock().total_bytes -= request.bytes)?;
     match Block::allocate(request.bytes, request.node) {
         Ok(block) => Ok(Some(Slot::new(block, pool))),
         Err(error) => {
@@ -285,10 +290,10 @@ pub fn take_pinned(request: &Request) -> Option<Slot> {
 ///
 /// # Errors
 /// Those of [`take`], and that of `check`.
-pub fn acquire(request: &Request, check: impl Fn() -> Result<()>) -> Result<Slot> {
+pub fn acquire(request: &Request, check: Check<'_>) -> Result<Slot> {
     let _span = profile::span(Stage::Slot);
     loop {
-        if let Some(slot) = take(request)? {
+        if let Some(slot) = take(request, check)? {
             return Ok(slot);
         }
         check()?;
@@ -306,12 +311,33 @@ pub fn wait() {
 }
 
 /// Frees all memory of the pool that is not in use, after the copies in flight from it, and returns its size in bytes.
-pub fn release() -> usize {
+///
+/// # Errors
+/// That of `check`.
+pub fn release(check: Check<'_>) -> Result<usize> {
     let mut blocks = POOL.get().lock();
-    let free = mem::take(&mut blocks.free);
-    let bytes = free.iter().map(|block| block.bytes).sum();
+    let removed = mem::take(&mut blocks.free);
+    let bytes = removed.iter().map(|block| block.bytes).sum();
     blocks.total_bytes -= bytes;
-    // The copies in flight from the memory may take their time.
     drop(blocks);
-    bytes
+    free(removed, check).map(|()| bytes)
+}
+
+/// Frees blocks that were removed from the pool, after their copies. Those with copies in flight return to the pool if
+/// `check` fails.
+fn free(mut removed: Vec<Block>, check: Check<'_>) -> Result<()> {
+    // A block whose copy failed is freed, too.
+    removed.retain_mut(|block| {
+        let is_kept = block.settle(check).is_err() && check().is_err();
+        block.copy.take_if(|_| !is_kept);
+        is_kept
+    });
+    if removed.is_empty() {
+        return Ok(());
+    }
+    let mut blocks = POOL.get().lock();
+    blocks.total_bytes += removed.iter().map(|block| block.bytes).sum::<usize>();
+    blocks.free.append(&mut removed);
+    drop(blocks);
+    check()
 }

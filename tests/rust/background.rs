@@ -168,7 +168,7 @@ fn end_while_the_thread_waits(end: impl Fn(BackgroundTransfer<Cuda>)) {
     let gpu = Gpu::new(&sim, 0);
     let caller = Caller::new(&gpu, &model);
     let request = Request { bytes: ONE_SLOT.chunk_bytes, node: None, staging_bytes: ONE_SLOT.staging_bytes };
-    let slot = pool::take(&request).unwrap();
+    let slot = pool::take(&request, &|| Ok(())).unwrap();
     assert!(slot.is_some());
     let mut transfer = caller.open(ONE_SLOT).unwrap();
     for window in WINDOWS {

@@ -90,7 +90,7 @@ fn check_planned(reader: &dyn Reader, bytes: &[u8], reads: &[(usize, usize)], al
         })
         .collect();
     let request = Request { bytes: reached.next_multiple_of(4096), node: None, staging_bytes: 256 << 20 };
-    let mut slot = pool::take(&request).unwrap().unwrap();
+    let mut slot = pool::take(&request, &|| Ok(())).unwrap().unwrap();
     slot.bytes_mut().fill(0xAA);
     reader.fill(&reads, slot.bytes_mut(), GO_ON).unwrap();
     for read in reads {
@@ -142,7 +142,7 @@ fn a_file_truncated_while_open_is_an_error_with_every_reader() {
             let reader = open(kind, &path, false);
             OpenOptions::new().write(true).open(&path).unwrap().set_len(length).unwrap();
             let request = Request { bytes: 128 << 10, node: None, staging_bytes: 256 << 20 };
-            let mut slot = pool::take(&request).unwrap().unwrap();
+            let mut slot = pool::take(&request, &|| Ok(())).unwrap().unwrap();
             let read = Read { offset: 0, slot_begin: 0, length: 100_000 };
             for result in [reader.read(0, &mut vec![0; 100_000], GO_ON), reader.fill(&[read], slot.bytes_mut(), GO_ON)]
             {

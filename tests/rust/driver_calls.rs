@@ -58,7 +58,7 @@ fn load_of_one<'a>(gpu: &'a Gpu<'a>, model: &Model, tensor: usize) -> Load<'a> {
 }
 
 #[test]
-fn a_load_of_many_chunks_waits_once_for_each_copy_stream_and_a_second_creates_nothing() {
+fn a_load_of_many_chunks_records_once_for_each_copy_stream_and_a_second_creates_nothing() {
     let model = small_model(600);
     let options = Options { chunk_bytes: 64 << 10, staging_bytes: 256 << 10, ..TIGHT };
     for sim in schedules().take(3) {
@@ -84,8 +84,8 @@ fn a_load_of_many_chunks_waits_once_for_each_copy_stream_and_a_second_creates_no
                 (chunks + 1 + 2 * lanes, 2 * lanes, 0),
                 "{calls:?}"
             );
-            // The host waits once for each copy stream, at the end.
-            assert_eq!(calls.syncs, lanes, "{calls:?}");
+            // The host queries events, because no signal would end a wait in the driver.
+            assert_eq!(calls.syncs, 0, "{calls:?}");
             let (events, registrations) = if is_first { (slots + 5, slots) } else { (0, 0) };
             assert!(calls.events <= events && calls.registrations <= registrations, "{calls:?}");
             load.assert_holds(&model);
@@ -107,7 +107,7 @@ fn a_load_without_kernels_uses_one_copy_stream() {
             assert_eq!((calls.stream_changes, calls.launches), (0, 0), "{calls:?}");
             // One record on the caller's stream and two on the copy stream, besides those of the chunks: for the caller's
             // stream and for the host.
-            assert_eq!((calls.records, calls.waits, calls.syncs), (calls.copies + 3, 2, 1), "{calls:?}");
+            assert_eq!((calls.records, calls.waits, calls.syncs), (calls.copies + 3, 2, 0), "{calls:?}");
             load.assert_holds(&model);
         }
     }
@@ -181,11 +181,11 @@ fn a_load_pins_no_slot_while_copies_keep_the_device_busy() {
     };
     for _ in 0..8 {
         // The two slots are read into at once.
-        let slots = [(); 2].map(|()| staging.acquire(|| Ok(())).unwrap());
+        let slots = [(); 2].map(|()| staging.acquire(&|| Ok(())).unwrap());
         slots.into_iter().for_each(|slot| staging.submit(slot, PAGE_BYTES, &[copy]).unwrap());
     }
     assert!((4..=5).contains(&sim.counters().registrations), "{:?}", sim.counters());
-    staging.drain().unwrap();
+    staging.drain(&|| Ok(())).unwrap();
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn kernels_stay_loaded_until_the_copy_of_an_ended_load_is_done() {
     fst::device::release();
     assert_eq!(sim.counters().live_modules, u64::from(IMAGE.is_some()));
     load.assert_holds(&model);
-    fst::staging::pool::release();
+    fst::staging::pool::release(&|| Ok(())).unwrap();
     assert_eq!(sim.counters().live_modules, 0);
 }
 
@@ -343,7 +343,7 @@ fn a_gpu_released_during_a_load_is_given_back_after_it() {
     release();
     transfer.finish().unwrap();
     load.assert_holds(&model);
-    fst::staging::pool::release();
+    fst::staging::pool::release(&|| Ok(())).unwrap();
     let Counters { live_streams, live_events, live_registrations, .. } = sim.counters();
     assert_eq!((live_streams, live_events, live_registrations), (1, 0, 0));
 }

@@ -129,11 +129,11 @@ fn child_profiles_its_own_work_during_a_profile_of_its_parent() {
 fn child_counts_no_slot_of_its_parent() {
     let _lock = exclusive();
     let request = Request { bytes: PAGE_BYTES, node: None, staging_bytes: PAGE_BYTES };
-    let inherited = take(&request).unwrap();
+    let inherited = take(&request, &|| Ok(())).unwrap();
     // In the child, the slot of the parent neither counts towards the bound nor returns to the pool.
     let check = || {
         drop(inherited);
-        take(&request).unwrap().is_some_and(|mut slot| slot.bytes_mut().len() == PAGE_BYTES)
+        take(&request, &|| Ok(())).unwrap().is_some_and(|mut slot| slot.bytes_mut().len() == PAGE_BYTES)
     };
     assert!(passes_in_child(|| (), check));
 }

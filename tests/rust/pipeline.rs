@@ -297,7 +297,7 @@ fn a_wait_for_the_callers_event_leaves_captures_valid() {
     sim.cuda.record_event(event, gpu.stream).unwrap();
     sim.capture();
     // SAFETY: the event belongs to the primary context.
-    unsafe { cuda::wait_for_event(event, 0) }.unwrap();
+    unsafe { cuda::wait_for_event(event, 0, &|| Ok(())) }.unwrap();
     assert_eq!(sim.read(block, 100).unwrap(), [0x11; 100]);
     gpu.with_context(|| sim.cuda.destroy_event(event)).unwrap();
 }
@@ -427,7 +427,7 @@ fn several_workers_read_each_cached_chunk() {
         let message = error.to_string();
         let named = [model.paths[0].to_str().unwrap(), &model.tensors[2].name, &format!("byte {}", length - 1000)];
         assert!(error.kind() == Kind::Io && named.iter().all(|name| message.contains(name)), "{message}");
-        assert_eq!(pool::release(), 1 << 20);
+        assert_eq!(pool::release(&|| Ok(())).unwrap(), 1 << 20);
     }
 }
 
@@ -534,17 +534,17 @@ fn kept_memory_outlives_its_users_and_is_released_on_request() {
     let sim = Sim::start(0);
     let request = Request { bytes: PAGE_BYTES, node: None, staging_bytes: 4 * PAGE_BYTES };
     let staging = Staging::new(Arc::new(Cuda::open(0, 0).unwrap()), 2, request);
-    let slots = [(); 2].map(|()| staging.acquire(|| Ok(())).unwrap());
+    let slots = [(); 2].map(|()| staging.acquire(&|| Ok(())).unwrap());
     assert_eq!(sim.counters().registered_bytes, 2 * PAGE_BYTES as u64);
     // One slot is still in use, and only it retains the context.
     let [used, unused] = slots;
     drop((staging, unused));
     device::release();
-    assert_eq!(pool::release(), PAGE_BYTES);
+    assert_eq!(pool::release(&|| Ok(())).unwrap(), PAGE_BYTES);
     assert_eq!(sim.counters().registered_bytes, PAGE_BYTES as u64);
     drop(used);
-    assert_eq!(pool::release(), PAGE_BYTES);
-    assert_eq!(pool::release(), 0);
+    assert_eq!(pool::release(&|| Ok(())).unwrap(), PAGE_BYTES);
+    assert_eq!(pool::release(&|| Ok(())).unwrap(), 0);
     sim.finish().assert_clean();
 }
 

@@ -68,14 +68,17 @@ impl Context {
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream) })
     }
 
-    /// Waits on the host for the work before an event.
+    /// Returns whether the work before an event is complete.
     ///
     /// # Safety
     /// The event must belong to the context.
-    pub(super) unsafe fn wait(&self, event: sys::CUevent) -> Result<()> {
+    pub(super) unsafe fn is_done(&self, event: sys::CUevent) -> Result<bool> {
         let _bound = self.bind()?;
         // SAFETY: the caller's promise; the context is current.
-        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(event) })
+        match unsafe { sys::cuEventQuery(event) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => check("cuEventQuery", result).map(|()| true),
+        }
     }
 
     /// Makes the context current on this thread, and all calls of the driver legal while a graph is captured.
@@ -263,13 +266,6 @@ impl Event {
         Event::with_flags(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)
     }
 
-    /// Creates an event without timing that wakes the threads in [`Event::synchronize`] by an interrupt.
-    pub fn blocking(context: &Arc<Context>) -> Result<Event> {
-        let flags =
-            sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32 | sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        Event::with_flags(context, flags)
-    }
-
     /// Creates an event with timing.
     pub fn timed(context: &Arc<Context>) -> Result<Event> {
         // A waiting thread spins, so that it sees the event without delay.
@@ -291,10 +287,11 @@ impl Event {
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.handle, stream) })
     }
 
-    /// Waits in the driver for the work before the event. The thread spins, unless the event is a blocking one.
+    /// Waits in the driver for the work before the event, which must be short: the thread spins, and no signal ends the wait.
     pub fn synchronize(&self) -> Result<()> {
-        // SAFETY: the event belongs to the context.
-        unsafe { self.context.wait(self.handle) }
+        let _bound = self.context.bind()?;
+        // SAFETY: the event belongs to the context, which is current.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.handle) })
     }
 
     /// Returns the nanoseconds from an earlier event to this one. Both have timing and are complete.
@@ -314,12 +311,8 @@ impl Event {
 
 impl CopyInFlight for Event {
     fn is_done(&self) -> Result<bool> {
-        let _bound = self.context.bind()?;
-        // SAFETY: the event belongs to the context, which is current.
-        match unsafe { sys::cuEventQuery(self.handle) } {
-            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            result => check("cuEventQuery", result).map(|()| true),
-        }
+        // SAFETY: the event belongs to the context.
+        unsafe { self.context.is_done(self.handle) }
     }
 }
 

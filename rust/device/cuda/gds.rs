@@ -25,6 +25,7 @@ use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::local_file::LocalFile;
 use crate::os::retry::{self, Check};
+use crate::os::sigint::Watch;
 use crate::plan::{Chunk, Limits, Read, SlotCopy};
 use crate::profile::{self, Count, Stage};
 use crate::reader::{ChosenReader, ReadLimits, ReaderKind};
@@ -125,7 +126,7 @@ impl DirectEngine {
         copies: &[SlotCopy],
         check: Check<'_>,
     ) -> Result<Lent<Event>> {
-        emptied.map_or(Ok(()), |event| event.wait())?;
+        emptied.map_or(Ok(()), |event| event.wait(check))?;
         let _bound = self.cuda.gpu.context.bind()?;
         for read in reads {
             // SAFETY: this worker owns the slot, and the host has waited for the kernel that used it last.
@@ -181,13 +182,19 @@ impl Engine<Vec<Arc<Lent<Event>>>> for DirectEngine {
         }
     }
 
-    fn begin(&self, after: Option<&Vec<Arc<Lent<Event>>>>, needs: &BatchNeeds, scratch: Scratch) -> Result<Workers> {
+    fn begin(
+        &self,
+        after: Option<&Vec<Arc<Lent<Event>>>>,
+        needs: &BatchNeeds,
+        scratch: Scratch,
+        check: Check<'_>,
+    ) -> Result<Workers> {
         self.cuda.begin(after, Scratch::default())?;
         match after {
-            Some(after) => after.iter().try_for_each(|event| event.wait())?,
-            None => self.cuda.record_caller()?.iter().try_for_each(|event| event.wait())?,
+            Some(after) => after.iter().try_for_each(|event| event.wait(check))?,
+            None => self.cuda.record_caller()?.iter().try_for_each(|event| event.wait(check))?,
         }
-        self.drain()?;
+        self.drain(check)?;
         let slot_bytes = needs.slot_bytes;
         let Some(count) = to_usize(scratch.bytes).saturating_sub(GPU_PAGE_BYTES).checked_div(slot_bytes) else {
             return Ok(Workers { threads: 1, per_chunk: 1 });
@@ -225,12 +232,15 @@ impl Engine<Vec<Arc<Lent<Event>>>> for DirectEngine {
         self.unregister(registered);
     }
 
-    fn drain(&self) -> Result<()> {
+    fn drain(&self, check: Check<'_>) -> Result<()> {
         let Slots { queue, registered } = std::mem::take(&mut *self.slots());
         self.unregister(registered);
         let mut result = Ok(());
         for event in queue.into_iter().filter_map(|(_, event)| event) {
-            result = result.and(event.wait());
+            result = result.and_then(|()| event.wait(check));
+        }
+        if result.is_err() {
+            self.cuda.leave_copies();
         }
         result
     }
@@ -239,7 +249,8 @@ impl Engine<Vec<Arc<Lent<Event>>>> for DirectEngine {
 impl Drop for DirectEngine {
     /// Waits for the kernels, because the caller may free scratch memory and destinations next.
     fn drop(&mut self) {
-        if let Err(error) = self.drain() {
+        let watch = Watch::begin();
+        if let Err(error) = self.drain(&|| watch.check()) {
             tracing::debug!(%error, "a kernel failed after the load had ended");
         }
     }

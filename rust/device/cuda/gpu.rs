@@ -14,9 +14,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Copy streams of one load at a time: two loads on one stream would wait for each other's callers.
 pub type CopyStreams = [Stream; COPY_STREAMS];
 
-/// Event for a wait in the driver.
-pub struct BlockingEvent(Event);
-
 /// A GPU that loads and saves have used.
 pub struct Gpu {
     ordinal: i32,
@@ -29,7 +26,6 @@ pub struct Gpu {
 #[derive(Default)]
 pub struct Spare {
     events: Vec<Event>,
-    blocking_events: Vec<BlockingEvent>,
     copy_streams: Vec<CopyStreams>,
 }
 
@@ -67,13 +63,6 @@ impl Gpu {
     /// Returns an event that nothing else uses.
     pub fn event(self: &Arc<Gpu>) -> Result<Lent<Event>> {
         self.lend(|| Event::create(&self.context))
-    }
-
-    /// Records an event that nothing else uses after the work on a stream, for a wait in the driver.
-    pub fn record_blocking(self: &Arc<Gpu>, stream: sys::CUstream) -> Result<Lent<BlockingEvent>> {
-        let event = self.lend(|| Event::blocking(&self.context).map(BlockingEvent))?;
-        event.record(stream)?;
-        Ok(event)
     }
 
     /// Waits for all work on a stream after an error. An error of this wait is only logged.
@@ -116,20 +105,6 @@ pub trait Kept: Sized {
 impl Kept for Event {
     fn list(spare: &mut Spare) -> &mut Vec<Event> {
         &mut spare.events
-    }
-}
-
-impl Kept for BlockingEvent {
-    fn list(spare: &mut Spare) -> &mut Vec<BlockingEvent> {
-        &mut spare.blocking_events
-    }
-}
-
-impl Deref for BlockingEvent {
-    type Target = Event;
-
-    fn deref(&self) -> &Event {
-        &self.0
     }
 }
 

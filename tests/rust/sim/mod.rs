@@ -198,7 +198,7 @@ pub fn schedules() -> impl Iterator<Item = Sim> {
 
 /// Does what `fst.release_memory` does.
 pub fn release() {
-    pool::release();
+    pool::release(&|| Ok(())).unwrap();
     device::release();
 }
 
