@@ -15,6 +15,7 @@ use crate::encryption::key::EncryptionKey;
 use crate::encryption::keyring;
 use crate::error::{Error, Kind, Result};
 use crate::format::encryption::{self, Encrypted};
+use crate::format::foreign;
 use crate::format::header::{Entry, Header};
 use crate::format::shard::{self, Shard};
 use crate::os::retry::{Check, SharedCheck};
@@ -22,7 +23,7 @@ use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::profile::{self, Stage};
 use crate::remote::location::Location;
-use crate::source::files::{Files, Listing};
+use crate::source::files::{Files, IndexEntry, Listing};
 use crate::source::replaced::SAVE_KEY;
 use crate::source::{Place, Protection, Source, UnitSource};
 use hashbrown::HashTable;
@@ -83,6 +84,8 @@ pub struct Checkpoint {
     saves: Vec<String>,
     /// The caller's URLs of objects and prefixes.
     urls: Vec<Location>,
+    /// Entries of index files for tensors that their files do not hold.
+    absent: Vec<IndexEntry>,
 }
 
 #[derive(Debug)]
@@ -129,6 +132,21 @@ impl OpenFile {
         let protection = Protection::Encrypted(chunks);
         let source = Source::Units(Arc::new(UnitSource { stored, protection }));
         Ok(OpenFile { source, header, expected: None, shard, stated, is_verified: AtomicBool::new(false) })
+    }
+}
+
+/// Adds to the error of a file what lists the file, if it is missing, or that its download has not ended.
+fn explain(error: Error, index: usize, places: &[Place], listings: &[Listing]) -> Error {
+    let is_missing = |place: &&Place| matches!(place, Place::Path(path) if !path.exists());
+    let listing = listings.iter().find(|listing| listing.listed > 0 && listing.files.contains(&index));
+    match (error.kind(), listing, places.get(index)) {
+        (Kind::FileNotFound, Some(Listing { path, files, .. }), _) => {
+            let missing = places.get(files.clone()).unwrap_or_default().iter().filter(is_missing).count().max(1);
+            let (path, count) = (path.display(), files.len());
+            error.note(&format!("{missing} of the {count} files that {path} lists are missing; copy or download them"))
+        }
+        (Kind::Malformed, _, Some(Place::Path(path))) => foreign::note_download(error, path),
+        _ => error,
     }
 }
 
@@ -182,7 +200,11 @@ impl Checkpoint {
         let is_remote = !places.iter().all(|place| matches!(place, Place::Path(_)));
         let threads = if is_remote { REMOTE_HEADER_THREADS } else { HEADER_THREADS };
         let missing = || Error::new(Kind::Internal, "no such file");
-        let files = threads::map(threads, places.len(), |index| open(index, places.get(index).ok_or_else(missing)?))?;
+        let open_at = |index| {
+            let opened = open(index, places.get(index).ok_or_else(missing)?);
+            opened.map_err(|error| explain(error, index, &places, &listings))
+        };
+        let files = threads::map(threads, places.len(), open_at)?;
         let shards: Vec<_> = files.iter().map(|file| (file.source.path(), file.shard.as_ref())).collect();
         shard::check(&shards, &listings)?;
         let add = |count: &mut usize, file: &OpenFile| {
@@ -192,18 +214,36 @@ impl Checkpoint {
         let counts = files.iter().scan(0, add).collect();
         let (merged, hasher) = (HashTable::new(), RandomState::new());
         let saves = listings.iter().filter_map(|listing| listing.metadata.get(SAVE_KEY).cloned()).collect();
-        let mut checkpoint = Checkpoint { files, merged, hasher, counts, partial, listings, saves, urls };
+        let mut checkpoint =
+            Checkpoint { files, merged, hasher, counts, partial, listings, saves, urls, absent: Vec::new() };
         checkpoint.merge()?;
-        for index_entry in index_entries {
-            let lacking =
-                checkpoint.files.get(index_entry.file).filter(|file| file.header.find(&index_entry.name).is_none());
-            if let Some(file) = lacking {
-                let message =
-                    format!("the index says that {} holds this tensor, but it does not", file.source.path().display());
-                return Err(Error::new(Kind::Malformed, message).at(index_entry.index).tensor(index_entry.name));
-            }
+        let is_absent = |entry: &IndexEntry| {
+            checkpoint.files.get(entry.file).is_some_and(|file| file.header.find(&entry.name).is_none())
+        };
+        let absent: Vec<IndexEntry> = index_entries.into_iter().filter(is_absent).collect();
+        checkpoint.absent = absent;
+        if let Some(error) = checkpoint.absent_error(Kind::Malformed, |_| true) {
+            tracing::warn!(%error, count = checkpoint.absent.len(), "the other tensors can be loaded");
         }
         Ok(checkpoint)
+    }
+
+    /// Checks that files hold all tensors that their index lists.
+    ///
+    /// # Errors
+    /// `malformed` for a tensor that its file does not hold. Loads of other tensors do without it.
+    pub fn check_index(&self) -> Result<()> {
+        self.absent_error(Kind::Malformed, |_| true).map_or(Ok(()), Err)
+    }
+
+    /// Returns the error for the first tensor that an index lists and its file lacks.
+    fn absent_error(&self, kind: Kind, is_requested: impl Fn(&str) -> bool) -> Option<Error> {
+        let entry = self.absent.iter().find(|entry| is_requested(&entry.name))?;
+        let file = self.files.get(entry.file).map(|file| file.source.path().display().to_string()).unwrap_or_default();
+        let message = format!(
+            "the index says that {file} holds this tensor, but it does not; copy or download the index and the file again"
+        );
+        Some(Error::new(kind, message).at(&entry.index).tensor(&*entry.name))
     }
 
     /// Iterates over the open files.
@@ -303,6 +343,9 @@ impl Checkpoint {
     }
 
     fn not_found(&self, name: &str) -> Error {
+        if let Some(error) = self.absent_error(Kind::TensorNotFound, |absent| absent == name) {
+            return error;
+        }
         let near = suggest::similar(name, self.entries().map(|(_, entry)| entry.name));
         let hint = suggest::hint("nearest names", &near);
         let message = match self.files.as_slice() {

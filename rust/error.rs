@@ -1,6 +1,7 @@
 //! Error type of the crate. Only its text crosses the FFI boundary to C++, so the text contains a code for programs, the
 //! path, the tensor, the byte offset, the expectation and a remedy.
 
+use rustix::io::Errno;
 use std::fmt::{self, Write};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -147,7 +148,11 @@ impl Error {
             io::ErrorKind::OutOfMemory => Kind::OutOfMemory,
             _ => Kind::Io,
         };
-        let message = format!("{doing}: {error}");
+        let remedy = match Errno::from_io_error(&error) {
+            Some(Errno::MFILE) => "; raise the limit of open files of the process with `ulimit -n`",
+            _ => "",
+        };
+        let message = format!("{doing}: {error}{remedy}");
         Error { source: Some(Arc::new(error)), ..Error::new(kind, message).at(path) }
     }
 

@@ -2,7 +2,7 @@
 
 pub mod digests;
 pub mod encryption;
-mod foreign;
+pub(crate) mod foreign;
 pub mod header;
 pub mod layout;
 pub mod shard;

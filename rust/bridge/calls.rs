@@ -2,6 +2,7 @@
 
 use super::dtype_rules;
 use super::guard::{start_log, watched};
+use crate::checkpoint::Checkpoint;
 use crate::checkpoint::verify::read_manifest;
 use crate::error::{Error, Kind, Result};
 use crate::load::{check, model};
@@ -17,6 +18,8 @@ use std::path::PathBuf;
 /// Calls a function of the core.
 pub(super) fn call(method: &str, request: &str) -> Result<String> {
     answer(|check| match method {
+        // Fails unless the files of index files hold all tensors that these list.
+        "check_index" => encode(&Checkpoint::open(&parse::<Vec<PathBuf>>(request)?)?.check_index()?),
         // Fails unless a save can create or replace what is at a path. Sends no request for the URL of an object.
         "check_target" => encode(&output::check_target(&parse::<PathBuf>(request)?)?),
         // Lists the files that paths stand for. Opens only index files.

@@ -13,7 +13,11 @@ pub(super) fn verify_checkpoint(paths: &[String], verify: &str) -> Result<()> {
         let options = Options::from_env()?;
         match Request::read(verify)?.verify {
             Verify::Manifest(manifest) => check::check_files(paths, &manifest, &options),
-            verify => check::check_part(&Checkpoint::open_with(paths, &verify.into())?, Compared::All, 0, 1, &options),
+            verify => {
+                let checkpoint = Checkpoint::open_with(paths, &verify.into())?;
+                checkpoint.check_index()?;
+                check::check_part(&checkpoint, Compared::All, 0, 1, &options)
+            }
         }
     })
 }

@@ -275,6 +275,11 @@ fn header_range(file_bytes: u64, read: impl Fn(&mut [u8], u64) -> Result<()>) ->
         )));
     }
     read(&mut length, 0)?;
+    // The first bytes of a gzip file can be the length of a header, and those of a file of zeros are.
+    let is_json = |mut next: [u8; 1]| read(&mut next, LENGTH_BYTES).is_ok_and(|()| next == *b"{");
+    if length == [0; LENGTH_SIZE] || length.starts_with(foreign::GZIP) && !is_json([0]) {
+        return Err(foreign("the length of the header is 0; copy or download the file again".to_owned()));
+    }
     // The bytes before the rest of the header, and where the bytes for the parser begin.
     let (before, begin, length) = if length.starts_with(MAGIC) {
         let mut preamble = [0; PREAMBLE_SIZE];
@@ -291,7 +296,7 @@ fn header_range(file_bytes: u64, read: impl Fn(&mut [u8], u64) -> Result<()>) ->
     if length > (file_bytes - before).min(HEADER_BYTES_MAX) {
         let message = format!(
             "the header length is {length}, but the file has {} bytes after it and at most {HEADER_BYTES_MAX} are \
-             accepted; the file is cut off or is not safetensors",
+             accepted; the file is cut off or is not safetensors; copy or download it again",
             file_bytes - before
         );
         return Err(if length > HEADER_BYTES_MAX { foreign(message) } else { malformed(message) });

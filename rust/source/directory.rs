@@ -18,6 +18,8 @@ pub(super) const INDEX_SUFFIX: &str = ".safetensors.index.json";
 pub(crate) const FILE_SUFFIX: &str = ".safetensors";
 /// Suffixes of PyTorch files.
 const PYTORCH_SUFFIXES: [&str; 4] = [".bin", ".ckpt", ".pt", ".pth"];
+/// Ends of the names of files whose download has not ended.
+pub(crate) const UNFINISHED: [&str; 5] = [".aria2", ".crdownload", ".download", ".incomplete", ".part"];
 /// Names without suffix of the checkpoint of a directory that holds several, those of transformers and of diffusers.
 const USUAL_STEMS: [&str; 2] = ["model", "diffusion_pytorch_model"];
 /// Maximum number of names in an error.
@@ -115,10 +117,14 @@ pub(crate) fn is_hidden(name: &[u8]) -> bool {
 /// `file-not-found` if shards are missing.
 pub(super) fn choose<N: AsRef<Path> + Ord>(names: Vec<N>) -> Result<Chosen<N>> {
     let mut found: BTreeMap<Stem, Vec<(N, Option<(u64, u64)>)>> = BTreeMap::new();
-    let mut has_pytorch = false;
+    let mut remedy = "; give the path of a file or of a checkpoint";
     for name in names.into_iter().filter(|name| !is_hidden(name.as_ref().as_os_str().as_encoded_bytes())) {
         let text = text_of(&name);
-        has_pytorch |= PYTORCH_SUFFIXES.iter().any(|suffix| text.ends_with(suffix));
+        if PYTORCH_SUFFIXES.iter().any(|suffix| text.ends_with(suffix)) {
+            remedy = ", but PyTorch files; convert them with `fst convert DIRECTORY model.safetensors`";
+        } else if UNFINISHED.iter().any(|suffix| text.ends_with(suffix)) {
+            remedy = ", but unfinished downloads; download the checkpoint again";
+        }
         if let Some((stem, numbers)) = Stem::parse(&text) {
             found.entry(stem).or_default().push((name, numbers));
         }
@@ -135,13 +141,7 @@ pub(super) fn choose<N: AsRef<Path> + Ord>(names: Vec<N>) -> Result<Chosen<N>> {
     }
     let refused = |kind, message| Err(Error::new(kind, message));
     match (found.len(), found.pop_first()) {
-        (_, None) => {
-            let remedy = match has_pytorch {
-                true => ", but PyTorch files; convert them with `fst convert DIRECTORY model.safetensors`",
-                false => "; give the path of a file or of a checkpoint",
-            };
-            refused(Kind::IsADirectory, format!("this directory holds no *{FILE_SUFFIX} file{remedy}"))
-        }
+        (_, None) => refused(Kind::IsADirectory, format!("this directory holds no *{FILE_SUFFIX} file{remedy}")),
         (1, Some((stem, mut files))) => {
             files.sort();
             if stem.is_of == Use::Shards {

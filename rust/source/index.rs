@@ -10,7 +10,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess
 use serde_json::error::Category;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::io::{BufReader, Read};
+use std::io::{BufRead, BufReader, Read};
 
 const WEIGHT_MAP: &str = "weight_map";
 const METADATA: &str = "metadata";
@@ -35,7 +35,12 @@ pub(super) struct Index {
 /// # Errors
 /// `malformed`, without the path of the index; `io` if reading fails.
 pub(super) fn read(file: impl Read) -> Result<Index> {
-    let mut parser = serde_json::Deserializer::from_reader(BufReader::new(file));
+    let mut file = BufReader::new(file);
+    let begin = file.fill_buf().map_err(|error| Error::new(Kind::Io, format!("cannot read: {error}")))?;
+    // Editors of Windows put a mark before the text.
+    let mark = if begin.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 };
+    file.consume(mark);
+    let mut parser = serde_json::Deserializer::from_reader(file);
     let parsed = parser.deserialize_map(IndexVisitor).and_then(|index| parser.end().map(|()| index));
     parsed.map_err(|error| match error.classify() {
         Category::Io => Error::new(Kind::Io, format!("cannot read: {error}")),

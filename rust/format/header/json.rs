@@ -18,7 +18,12 @@ pub(super) fn parse(json: &[u8]) -> Result<Header> {
     };
     let text =
         std::str::from_utf8(json).map_err(|error| malformed(error.valid_up_to(), "the header is not UTF-8".into()))?;
-    if !text.starts_with('{') {
+    if let Some(zero) = json.iter().position(|&byte| byte == 0) {
+        let message =
+            "the header ends in zeros, as an interrupted download or copy leaves it; copy or download the file again";
+        return Err(malformed(zero, message.to_owned()));
+    }
+    if !text.trim_ascii_start().starts_with('{') {
         return Err(malformed(0, "the header must be a JSON object and begin with '{'".into()));
     }
     let mut failed_name = None;

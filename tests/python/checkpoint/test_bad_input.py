@@ -1,8 +1,12 @@
 """Invalid files, paths, names and devices: exception, position of the fault, and no side effects."""
 
+import bz2
 import errno
+import gzip
 import io
+import lzma
 import pickle
+import random
 import re
 import struct
 import zipfile
@@ -37,7 +41,7 @@ def one(**changes: object) -> bytes:
 # these are one of each kind, and what other programs write.
 MALFORMED = {
     "no bytes": (b"", "byte 0"),
-    "length zero": (struct.pack("<Q", 0), "byte 8"),
+    "length zero": (struct.pack("<Q", 0), "byte 0"),
     "length 2^62": (encode({}, length=2**62), "byte 0: .*4611686018427387904"),
     "length in the wrong order": (struct.pack(">Q", 8) + b"{}      ", "byte 0"),
     "length cuts the header": (encode({"w": fields()}, DATA, length=20), "byte 2[0-9]"),
@@ -91,6 +95,21 @@ FOREIGN = {
     "Hub with a wrong token": (b"Invalid username or password.", "Hugging Face Hub", "hf auth login"),
     "JSON": (b'{"error": "no such model"}', "a JSON text", r"index, whose name must end in \.safetensors\.index\.json"),
     "short JSON": (b"{}", "a JSON text", "error message"),
+    "HTML after a mark": (b"\xef\xbb\xbf<html>", "an HTML page", "log in"),
+    "Xet": (b"# xet version 0\n", "a Git Xet pointer", "git-xet"),
+    "macOS": (b"\0\x05\x16\x07\0\x02\0\0Mac OS X", "attributes of macOS", "lacks the `._`"),
+    "gzip": (gzip.compress(b"text", mtime=0), "a gzip file", "gunzip"),
+    "long gzip": (gzip.compress(random.Random(0).randbytes(600_000), mtime=0), "a gzip file", "gunzip"),
+    "zst": (b"\x28\xb5\x2f\xfd\x04\x58\x11\0\0", "a Zstandard file", "unzstd"),
+    "xz": (lzma.compress(b"text"), "an xz file", "unxz"),
+    "bzip2": (bz2.compress(b"text"), "a bzip2 file", "bunzip2"),
+    "7z": (b"7z\xbc\xaf\x27\x1c\0\x04", "a 7z archive", "unpack"),
+    "rar": (b"Rar!\x1a\x07\x01\0", "a RAR archive", "unpack"),
+    "tar": (b"model/weights".ljust(257, b"\0") + b"ustar\0", "a tar archive", "unpack"),
+    "HDF5": (b"\x89HDF\r\n\x1a\n\0", "an HDF5 file", "h5py"),
+    "ONNX": (b"\x08\x07\x12\x07pytorch", "an ONNX model", "export"),
+    "MessagePack": (b"\x81\xa6params\x82\xa4bias", "a MessagePack file", "flax"),
+    "zeros": (bytes(10_000), "a file of zeros", "download the file again"),
     "text": (b"404: Not Found", "a text", "error message"),
     "GGUF": (struct.pack("<4sIQQ", b"GGUF", 3, 1, 1), "a GGUF file", "safetensors files of the model"),
     "npy": (written(np.save, np.ones(2)), "a NumPy array", "numpy.load"),
@@ -110,6 +129,23 @@ def test_other_formats_are_recognized(tmp_path, content, what, remedy):
     path.write_bytes(content)
     with pytest.raises(fst.SafetensorError, match=f"^{re.escape(str(path))}: byte 0: .*{what}.*; .*{remedy}"):
         fst.load_file(path)
+
+
+@pytest.mark.parametrize("ending", ["", ".incomplete", ".part", ".crdownload"])
+def test_interrupted_downloads(tmp_path, ending):
+    """What is there of a file ends in the header or in the data, or zeros follow."""
+    whole = write(tmp_path / "whole.safetensors", GOOD).read_bytes()
+    path = tmp_path / f"model.safetensors{ending}"
+    if not ending:
+        (tmp_path / "model.safetensors.aria2").touch()
+    for content in (whole[:20], whole[:20].ljust(len(whole), b"\0"), whole[:-1]):
+        path.write_bytes(content)
+        with pytest.raises(fst.SafetensorError, match=r"(cut off|zeros).* again.*unfinished download"):
+            fst.load_file(path)
+    if ending:
+        (tmp_path / "whole.safetensors").unlink()
+        with pytest.raises(IsADirectoryError, match="but unfinished downloads; download the checkpoint again"):
+            fst.load_file(tmp_path)
 
 
 def test_malformed_files_allocate_little(tmp_path, fork_python):

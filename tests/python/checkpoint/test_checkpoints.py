@@ -127,6 +127,23 @@ def test_one_function_chooses_the_files_of_a_directory(directory, tmp_path):
     assert exit_code("convert", "--force", directory, target) == 1
 
 
+def test_index_with_a_tensor_that_no_file_has(directory, tmp_path):
+    weight_map = {**INDEX["weight_map"], "q": "model-00003-of-00003.safetensors"}
+    index = write_index(directory / "model.safetensors.index.json", {"weight_map": weight_map})
+    assert_complete(fst.load_file(directory))
+    assert fst.tensor_names(index) == list(TENSORS)
+    lacks = f'{index}: tensor "q": the index says that .*model-00003-of-00003.safetensors holds this tensor'
+    with pytest.raises(KeyError, match=lacks):
+        fst.load_tensors(directory, ["q"])
+    with pytest.raises(fst.SafetensorError, match=lacks):
+        fst.verify(directory)
+    assert exit_code("verify", directory) == 1
+    assert exit_code("convert", directory, tmp_path / "converted.safetensors") == 1
+    (directory / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"1 of the 3 files that .*index.json lists are missing"):
+        fst.load_file(index)
+
+
 def test_metadata_of_one_file(directory, tmp_path):
     file = write(tmp_path / "one.safetensors", {"w": random_raw("U8", (1,))}, {"format": "pt", "step": "17"})
     assert fst.metadata(file) == {"format": "pt", "step": "17"}

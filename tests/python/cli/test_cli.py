@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import fst
+from fst.cli import main
 from saved import flip_bit
 
 WEIGHTS = {
@@ -246,6 +248,39 @@ def test_pytorch_file_is_refused(command, model, tmp_path, content, message):
     assert done.returncode == 1
     assert re.match(message, done.stderr, re.DOTALL)
     assert not {tmp_path / "ran", tmp_path / "x.safetensors"} & {*tmp_path.iterdir()}
+
+
+# Files that torch.save writes, options, and names of the tensors or a part of the error.
+FROM_PYTORCH = [
+    ({"w": torch.ones(3), "step": 5}, [], r"x.pt: step is of type int, .* with --tensors-only"),
+    ({"w": torch.ones(3), "step": 5, "inner": {"lr": 0.1}}, ["--tensors-only"], ["w"]),
+    ({"sd": {"w": torch.ones(3)}, "loss": np.float64(3), "all": np.ones(2)}, ["--key", "sd"], ["w"]),
+    ({"w": torch.ones(3).to_sparse()}, [], r"x.pt: tensor 'w' is sparse; .*to_dense"),
+    ({"a.b": torch.ones(3), "a": {"b": torch.ones(2)}}, [], r"x.pt: two tensors have the name 'a.b'"),
+    (torch.jit.script(torch.nn.Linear(2, 2)), [], r"x.pt: this is a TorchScript archive; .*torch.jit.load"),
+    ({"w": np.ones(2)}, [], r"x.pt: .*this is a NumPy archive.*numpy.load"),
+]
+
+
+def test_convert_what_torch_saves(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for content, options, expected in FROM_PYTORCH:
+        if isinstance(content, torch.jit.ScriptModule):
+            torch.jit.save(content, "x.pt")
+        elif isinstance(next(iter(content.values())), np.ndarray):
+            with open("x.pt", "wb") as file:
+                np.savez(file, **content)
+        else:
+            torch.save(content, "x.pt")
+        with pytest.raises(SystemExit) as ended:
+            main(["convert", "--force", "x.pt", "x.safetensors", *options])
+        message = capsys.readouterr().err
+        assert (ended.value.code == 0) == isinstance(expected, list), message
+        if isinstance(expected, list):
+            assert sorted(load_file("x.safetensors")) == expected
+        else:
+            assert re.search(expected, message), message
+            assert "weights_only=False" not in message
 
 
 def test_convert_merges_and_shards(command, sharded, tmp_path):

@@ -8,6 +8,7 @@ import json
 import pickle
 import re
 import shlex
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_dtype(parser)
     parser.add_argument("--key", help='key of the tensors in a PyTorch file, such as "state_dict"')
     parser.add_argument(
+        "--tensors-only", action="store_true", help="leave out values of a PyTorch file that are not tensors"
+    )
+    parser.add_argument(
         "--max-shard-size",
         type=size,
         metavar="SIZE",
@@ -66,7 +70,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from fst._checkpoint.checkpoint import OpenCheckpoint
     from fst._core import ops
-    from fst._core.arguments import DIGESTS_KEY
+    from fst._core.arguments import DIGESTS_KEY, path_of
     from fst._core.encryption_key import EncryptionKey, check_output_key
     from fst._save.save import save_file
 
@@ -90,11 +94,12 @@ def run(arguments: argparse.Namespace) -> int:
         for file in files:
             content: dict[str, Tensor] | OpenCheckpoint
             if is_pickled(file):
-                content = _from_pickle(Path(file), arguments.key)
+                content = _from_pickle(Path(file), arguments.key, arguments.tensors_only)
                 found = list(content)
                 metadata.setdefault("format", "pt")
             else:
                 content = OpenCheckpoint(file)
+                ops.call("check_index", [path_of(file)])
                 check_output_key(file if content.is_encrypted() else None, arguments.target, key, arguments.decrypt)
                 found = content.names()
                 for _, file_metadata in content.metadata():
@@ -166,23 +171,59 @@ def _save_tensors(
             serializer.write_tensor(0, name, TensorType.STATE_DICT, tensor)
 
 
-def _from_pickle(path: Path, key: str | None) -> dict[str, Tensor]:
+def _from_pickle(path: Path, key: str | None, tensors_only: bool) -> dict[str, Tensor]:
     import torch
+    from torch.serialization import safe_globals
 
     try:
-        with open_regular(path) as file:
+        with open_regular(path) as file, safe_globals(_numpy_globals()):
             # Read, not mapped: a file that another process cuts short is an error, and does not end this process.
             content = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, EOFError) as error:
-        raise ValueError(f"{path}: {_reason(error)}") from error
+    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
+        names = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
+        if any(name.endswith("/constants.pkl") for name in names):
+            reason = (
+                "this is a TorchScript archive; write its tensors with torch.jit.load(...).state_dict() and torch.save"
+            )
+        elif names and not any(name.endswith("data.pkl") for name in names):
+            # Its error says what the archive is.
+            _open_archive(path)
+            reason = "this is a ZIP archive of another kind; unpack it"
+        else:
+            reason = _reason(error)
+        raise ValueError(f"{path}: {reason}") from error
     if key is not None:
         if not isinstance(content, Mapping) or key not in content:
             found = ", ".join(map(repr, content)) if isinstance(content, Mapping) else type(content).__name__
             raise KeyError(f"{path}: no entry {key!r}; the file has {found}")
         content = content[key]
-    elif isinstance(content, Mapping):
+    elif isinstance(content, Mapping) and not tensors_only:
         _suggest_key(path, content)
-    return dict(_flatten(path, content, ""))
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in _flatten(path, content, "", tensors_only):
+        if name in tensors:
+            raise ValueError(f"{path}: two tensors have the name {name!r} once keys are joined with dots; rename one")
+        tensors[name] = tensor
+    return tensors
+
+
+def _open_archive(path: Path) -> None:
+    from fst._checkpoint.checkpoint import OpenCheckpoint
+
+    OpenCheckpoint(str(path))
+
+
+def _numpy_globals() -> list[Any]:
+    """Returns what creates numbers and arrays of NumPy, which stand beside the tensors of many checkpoints."""
+    import numpy as np
+
+    scalar, rebuild = np.float64(0).__reduce__()[0], np.zeros(0).__reduce__()[0]
+    modules = ("numpy.core.multiarray", "numpy._core.multiarray")
+    functions = [(scalar, f"{name}.scalar") for name in modules] + [
+        (rebuild, f"{name}._reconstruct") for name in modules
+    ]
+    dtypes = {type(np.dtype(kind)) for kind in np.typecodes["All"] if kind != "O"}
+    return [*functions, np.ndarray, np.dtype, *dtypes]
 
 
 def _reason(error: Exception) -> str:
@@ -205,7 +246,7 @@ def _suggest_key(path: Path, content: Mapping[Any, Any]) -> None:
     reason: ValueError | None = None
     for key, value in content.items():
         try:
-            tensors = list(_flatten(path, value, str(key)))
+            tensors = list(_flatten(path, value, str(key), tensors_only=False))
         except ValueError as error:
             reason = error
             continue
@@ -219,19 +260,23 @@ def _suggest_key(path: Path, content: Mapping[Any, Any]) -> None:
         raise ValueError(f"{reason}; probably --key {shlex.quote(likely)} ({format_size(sizes[likely])}){others}")
 
 
-def _flatten(path: Path, content: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
+def _flatten(path: Path, content: Any, prefix: str, tensors_only: bool) -> Iterator[tuple[str, Tensor]]:
     """Yields the tensors of nested dictionaries. Their names are the keys, joined with dots."""
-    from torch import Tensor
+    import torch
 
-    if isinstance(content, Tensor):
+    if isinstance(content, torch.Tensor):
+        if content.layout != torch.strided or content.is_quantized:
+            kind = "quantized" if content.is_quantized else "sparse"
+            remedy = ".dequantize()" if content.is_quantized else ".to_dense()"
+            raise ValueError(f"{path}: tensor {prefix!r} is {kind}; save it with torch.save after {remedy}")
         yield prefix, content.detach()
     elif isinstance(content, Mapping):
         for key, value in content.items():
-            yield from _flatten(path, value, f"{prefix}.{key}" if prefix else str(key))
-    else:
+            yield from _flatten(path, value, f"{prefix}.{key}" if prefix else str(key), tensors_only)
+    elif not tensors_only:
         raise ValueError(
             f"{path}: {prefix or 'the content'} is of type {type(content).__name__}, but safetensors holds tensors "
-            "only; give the key of the tensors with --key"
+            "only; give the key of the tensors with --key, or leave out other values with --tensors-only"
         )
 
 

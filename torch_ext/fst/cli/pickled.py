@@ -32,7 +32,7 @@ def files_of(path: str) -> tuple[list[str], set[str]]:
 
 def _files_of_index(index: Path) -> tuple[list[str], set[str]]:
     try:
-        names: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        names: dict[str, str] = json.loads(index.read_text("utf-8-sig"))["weight_map"]
         files = {index.parent / file for file in names.values()}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         message = 'expected an index, a JSON object with an object "weight_map" of tensor names to file names'

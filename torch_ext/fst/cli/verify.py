@@ -133,7 +133,7 @@ def _checks(path: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Cal
     for file in files:
         yield f"header of {without_secrets(file)}", partial(_header, file)
     if files != [path]:
-        yield f"names of {without_secrets(path)}", partial(_header, path)
+        yield f"names of {without_secrets(path)}", partial(_names, path)
     checks: dict[str, Callable[[str], str]] = {
         "codes": _codes,
         "hashes": partial(_digests, result="as when they were written"),
@@ -158,6 +158,14 @@ def files_of(path: str) -> list[str]:
         return listed
     names = names_in(path) if os.path.isdir(path) else []
     return [os.path.join(path, name) for name in names if name.endswith(".safetensors")] or [path]
+
+
+def _names(path: str) -> str:
+    from fst._core.arguments import path_of
+    from fst._core.ops import call
+
+    call("check_index", [path_of(path)])
+    return _header(path)
 
 
 def _header(path: str) -> str:
