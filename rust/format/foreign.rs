@@ -89,7 +89,7 @@ fn unnamed(first: &[u8]) -> Option<&'static Format> {
             Some(&(b"", "a MessagePack file", "read it with flax or msgpack, and write the tensors with fst.save_file"))
         }
         _ if first.get(257..262) == Some(b"ustar") => Some(&(b"", "a tar archive", UNPACK)),
-        [0, ..] if first.iter().all(|&byte| byte == 0) => {
+        [0, 0, 0, 0, 0, 0, 0, 0, ..] if first.iter().all(|&byte| byte == 0) => {
             Some(&(b"", "a file of zeros, as an interrupted download or copy leaves it", DOWNLOAD))
         }
         _ => None,

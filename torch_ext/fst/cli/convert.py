@@ -186,8 +186,10 @@ def _from_pickle(path: Path, key: str | None, tensors_only: bool) -> dict[str, T
                 "this is a TorchScript archive; write its tensors with torch.jit.load(...).state_dict() and torch.save"
             )
         elif names and not any(name.endswith("data.pkl") for name in names):
+            from fst._checkpoint.checkpoint import OpenCheckpoint
+
             # Its error says what the archive is.
-            _open_archive(path)
+            OpenCheckpoint(str(path))
             reason = "this is a ZIP archive of another kind; unpack it"
         else:
             reason = _reason(error)
@@ -207,12 +209,6 @@ def _from_pickle(path: Path, key: str | None, tensors_only: bool) -> dict[str, T
     return tensors
 
 
-def _open_archive(path: Path) -> None:
-    from fst._checkpoint.checkpoint import OpenCheckpoint
-
-    OpenCheckpoint(str(path))
-
-
 def _numpy_globals() -> list[Any]:
     """Returns what creates numbers and arrays of NumPy, which stand beside the tensors of many checkpoints."""
     import numpy as np
@@ -228,7 +224,7 @@ def _numpy_globals() -> list[Any]:
 
 def _reason(error: Exception) -> str:
     """Returns why a PyTorch file was not read. PyTorch's own text recommends to run the code in the file."""
-    found = re.search(r"Unsupported (?:global|class|operand)\S* (?:GLOBAL )?([\w.]+)", str(error))
+    found = re.search(r"(?i)unsupported (?:global|class|operand)\S* (?:GLOBAL )?([\w.]+)", str(error))
     if found:
         return (
             f"the file holds code ({found[1]}), which does not run here; convert a state dict: "
