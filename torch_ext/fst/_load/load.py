@@ -14,6 +14,7 @@ The examples use a file `model.safetensors` with the F32 tensors `weight` of sha
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
@@ -34,7 +35,8 @@ from fst._core.arguments import (
     verify_of,
 )
 from fst._core.encryption_key import EncryptionKey
-from fst._load.options import open_loads
+from fst._core.loads import Loads, OperatorLoads
+from fst._load.progress import CheckpointWithBar
 
 
 def load_file(
@@ -97,7 +99,7 @@ def load_file(
         (torch.Size([4, 3]), torch.bfloat16)
     """
     device, dtype = device_of(device), dtype_of(dtype)
-    return open_loads(path_of(path), verify, encryption_key, progress).load_files(device, dtype)
+    return _loads(path_of(path), verify, encryption_key, progress).load_files(device, dtype)
 
 
 def load_files(
@@ -126,7 +128,7 @@ def load_files(
         ['bias', 'weight']
     """
     device, dtype = device_of(device), dtype_of(dtype)
-    return open_loads(paths, verify, encryption_key, progress).load_files(device, dtype)
+    return _loads(paths, verify, encryption_key, progress).load_files(device, dtype)
 
 
 def load_tensors(
@@ -163,7 +165,7 @@ def load_tensors(
         (torch.Size([4]), torch.Size([4, 3]))
     """
     device, dtype = device_of(device), dtype_of(dtype)
-    return open_loads(paths, verify, encryption_key, progress).load_tensors(names_of(names), device, dtype)
+    return _loads(paths, verify, encryption_key, progress).load_tensors(names_of(names), device, dtype)
 
 
 def load_slices(
@@ -210,7 +212,7 @@ def load_slices(
     """
     slices = list_of(dims, int, "dims"), list_of(starts, int, "starts"), list_of(lengths, int, "lengths")
     device, dtype = device_of(device), dtype_of(dtype)
-    return open_loads(paths, verify, encryption_key, progress).load_slices(names_of(names), slices, device, dtype)
+    return _loads(paths, verify, encryption_key, progress).load_slices(names_of(names), slices, device, dtype)
 
 
 def load_boxes(
@@ -252,7 +254,7 @@ def load_boxes(
     if len(boxes) != len(names):
         raise ValueError(f"{len(names)} names, but {len(boxes)} boxes; give one for every name")
     device, dtype = device_of(device), dtype_of(dtype)
-    return open_loads(paths, verify, encryption_key).load_boxes(names_of(names), boxes, device, dtype)
+    return _loads(paths, verify, encryption_key).load_boxes(names_of(names), boxes, device, dtype)
 
 
 def load_into(
@@ -290,7 +292,7 @@ def load_into(
         >>> linear.weight.data_ptr() == address
         True
     """
-    open_loads(paths, verify, encryption_key).overwrite(names_of(names), list_of(out, Tensor, "out"))
+    _loads(paths, verify, encryption_key).overwrite(names_of(names), list_of(out, Tensor, "out"))
 
 
 def verify(paths: Paths, manifest: Manifest | None = None, *, encryption_key: EncryptionKey | None = None) -> None:
@@ -353,3 +355,17 @@ def metadata(path: Path, *, encryption_key: EncryptionKey | None = None) -> dict
         {'format': 'pt'}
     """
     return OpenCheckpoint(path_of(path), encryption_key=encryption_key).metadata_of_file()
+
+
+def _loads(paths: Paths, verify: VerifyRequest, encryption_key: EncryptionKey | None, progress: bool = False) -> Loads:
+    """Returns an object with the loads of a checkpoint. Compiled programs show no bar.
+
+    Operators cost less per call than methods, and compilers can trace them. They take no keys, since graphs would
+    contain them.
+    """
+    request = verify_of(verify)
+    if progress and not torch.compiler.is_compiling():
+        return CheckpointWithBar(paths, verify=request, encryption_key=encryption_key)
+    if encryption_key is None:
+        return OperatorLoads(paths_of(paths), request)
+    return OpenCheckpoint(paths, verify=request, encryption_key=encryption_key)

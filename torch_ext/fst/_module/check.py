@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 
 from torch.nn import Module
+from torch.nn.modules.module import _IncompatibleKeys
 
 from fst._checkpoint.batched import have_equal_bits
 from fst._checkpoint.checkpoint import OpenCheckpoint
@@ -57,3 +58,11 @@ def check_match(
 
 def _quote(names: list[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
+
+
+def call_post_hooks(module: Module, keys: _IncompatibleKeys) -> None:
+    """Calls the post-hooks of `load_state_dict` in its order."""
+    for child in module.children():
+        call_post_hooks(child, keys)
+    for hook in module._load_state_dict_post_hooks.values():
+        hook(module, keys)

@@ -13,7 +13,7 @@ from fst._core.errors import ModuleMismatchError
 from fst._core.group import Group
 from fst._core.staged_update import StagedChange
 from fst._distributed.dtensors import is_dtensor
-from fst._module.hooks import call_post_hooks
+from fst._module.check import call_post_hooks
 from fst._update.target import Part, Target
 
 
