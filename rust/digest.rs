@@ -326,10 +326,8 @@ impl Hash {
     /// Adds the bytes of the input from `begin`, and returns the digest after the last piece.
     ///
     /// With a sequential algorithm, waits until the pieces before this one were added. So a thread must not hold what
-    /// another thread needs to add an earlier piece.
-    ///
-    /// # Errors
-    /// `internal` if bytes are added twice or exceed the input; that of `check`, which is called while this waits.
+    /// another thread needs to add an earlier piece. Fails with `internal` if bytes are added twice or exceed the
+    /// input.
     pub fn add(&self, begin: u64, bytes: &[u8], check: Check<'_>) -> Result<Option<Digest>> {
         let misfit = || {
             let message = format!("{} bytes at byte {begin} do not fit an input of {}", bytes.len(), self.length);
@@ -380,11 +378,9 @@ impl Hash {
         }
     }
 
-    /// Appends what is known of the input, of which some bytes were added, for [`add_encoded`](Hash::add_encoded) of a hash of the same input that has its
-    /// other bytes.
-    ///
-    /// # Errors
-    /// `internal` if no bytes were added, if the algorithm is sequential, or if bytes in the middle of a block are missing.
+    /// Appends what is known of the input, of which some bytes were added, for [`add_encoded`](Hash::add_encoded) of a
+    /// hash of the same input that has its other bytes. Fails with `internal` if no bytes were added, if the algorithm
+    /// is sequential, or if bytes in the middle of a block are missing.
     pub fn encode(&self, into: &mut Vec<u8>) -> Result<()> {
         let unknown = || Error::new(Kind::Internal, "the bytes of a tensor were not hashed in whole ranges");
         match &*self.lock() {

@@ -147,12 +147,9 @@ impl Tensor {
 }
 
 impl Group {
-    /// Plans a load.
-    ///
-    /// # Errors
-    /// `invalid-argument` if requests do not fit the checkpoint, ranks disagree about a tensor's layout, or
-    /// `window_bytes` is so small that the plan would have too many windows;
-    /// `unsupported-dtype` if PyTorch has no dtype for a tensor.
+    /// Plans a load. Fails with `invalid-argument` if requests do not fit the checkpoint, ranks disagree about a
+    /// tensor's layout, or `window_bytes` is so small that the plan would have too many windows; `unsupported-dtype` if
+    /// PyTorch has no dtype for a tensor.
     pub fn plan(checkpoint: Arc<Checkpoint>, request: GroupRequest) -> Result<Group> {
         let ranks = request.list_of_rank.len();
         if request.caches.len() != ranks {

@@ -72,10 +72,7 @@ pub struct Save {
 }
 
 impl Save {
-    /// Begins a file with the header of `layout`.
-    ///
-    /// # Errors
-    /// `io` if the disk has too little space; those of [`Output::prepare`]; `interrupted`.
+    /// Begins a file with the header of `layout`. Fails with `io` if the disk has too little space.
     pub fn begin(
         layout: Layout,
         output: impl Into<Output>,
@@ -128,10 +125,8 @@ impl Save {
         Ok(())
     }
 
-    /// Gives the complete file or object its name, replacing an older one.
-    ///
-    /// # Errors
-    /// `io`, as in [`Output::publish`]; `interrupted`; `internal` if bytes are missing.
+    /// Gives the complete file or object its name, replacing an older one. Fails with `io`, as in [`Output::publish`];
+    /// `internal` if bytes are missing.
     pub fn finish(mut self) -> Result<()> {
         let file_bytes = self.layout().file_bytes();
         if !self.rest.is_empty() {

@@ -28,11 +28,8 @@ pub struct Signed {
     pub ignored: Vec<String>,
 }
 
-/// Verifies the signature of a bundle, and returns what was signed.
-///
-/// # Errors
-/// `integrity` if the signature is not one of the key; `malformed` with the field if the bundle is not valid. Without
-/// the path.
+/// Verifies the signature of a bundle, and returns what was signed. Fails with `integrity` if the signature is not one
+/// of the key; `malformed` with the field if the bundle is not valid. The error has no path.
 pub fn verify(bundle: &[u8], key: &PublicKey) -> Result<Signed> {
     let Bundle { hint, payload, signature } = Bundle::parse(bundle)?;
     if hint.is_some_and(|hint| hint != key.hint()) {

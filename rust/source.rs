@@ -191,10 +191,8 @@ impl Source {
         }
     }
 
-    /// Fills `into` with the bytes from `offset`, as they are stored.
-    ///
-    /// # Errors
-    /// `io` if reading fails, `malformed` if a local file has become shorter; those of the store; that of `check`.
+    /// Fills `into` with the bytes from `offset`, as they are stored. Fails with `io` if reading fails, `malformed` if
+    /// a local file has become shorter.
     pub fn read(&self, offset: u64, into: &mut [u8], check: Check<'_>) -> Result<()> {
         match self {
             Source::Object(object) => object.read([(offset, into)], check),

@@ -74,11 +74,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// Adds a copy. A copy without elements adds nothing.
-    ///
-    /// # Errors
-    /// `internal` if the kernel has no such cast, the target is not aligned to its element, the sizes exceed 64 bits,
-    /// or the number of tiles exceeds 32 bits (64 TiB).
+    /// Adds a copy. A copy without elements adds nothing. Fails with `internal` if the kernel has no such cast, the
+    /// target is not aligned to its element, the sizes exceed 64 bits, or the number of tiles exceeds 32 bits (64 TiB).
     pub fn push(&mut self, copy: StridedCopy) -> Result<()> {
         let invalid = |why: &str| Error::new(Kind::Internal, format!("{copy:?} {why}"));
         let (from, to) = codes(copy.from, copy.to).ok_or_else(|| invalid("is not a cast of the kernel"))?;
@@ -129,12 +126,9 @@ impl Table {
         Ok(())
     }
 
-    /// Adds elements to write by position. Without elements, adds nothing. The caller guarantees that all positions are in
-    /// the target.
-    ///
-    /// # Errors
-    /// `internal` if the kernel writes no elements of this size, an address is not aligned to its elements, or the number of
-    /// tiles exceeds 32 bits.
+    /// Adds elements to write by position. Without elements, adds nothing. The caller guarantees that all positions are
+    /// in the target. Fails with `internal` if the kernel writes no elements of this size, an address is not aligned to
+    /// its elements, or the number of tiles exceeds 32 bits.
     pub fn push_put(&mut self, put: Put) -> Result<()> {
         let invalid = |why: &str| Error::new(Kind::Internal, format!("{put:?} {why}"));
         let Put { positions, values, target, elements, item_bytes } = put;

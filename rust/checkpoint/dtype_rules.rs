@@ -42,12 +42,10 @@ impl DtypeRules {
         new
     }
 
-    /// Returns the dtype to cast each tensor to, or `None` for those that keep the stored one. `all` returns the names of
-    /// all tensors of the checkpoint.
-    ///
-    /// # Errors
-    /// `invalid-argument` if a rule other than `*` decides no tensor of the checkpoint: it matches no name, in which case
-    /// the error has the most similar names, or another rule decides for every tensor that it matches.
+    /// Returns the dtype to cast each tensor to, or `None` for those that keep the stored one. `all` returns the names
+    /// of all tensors of the checkpoint. Fails with `invalid-argument` if a rule other than `*` decides no tensor of
+    /// the checkpoint: it matches no name, in which case the error has the most similar names, or another rule decides
+    /// for every tensor that it matches.
     pub fn resolve<'a, All>(
         &self,
         names: impl Iterator<Item = &'a str>,

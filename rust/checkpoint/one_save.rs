@@ -14,10 +14,8 @@ const TRIES_MAX: u32 = 50;
 /// Pause before the second try. Every try adds as much.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Opens the files that `resolve` finds, all of one save.
-///
-/// # Errors
-/// Those of `resolve`, `open` and `check`; `source-changed` if saves replace the checkpoint again and again.
+/// Opens the files that `resolve` finds, all of one save. Fails with `source-changed` if saves replace the checkpoint
+/// again and again.
 pub(super) fn open_files<T>(
     resolve: impl Fn() -> Result<Files>,
     open: impl Fn(Files) -> Result<T>,

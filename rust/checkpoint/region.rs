@@ -166,11 +166,9 @@ impl TensorRegion {
         })
     }
 
-    /// Returns the region with these indices of each dimension of PyTorch's shape.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the number of ranges differs from the number of dimensions, or a range exceeds its
-    /// dimension, and those of [`TensorRegion::whole`].
+    /// Returns the region with these indices of each dimension of PyTorch's shape. Fails with `invalid-argument` if the
+    /// number of ranges differs from the number of dimensions, or a range exceeds its dimension, and with those of
+    /// [`TensorRegion::whole`].
     pub fn indexed(source: usize, entry: Entry<'_>, index_ranges: &[IndexRange]) -> Result<TensorRegion> {
         let whole = TensorRegion::whole(source, entry)?;
         let shape: Vec<u64> = index_ranges.iter().map(|index_range| index_range.length).collect();

@@ -54,11 +54,9 @@ impl Selection {
         Selection::select(checkpoint, || names.iter().map(|name| find(checkpoint, name, TensorRegion::whole)).collect())
     }
 
-    /// Selects an index region of each named tensor.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the number of starts, lengths or steps differs from the number of dimensions of all
-    /// tensors, or a value is negative, and those of [`Checkpoint::find`] and [`TensorRegion::indexed`].
+    /// Selects an index region of each named tensor. Fails with `invalid-argument` if the number of starts, lengths or
+    /// steps differs from the number of dimensions of all tensors, or a value is negative, and with those of
+    /// [`Checkpoint::find`] and [`TensorRegion::indexed`].
     pub fn index_regions(
         checkpoint: &Arc<Checkpoint>,
         names: &[String],
@@ -95,11 +93,9 @@ impl Selection {
         })
     }
 
-    /// Selects a slice of each named tensor along one of its dimensions.
-    ///
-    /// # Errors
-    /// `invalid-argument` if there is not one slice for each name, or a tensor has no such dimension, and those of
-    /// [`Checkpoint::find`] and [`TensorRegion::indexed`].
+    /// Selects a slice of each named tensor along one of its dimensions. Fails with `invalid-argument` if there is not
+    /// one slice for each name, or a tensor has no such dimension, and with those of [`Checkpoint::find`] and
+    /// [`TensorRegion::indexed`].
     pub fn slices(checkpoint: &Arc<Checkpoint>, names: &[String], slices: Slices<'_>) -> Result<Selection> {
         let Slices { dims, starts, lengths } = slices;
         let invalid = |message| Error::new(Kind::InvalidArgument, message);

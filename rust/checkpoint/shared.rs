@@ -58,10 +58,8 @@ struct SharedObject {
 
 impl Checkpoint {
     /// Encodes the headers of all files for [`OpenOptions::headers`] in another process. The URLs of objects are among
-    /// them, with the secrets that they may have.
-    ///
-    /// # Errors
-    /// Those of [`Header::read_bytes`]. The headers are read again.
+    /// them, with the secrets that they may have. Fails with the errors of [`Header::read_bytes`]. The headers are read
+    /// again.
     pub fn export_headers(&self) -> Result<Vec<u8>> {
         let encode = |error: serde_json::Error| Error::new(Kind::Internal, error.to_string());
         let urls: Vec<String> = self.urls.iter().map(Location::secret_url).collect();
@@ -143,7 +141,7 @@ impl Checkpoint {
     }
 
     /// Checks that these files begin with the headers that another process read. Fails with `malformed` for a different
-    /// header, and those of [`Header::read_bytes`].
+    /// header, and with those of [`Header::read_bytes`].
     pub fn check_headers(&self, sources: impl Iterator<Item = usize>) -> Result<()> {
         let mut watch = None;
         for file in sources.filter_map(|index| self.files.get(index)) {

@@ -19,10 +19,8 @@ pub(super) struct TensorHash {
     pub(super) hashed: Arc<[u8]>,
 }
 
-/// Reads the hashes of all tensors of a `.tensors` file, in the order of [`Header::entries`].
-///
-/// # Errors
-/// `integrity` for a tensor without a hash; those of reading. Without the path.
+/// Reads the hashes of all tensors of a `.tensors` file, in the order of [`Header::entries`]. Fails with `integrity`
+/// for a tensor without a hash. The error has no path.
 pub(super) fn hashes(source: &Source, header: &Header) -> Result<Vec<TensorHash>> {
     let entries: Vec<_> = header.entries().collect();
     let headers = tensor_header::read_all(source, &entries)?;
@@ -38,11 +36,8 @@ pub(super) fn hashes(source: &Source, header: &Header) -> Result<Vec<TensorHash>
 }
 
 impl Checkpoint {
-    /// Reads and checks the headers of tensors of `.tensors` files, in the order of `names`. Those of objects are requested
-    /// many at once.
-    ///
-    /// # Errors
-    /// Those of [`Checkpoint::find`] and of reading; `invalid-argument` for a tensor of a safetensors file; `malformed` if a
+    /// Reads and checks the headers of tensors of `.tensors` files, in the order of `names`. Those of objects are
+    /// requested many at once. Fails with `invalid-argument` for a tensor of a safetensors file; `malformed` if a
     /// header does not agree with the metadata of its file.
     pub fn tensor_headers(&self, names: &[String]) -> Result<Vec<TensorHeader>> {
         let found =
@@ -61,12 +56,9 @@ impl Checkpoint {
         Ok(headers.into_iter().map(|(_, header)| header).collect())
     }
 
-    /// Compares data with the hashes in `.tensors` files. Returns the indices of tensors whose data differs, in ascending
-    /// order, each with the name of the algorithm of the hash. The hashes of tensors that are stored without data
-    /// cover none.
-    ///
-    /// # Errors
-    /// Those of [`Checkpoint::tensor_headers`]; `invalid-argument` if the data of a tensor has another size than in its file.
+    /// Compares data with the hashes in `.tensors` files. Returns the indices of tensors whose data differs, in
+    /// ascending order, each with the name of the algorithm of the hash. The hashes of tensors that are stored without
+    /// data cover none. Fails with `invalid-argument` if the data of a tensor has another size than in its file.
     pub fn differing_hashes(
         &self,
         names: &[String],

@@ -101,10 +101,9 @@ pub enum Verify {
 }
 
 impl Verify {
-    /// Reads a text: nothing, `digests`, a manifest or a [`SignatureRequest`] in JSON, or the path or URL of a manifest.
-    ///
-    /// # Errors
-    /// Those of [`Manifest::parse`] and of opening the manifest; those of [`SignatureRequest`].
+    /// Reads a text: nothing, `digests`, a manifest or a [`SignatureRequest`] in JSON, or the path or URL of a
+    /// manifest. Fails with the errors of [`Manifest::parse`] and of opening the manifest; those of
+    /// [`SignatureRequest`].
     pub fn read(text: &str) -> Result<Verify> {
         Ok(match text {
             "" => Verify::Nothing,
@@ -117,10 +116,8 @@ impl Verify {
         })
     }
 
-    /// Resolves paths to files. With a manifest, no index or directory can leave out files that it lists.
-    ///
-    /// # Errors
-    /// Those of [`Files::resolve`]; `integrity` if an index differs from its digest, or files are missing.
+    /// Resolves paths to files. With a manifest, no index or directory can leave out files that it lists. Fails with
+    /// `integrity` if an index differs from its digest, or files are missing.
     pub fn resolve<P: AsRef<Path>>(&self, paths: &[P], check: Check<'_>) -> Result<Files> {
         match self {
             Verify::Nothing | Verify::Digests => Files::resolve(paths, check),

@@ -36,11 +36,9 @@ pub struct FramePlace<'a> {
 }
 
 impl Delta {
-    /// Reads the delta at a path from its checkpoint, and checks all that its index and its headers state. If the data are to
-    /// be verified, reads all frames and compares what a load of them would compare, so that none is decoded before.
-    ///
-    /// # Errors
-    /// `malformed` if the checkpoint is not a delta, or not a valid one; those of loads that verify.
+    /// Reads the delta at a path from its checkpoint, and checks all that its index and its headers state. If the data
+    /// are to be verified, reads all frames and compares what a load of them would compare, so that none is decoded
+    /// before. Fails with `malformed` if the checkpoint is not a delta, or not a valid one.
     pub(super) fn of(path: &str, frames: Checkpoint, options: &OpenOptions, reads: &Options) -> Result<Delta> {
         let none = Listing { path: PathBuf::from(path), ..Listing::default() };
         let Listing { path, metadata, listed, .. } = frames.listings().first().unwrap_or(&none);

@@ -44,11 +44,8 @@ pub struct Frame<'a> {
     pub begin: u64,
 }
 
-/// Computes the changes of a tensor.
-///
-/// # Errors
-/// `malformed` for a frame that is not valid or does not fit its tensor; `integrity` for a whole tensor whose new bytes
-/// differ from the checksum; that of `check`.
+/// Computes the changes of a tensor. Fails with `malformed` for a frame that is not valid or does not fit its tensor;
+/// `integrity` for a whole tensor whose new bytes differ from the checksum.
 pub fn changes(tensor: &Tensor<'_>, check: Check<'_>) -> Result<Changes> {
     let Tensor { old, tensor_bytes, region, frames, .. } = tensor;
     let mut collector = Collector::new(old, tensor.item_bytes);

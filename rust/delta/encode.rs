@@ -35,11 +35,9 @@ pub struct NewFrame {
     pub checksum: Digest,
 }
 
-/// Encodes the changes of tensors on several threads, in the order of the list. `None` for a tensor without changes. Tensors
-/// that are larger than the part of a thread are encoded one after the other, and the others side by side.
-///
-/// # Errors
-/// `invalid-argument` for a tensor that is too large for the encoding; that of `check`.
+/// Encodes the changes of tensors on several threads, in the order of the list. `None` for a tensor without changes.
+/// Tensors that are larger than the part of a thread are encoded one after the other, and the others side by side.
+/// Fails with `invalid-argument` for a tensor that is too large for the encoding.
 pub fn frames(
     threads: usize,
     pairs: &[Pair<'_>],

@@ -62,10 +62,8 @@ fn window_bytes(frame: &[u8]) -> Option<u64> {
 }
 
 impl<'a> FrameReader<'a> {
-    /// Creates a reader of the frame, whose content may have up to `content_bytes`.
-    ///
-    /// # Errors
-    /// `malformed` if the frame requests a window of more than 8 MiB; `out-of-memory` if there is none for a decoder.
+    /// Creates a reader of the frame, whose content may have up to `content_bytes`. Fails with `malformed` if the frame
+    /// requests a window of more than 8 MiB; `out-of-memory` if there is none for a decoder.
     pub fn new(frame: &'a [u8], content_bytes: u64) -> Result<FrameReader<'a>> {
         let window = window_bytes(frame).unwrap_or(0);
         if window > 1 << WINDOW_LOG_MAX {

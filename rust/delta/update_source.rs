@@ -21,11 +21,8 @@ pub enum UpdateSource {
 
 impl UpdateSource {
     /// Opens one checkpoint that all paths are, or a delta at each path, the oldest first. Reads the index at each path
-    /// once. Verifies what loads would not verify.
-    ///
-    /// # Errors
-    /// Those of [`Checkpoint::open_with`], [`Delta::of`] and [`Chain::new`]; `invalid-argument` if only some of the paths
-    /// lead to deltas.
+    /// once. Verifies what loads would not verify. Fails with `invalid-argument` if only some of the paths lead to
+    /// deltas.
     pub fn open(paths: &[String], options: &OpenOptions, reads: &Options) -> Result<UpdateSource> {
         let (first, others) = paths.split_at_checked(1).unwrap_or((paths, &[]));
         let opened = Checkpoint::open_with(first, options)?;

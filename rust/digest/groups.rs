@@ -70,11 +70,9 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Returns the groups of tensors at these ranges of the file, with these digests. `values` are the chaining values of
-    /// the groups of all tensors that have more than one group.
-    ///
-    /// # Errors
-    /// The position of the first tensor whose digest does not follow from its chaining values.
+    /// Returns the groups of tensors at these ranges of the file, with these digests. `values` are the chaining values
+    /// of the groups of all tensors that have more than one group. The error is the position of the first tensor whose
+    /// digest does not follow from its chaining values.
     pub fn new<'a>(
         group_bytes: u64,
         tensors: impl Iterator<Item = (Range<u64>, &'a [u8])> + Clone,

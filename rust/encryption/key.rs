@@ -60,9 +60,7 @@ impl EncryptionKey {
         Ok(EncryptionKey::of(Secret::Key(Key::new(bytes)?)))
     }
 
-    /// Reads a key from a local file: its bytes, or as many hexadecimal numbers and white space.
-    ///
-    /// # Errors
+    /// Reads a key from a local file: its bytes, or as many hexadecimal numbers and white space. Fails with
     /// `invalid-argument` if the file has something else; `io` and others if it cannot be read.
     pub fn from_file(path: &Path) -> Result<EncryptionKey> {
         let content = read_secret(path, FILE_BYTES_MAX, "cannot read the key")?;
@@ -74,11 +72,9 @@ impl EncryptionKey {
         EncryptionKey::from_bytes(&bytes.ok_or_else(invalid)?)
     }
 
-    /// Reads a passphrase from a local file, of up to [`PASSPHRASE_BYTES_MAX`] bytes and a line end. New files have the limits
-    /// [`PASSES`] and [`MEMORY_BYTES`].
-    ///
-    /// # Errors
-    /// `invalid-argument` if the passphrase is empty or too long; `io` and others if the file cannot be read.
+    /// Reads a passphrase from a local file, of up to [`PASSPHRASE_BYTES_MAX`] bytes and a line end. New files have the
+    /// limits [`PASSES`] and [`MEMORY_BYTES`]. Fails with `invalid-argument` if the passphrase is empty or too long;
+    /// `io` and others if the file cannot be read.
     pub fn from_passphrase_file(path: &Path) -> Result<EncryptionKey> {
         let bytes_max = PASSPHRASE_BYTES_MAX + LINE_END.len();
         let content = read_secret(path, bytes_max + 1, "cannot read the passphrase")?;

@@ -30,11 +30,8 @@ pub fn unregister(key: &EncryptionKey) {
     lock().retain(|known| !known.is_same(key));
 }
 
-/// Returns all keys.
-///
-/// # Errors
-/// Those of [`EncryptionKey::from_file`] for the file that `FST_ENCRYPTION_KEY_FILE` names, and of
-/// [`EncryptionKey::from_passphrase_file`] for that of `FST_ENCRYPTION_PASSPHRASE_FILE`.
+/// Returns all keys. Fails with the errors of [`EncryptionKey::from_file`] for the file that `FST_ENCRYPTION_KEY_FILE`
+/// names, and of [`EncryptionKey::from_passphrase_file`] for that of `FST_ENCRYPTION_PASSPHRASE_FILE`.
 pub fn keys() -> Result<Vec<EncryptionKey>> {
     let mut keys = lock().clone();
     if let Some(path) = options::encryption_key_file_from_env() {
@@ -51,10 +48,7 @@ pub fn keys() -> Result<Vec<EncryptionKey>> {
     Ok(keys)
 }
 
-/// Returns the key with this label, for a new file.
-///
-/// # Errors
-/// `invalid-argument` if no key or several have the label; those of [`keys`].
+/// Returns the key with this label, for a new file. Fails with `invalid-argument` if no key or several have the label.
 pub fn key_with_label(label: &str) -> Result<EncryptionKey> {
     let refused = |message: String| Error::new(Kind::InvalidArgument, message);
     if label.len() > LABEL_BYTES {

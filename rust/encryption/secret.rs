@@ -92,9 +92,7 @@ impl Derivation {
 
     /// Derives the key of a string, on another thread, since nothing can end the computation. After Ctrl-C, the call
     /// returns at once, and the thread ends later. Until then it has its memory, and other derivations wait for it.
-    ///
-    /// # Errors
-    /// Those of [`check`](Derivation::check); `out-of-memory` if the memory is not available; `interrupted`.
+    /// Fails with `out-of-memory` if the memory is not available.
     pub fn key(&self, string: &[u8]) -> Result<Key> {
         self.check()?;
         let watch = Watch::begin();
@@ -151,10 +149,7 @@ fn is_accepted(passes: u64, memory_bytes: u64) -> bool {
         && (MEMLIMIT_MIN..=MEMLIMIT_MAX).contains(&memory_bytes)
 }
 
-/// Checks the limits of Argon2id.
-///
-/// # Errors
-/// The message of an error.
+/// Checks the limits of Argon2id. The error is the message of an error.
 pub(super) fn check_limits(passes: u64, memory_bytes: u64) -> std::result::Result<(), String> {
     // More passes than a `u32` has would be too much work.
     if !is_accepted(passes, memory_bytes) || !memory_bytes.is_multiple_of(1024) {

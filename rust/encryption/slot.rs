@@ -56,11 +56,9 @@ fn wrapping(user_key: &Key, wrap_salt: &[u8], cipher: Cipher) -> Result<KeyedCip
 
 /// Decrypts the key of a file with the first user key that opens a slot. Also returns the index of the slot.
 ///
-/// A rotation that was interrupted leaves a slot that is not valid. It does not matter if another one opens.
-///
-/// # Errors
-/// `malformed` for an invalid slot, `integrity` if no slot is for a key or its slot was changed, `invalid-argument` without
-/// keys; those of deriving the key of a passphrase.
+/// A rotation that was interrupted leaves a slot that is not valid. It does not matter if another one opens. Fails with
+/// `malformed` for an invalid slot, `integrity` if no slot is for a key or its slot was changed, `invalid-argument`
+/// without keys.
 pub fn unwrap(slots: &[Slot], keys: &[EncryptionKey], cipher: Cipher) -> Result<(FileKey, usize)> {
     let (mut others, mut failure) = (Vec::new(), None);
     for (index, slot) in slots.iter().enumerate() {

@@ -31,10 +31,8 @@ pub struct Digests {
 
 impl Digests {
     /// Decodes the digests of a file, and compares the header with its digest. `json` is the header that was parsed.
-    ///
-    /// # Errors
-    /// `integrity` if the file has no digests, its header differs from them, or a tensor's digest does not follow from its
-    /// chaining values; `malformed` if they are not what this module describes. Without the path.
+    /// Fails with `integrity` if the file has no digests, its header differs from them, or a tensor's digest does not
+    /// follow from its chaining values; `malformed` if they are not what this module describes. The error has no path.
     pub fn read(header: &Header, json: &[u8]) -> Result<Digests> {
         let Some(text) = header.metadata().and_then(|metadata| metadata.get(DIGESTS_KEY)) else {
             let message = "the file carries no digests; save it with digests=\"blake3\", or verify it with a manifest \

@@ -86,13 +86,10 @@ pub struct Encrypted {
     pub shard: Option<Shard>,
 }
 
-/// Opens an encrypted file, whose header is authentic, and removes from the header what belongs to the encryption. `json`
-/// is the header that was parsed.
-///
-/// # Errors
-/// `malformed` if the header is not what this module describes; `integrity` if the file is not encrypted, has none of the
-/// keys, or the header was changed; `invalid-argument` without keys, or for a file of CryptoTensors; those of reading and of
-/// deriving a key. Without the path.
+/// Opens an encrypted file, whose header is authentic, and removes from the header what belongs to the encryption.
+/// `json` is the header that was parsed. Fails with `malformed` if the header is not what this module describes;
+/// `integrity` if the file is not encrypted, has none of the keys, or the header was changed; `invalid-argument`
+/// without keys, or for a file of CryptoTensors. The error has no path.
 pub fn open(
     header: &mut Header,
     json: &[u8],
@@ -160,10 +157,7 @@ pub struct Rotation {
 }
 
 impl Rotation {
-    /// Wraps the key of a file with another key of a user.
-    ///
-    /// # Errors
-    /// Those of [`open`] that concern the header; `invalid-argument` for a file in another format.
+    /// Wraps the key of a file with another key of a user. Fails with `invalid-argument` for a file in another format.
     pub fn new(
         header: &Header,
         json: &[u8],

@@ -97,21 +97,17 @@ struct Record {
 }
 
 impl Header {
-    /// Reads and checks the header of a file.
-    ///
-    /// # Errors
-    /// `malformed` with the byte offset of the fault; `io` if reading fails.
+    /// Reads and checks the header of a file. Fails with `malformed` with the byte offset of the fault; `io` if reading
+    /// fails.
     pub fn read(source: &Source) -> Result<Header> {
         let watch = Watch::begin();
         let bytes = Header::read_bytes(source, &|| watch.check())?;
         Header::parse(&bytes, source.length()).map_err(|error| error.at(source.path()))
     }
 
-    /// Reads the bytes of a file's header for [`parse`](Header::parse), and checks only their number.
-    ///
-    /// # Errors
-    /// Those of [`Header::read`] that concern the length; that of `check`, which is called while the file is read. The
-    /// caller's `check` also sees a SIGINT that arrived while the file was opened.
+    /// Reads the bytes of a file's header for [`parse`](Header::parse), and checks only their number. Fails with the
+    /// error of `check`, which is called while the file is read. The caller's `check` also sees a SIGINT that arrived
+    /// while the file was opened.
     pub fn read_bytes(source: &Source, check: Check<'_>) -> Result<Vec<u8>> {
         let read = |buffer: &mut [u8], offset: u64| source.read(offset, buffer, check);
         let Range { start, end } = header_range(source.length(), read).map_err(|error| error.at(source.path()))?;
@@ -122,12 +118,10 @@ impl Header {
         Ok(bytes)
     }
 
-    /// Parses and checks the header of a file that is `file_bytes` long: the JSON of a safetensors file, which begins with
-    /// a brace, or the first bytes of a `.tensors` file, which begin with [`MAGIC`].
-    ///
-    /// # Errors
-    /// `malformed`, with the offset in the file but without the path; `unsupported-dtype` for a `.tensors` file with a
-    /// dtype that fst lacks.
+    /// Parses and checks the header of a file that is `file_bytes` long: the JSON of a safetensors file, which begins
+    /// with a brace, or the first bytes of a `.tensors` file, which begin with [`MAGIC`]. Fails with `malformed`, with
+    /// the offset in the file but without the path; `unsupported-dtype` for a `.tensors` file with a dtype that fst
+    /// lacks.
     pub fn parse(bytes: &[u8], file_bytes: u64) -> Result<Header> {
         if bytes.starts_with(MAGIC) {
             return tensors::parse(bytes, file_bytes);

@@ -135,11 +135,8 @@ struct Owner {
 }
 
 impl SavePlan {
-    /// Plans a save.
-    ///
-    /// # Errors
-    /// `invalid-argument` if a layout does not fit its tensor, if a name or size cannot be saved, or if `window_bytes` is too
-    /// small.
+    /// Plans a save. Fails with `invalid-argument` if a layout does not fit its tensor, if a name or size cannot be
+    /// saved, or if `window_bytes` is too small.
     pub fn new(request: &SaveRequest) -> Result<SavePlan> {
         let mut hasher = DefaultHasher::new();
         request.hash(&mut hasher);

@@ -49,10 +49,8 @@ impl ShardRequest {
     /// - 2, the first index of each dimension, and the number of indices of each dimension: an index region;
     /// - 3 and the index of a layout: the local part of this rank.
     ///
-    /// Layouts that are not yet in `layouts` are appended to it.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the numbers do not fit the tensors; `unsupported-dtype` if PyTorch has no dtype for one.
+    /// Layouts that are not yet in `layouts` are appended to it. Fails with `invalid-argument` if the numbers do not
+    /// fit the tensors; `unsupported-dtype` if PyTorch has no dtype for one.
     pub fn decode(
         numbers: &[i64],
         checkpoint: &Checkpoint,

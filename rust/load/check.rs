@@ -44,20 +44,16 @@ struct Job<'a> {
 }
 
 /// Compares the digests of whole tensors or files among the regions. Groups are compared when the load reads them.
-///
-/// # Errors
-/// `integrity` for the first difference; those of [`Checkpoint::coverage`]; `io`, `interrupted`.
+/// Fails with `integrity` for the first difference.
 pub fn check_regions(checkpoint: &Checkpoint, regions: &[TensorRegion], options: &Options) -> Result<()> {
     let Some(Coverage { inputs, .. }) = checkpoint.coverage(regions)? else { return Ok(()) };
     let sources: Vec<Source> = checkpoint.sources().cloned().collect();
     first(differences(&sources, inputs, options)?)
 }
 
-/// Reads one of several equal parts of everything that has a digest, and compares the digests. If all files are compared,
-/// it also compares the authentication codes of encrypted ones, which loads compare in any case.
-///
-/// # Errors
-/// `integrity` for the first difference; `io`, `interrupted`.
+/// Reads one of several equal parts of everything that has a digest, and compares the digests. If all files are
+/// compared, it also compares the authentication codes of encrypted ones, which loads compare in any case. Fails with
+/// `integrity` for the first difference.
 pub fn check_part(
     checkpoint: &Checkpoint,
     compared: Compared,
@@ -122,11 +118,8 @@ pub fn check_whole_files(checkpoint: &Checkpoint, options: &Options) -> Result<(
     Ok(())
 }
 
-/// Compares the files that `paths` resolve to with a manifest. Opens no header, and so needs no key.
-///
-/// # Errors
-/// `integrity` for the first difference, or a file that the manifest lacks; those of [`resolve_listed`]; `io`,
-/// `interrupted`.
+/// Compares the files that `paths` resolve to with a manifest. Opens no header, and so needs no key. Fails with
+/// `integrity` for the first difference, or a file that the manifest lacks.
 pub fn check_files<P: AsRef<Path>>(paths: &[P], manifest: &Manifest, options: &Options) -> Result<()> {
     let watch = Watch::begin();
     let places = resolve_listed(paths, manifest, &|| watch.check())?.places;
@@ -169,10 +162,8 @@ fn part_begin(total: u64, part: usize, parts: usize) -> u64 {
     u64::try_from(begin).unwrap_or(u64::MAX)
 }
 
-/// Compares every file of a manifest, below a directory or the URL of one.
-///
-/// # Errors
-/// `integrity` for the first difference; those of opening the files; `io`, `interrupted`.
+/// Compares every file of a manifest, below a directory or the URL of one. Fails with `integrity` for the first
+/// difference.
 pub fn check_manifest(manifest: &Manifest, directory: &Path, options: &Options) -> Result<()> {
     // The only file of a signature may have no name.
     let place = |name: &str| match Name::parse(name) {

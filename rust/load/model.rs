@@ -57,11 +57,9 @@ pub struct StatementRequest {
     rules: Rules,
 }
 
-/// Verifies a signature, compares all files of the model with it, and returns their number.
-///
-/// # Errors
-/// `integrity` for a signature that is not valid, a difference, or a file that the signature does not name;
-/// `file-not-found` for a missing file; those of [`SignatureRequest::verify`]; `io`, `interrupted`.
+/// Verifies a signature, compares all files of the model with it, and returns their number. Fails with `integrity` for
+/// a signature that is not valid, a difference, or a file that the signature does not name; `file-not-found` for a
+/// missing file.
 pub fn verify(request: &SignatureRequest, rules: &Rules, model: &Path, options: &Options) -> Result<usize> {
     let Signed { manifest, ignored } = request.verify()?;
     if url_of(model)?.is_none() {
@@ -86,10 +84,8 @@ pub fn verify(request: &SignatureRequest, rules: &Rules, model: &Path, options: 
     Ok(manifest.entries().len())
 }
 
-/// Hashes all files of a model, and returns the statement about them.
-///
-/// # Errors
-/// `invalid-argument` for an unknown algorithm, or a file that cannot be signed; `io`, `interrupted`.
+/// Hashes all files of a model, and returns the statement about them. Fails with `invalid-argument` for an unknown
+/// algorithm, or a file that cannot be signed.
 pub fn statement(request: &StatementRequest, model: &Path, options: &Options) -> Result<String> {
     let invalid = |message: String| Error::new(Kind::InvalidArgument, message);
     let algorithm = Algorithm::from_name(&request.algorithm).ok_or_else(|| {

@@ -18,10 +18,7 @@ pub struct FileLock {
 }
 
 impl FileLock {
-    /// Locks a file without waiting.
-    ///
-    /// # Errors
-    /// `WouldBlock` if the file is locked elsewhere; those of flock(2) on file systems without locks.
+    /// Locks a file without waiting. Fails with `WouldBlock` if the file is locked elsewhere.
     pub fn try_exclusive(file: &Arc<File>) -> io::Result<FileLock> {
         retry_on_intr(|| flock(file, FlockOperation::NonBlockingLockExclusive))?;
         Ok(FileLock { file: Arc::clone(file), process: process::id() })

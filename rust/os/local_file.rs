@@ -40,10 +40,8 @@ impl LocalFile {
         LocalFile { path, file, length, small_end: AtomicU64::new(0) }
     }
 
-    /// Fills `into` with the bytes from `offset`.
-    ///
-    /// # Errors
-    /// `io` if reading fails, `malformed` if the file has become shorter; that of `check`.
+    /// Fills `into` with the bytes from `offset`. Fails with `io` if reading fails, `malformed` if the file has become
+    /// shorter.
     pub fn read(&self, offset: u64, into: &mut [u8], check: Check<'_>) -> Result<()> {
         let failed = |error, at| Error::from_io(error, &self.path, "cannot read").offset(at);
         let read_at = |buffer: &mut [u8], at| self.file.read_at(buffer, at);
@@ -71,10 +69,8 @@ impl LocalFile {
     }
 }
 
-/// Opens a regular file for reading, and returns its metadata. Neither a FIFO nor a device blocks the call.
-///
-/// # Errors
-/// Those of the file system; `is-a-directory`, or `invalid-argument` for anything else that is not a regular file.
+/// Opens a regular file for reading, and returns its metadata. Neither a FIFO nor a device blocks the call. Fails with
+/// `is-a-directory`, or `invalid-argument` for anything else that is not a regular file.
 pub fn open_regular(path: &Path) -> Result<(File, Metadata)> {
     let open = |flags| Ok(retry_on_intr(|| open(path, OFlags::RDONLY | flags, Mode::empty())).map_err(io::Error::from));
     open_checked(path, "cannot open", open)
@@ -102,10 +98,8 @@ fn open_checked(
     Ok((file, metadata))
 }
 
-/// Checks that the metadata of a path are those of a regular file.
-///
-/// # Errors
-/// `is-a-directory`; `invalid-argument` for a FIFO, a socket or a device.
+/// Checks that the metadata of a path are those of a regular file. Fails with `is-a-directory`; `invalid-argument` for
+/// a FIFO, a socket or a device.
 pub fn check_regular(path: &Path, metadata: &Metadata) -> Result<()> {
     let kind = metadata.file_type();
     let found = match kind {

@@ -36,11 +36,9 @@ pub fn populate(memory: &mut [u8]) {
     }
 }
 
-/// Makes the pages of mapped memory present, so that they can be read.
-///
-/// # Errors
-/// That of the kernel where an access would raise a signal: a page that is not part of the file or cannot be read from the
-/// disk. `invalid-argument` before Linux 5.14.
+/// Makes the pages of mapped memory present, so that they can be read. Fails with the error of the kernel where an
+/// access would raise a signal: a page that is not part of the file or cannot be read from the disk. `invalid-argument`
+/// before Linux 5.14.
 pub fn look_up(address: *const u8, length: usize) -> io::Result<()> {
     let page_bytes = rustix::param::page_size();
     let begin = address.map_addr(|address| address / page_bytes * page_bytes);

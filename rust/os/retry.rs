@@ -38,11 +38,9 @@ pub fn repeat<T>(check: Check<'_>, mut call: impl FnMut() -> io::Result<T>) -> R
     }
 }
 
-/// Fills `into` with the bytes of a file from `offset`, and resumes after short reads. Returns the number of bytes, which
-/// is smaller at the end of the file.
-///
-/// # Errors
-/// That of `check`, or the result of `failed` for an error of `read_at` and the offset of the first missing byte.
+/// Fills `into` with the bytes of a file from `offset`, and resumes after short reads. Returns the number of bytes,
+/// which is smaller at the end of the file. Fails with the error of `check`, or the result of `failed` for an error of
+/// `read_at` and the offset of the first missing byte.
 pub fn read_full(
     read_at: impl Fn(&mut [u8], u64) -> io::Result<usize>,
     offset: u64,

@@ -26,10 +26,8 @@ pub struct AutoReader<K: RingKernel> {
 }
 
 impl<K: RingKernel> AutoReader<K> {
-    /// Creates a reader that reads cached bytes with `buffered`.
-    ///
-    /// # Errors
-    /// The reason why the file has no direct reads, if this is known without a read.
+    /// Creates a reader that reads cached bytes with `buffered`. The error is the reason why the file has no direct
+    /// reads, if this is known without a read.
     pub fn open(
         source: &Arc<LocalFile>,
         rings: &Arc<Rings<K>>,

@@ -42,10 +42,7 @@ struct Lent {
 }
 
 impl LeaseReader {
-    /// Maps a file, and tries to take a lease.
-    ///
-    /// # Errors
-    /// Why the file cannot be leased or mapped.
+    /// Maps a file, and tries to take a lease. The error says why the file cannot be leased or mapped.
     pub fn open(source: &Arc<LocalFile>) -> io::Result<LeaseReader> {
         let leased = LeasedFile::open(source)?;
         let pages = MmapOptions::new().len(to_usize(source.length)).map_raw_read_only(&source.file)?;
@@ -56,10 +53,8 @@ impl LeaseReader {
         Ok(LeaseReader { source: Arc::clone(source), leased, pages, lent: Mutex::default(), buffered })
     }
 
-    /// Passes the bytes of a read to `take`, and returns its result.
-    ///
-    /// # Errors
-    /// Why they cannot be lent: those of [`LeasedFile::lease`] and [`memory::look_up`], or a file that has become shorter.
+    /// Passes the bytes of a read to `take`, and returns its result. The error says why they cannot be lent: those of
+    /// [`LeasedFile::lease`] and [`memory::look_up`], or a file that has become shorter.
     fn lend_under_lease(&self, read: &Read, take: &mut dyn FnMut(&[u8]) -> Result<()>) -> io::Result<Result<()>> {
         let begin = to_usize(read.offset);
         let end = begin.checked_add(read.length).filter(|end| *end <= self.pages.len());

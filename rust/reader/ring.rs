@@ -46,10 +46,8 @@ pub trait Ring: Send {
     /// [`Ring::settle`] has returned. `file` must stay open as long.
     unsafe fn push(&mut self, file: &File, request: Request) -> io::Result<()>;
 
-    /// Submits the queued requests and waits until a request has completed.
-    ///
-    /// # Errors
-    /// `EINTR`, or that the kernel lacks memory. The requests remain queued or in flight.
+    /// Submits the queued requests and waits until a request has completed. Fails with `EINTR`, or that the kernel
+    /// lacks memory. The requests remain queued or in flight.
     fn wait(&mut self) -> io::Result<()>;
 
     /// Returns a completion: the tag of its request, and the number of bytes that were read or the error.

@@ -49,10 +49,8 @@ impl<K: RingKernel> Rings<K> {
         (self.queue_depth.min(disk_depth) / self.workers).max(1)
     }
 
-    /// Returns the alignment of direct reads of a file, in bytes.
-    ///
-    /// # Errors
-    /// The reason why the file has no direct reads.
+    /// Returns the alignment of direct reads of a file, in bytes. The error is the reason why the file has no direct
+    /// reads.
     pub fn alignment(&self, source: &LocalFile) -> std::result::Result<u64, String> {
         let alignment = self.kernel.alignment(source).unwrap_or(ALIGNMENT_MAX);
         if alignment == 0 {
@@ -96,10 +94,7 @@ impl<K: RingKernel> UringReader<K> {
     /// Opens a file for direct reads, and tries one.
     ///
     /// `buffered` reads the same file. It serves reads without room for whole blocks, and bytes that the last block of
-    /// the file does not bring.
-    ///
-    /// # Errors
-    /// The reason why the file has no direct reads.
+    /// the file does not bring. The error is the reason why the file has no direct reads.
     pub fn open(
         source: &Arc<LocalFile>,
         rings: &Arc<Rings<K>>,
@@ -156,10 +151,8 @@ impl<K: RingKernel> UringReader<K> {
         aligned_reads.collect()
     }
 
-    /// Performs aligned reads. The kernel does not write to `bytes` after this has returned.
-    ///
-    /// # Errors
-    /// If no ring works, or that of `check`. The bytes are undefined then.
+    /// Performs aligned reads. The kernel does not write to `bytes` after this has returned. Fails if no ring works, or
+    /// that of `check`. The bytes are undefined then.
     fn read_aligned(
         &self,
         aligned_reads: &[AlignedRead],
@@ -179,10 +172,8 @@ impl<K: RingKernel> UringReader<K> {
         }
     }
 
-    /// Submits aligned reads to a ring until all have completed.
-    ///
-    /// # Errors
-    /// Those of the ring, which may still have requests in flight then; that of `check`.
+    /// Submits aligned reads to a ring until all have completed. Fails with the errors of the ring, which may still
+    /// have requests in flight then; that of `check`.
     fn run(
         &self,
         ring: &mut K::Ring,

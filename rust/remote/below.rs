@@ -41,10 +41,8 @@ impl Location {
     }
 }
 
-/// Returns the URL whose path has these parts below a base.
-///
-/// # Errors
-/// A failure if the base is not a URL, or if the URL would be outside the base.
+/// Returns the URL whose path has these parts below a base. Fails if the base is not a URL, or if the URL would be
+/// outside the base.
 pub(super) fn url_below<'a>(base: &str, parts: impl Iterator<Item = &'a str>) -> Attempt<Url> {
     let encoded = parts.map(encode).collect::<Vec<_>>().join("/");
     let base = directory(base)?;

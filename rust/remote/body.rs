@@ -27,9 +27,7 @@ const ANSWER_BYTES_MAX: usize = 1 << 20;
 const FRAME_BYTES: usize = 256 << 10;
 
 /// Sends a request with a body, and reads the whole answer. `client` has the time of a stall as its TCP user timeout.
-///
-/// # Errors
-/// [`Late`] if the server takes no bytes or does not answer; those of the connection.
+/// Fails with [`Late`] if the server takes no bytes or does not answer.
 pub(super) async fn send(client: &reqwest::Client, request: HttpRequest) -> HttpResult<HttpResponse> {
     let (mut parts, body) = request.into_parts();
     parts.headers.entry(header::CONTENT_LENGTH).or_insert(body.content_length().into());

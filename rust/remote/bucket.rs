@@ -55,10 +55,7 @@ trait BucketStore: ObjectStore + MultipartStore + PaginatedListStore {}
 impl<T: ObjectStore + MultipartStore + PaginatedListStore> BucketStore for T {}
 
 impl Bucket {
-    /// Opens the bucket of a URL. Sends no request.
-    ///
-    /// # Errors
-    /// `invalid-argument` for options that do not fit; those of the profile of AWS.
+    /// Opens the bucket of a URL. Sends no request. Fails with `invalid-argument` for options that do not fit.
     pub(super) fn open(
         location: &Location,
         settings: &BTreeMap<String, String>,

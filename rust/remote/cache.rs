@@ -107,10 +107,8 @@ impl Entry {
 }
 
 impl Cache {
-    /// Opens the directory that `FST_CACHE_DIR` names, and creates it if it does not exist.
-    ///
-    /// # Errors
-    /// `invalid-argument` for `FST_CACHE_BYTES`; those of creating the directory.
+    /// Opens the directory that `FST_CACHE_DIR` names, and creates it if it does not exist. Fails with
+    /// `invalid-argument` for `FST_CACHE_BYTES`.
     pub(super) fn from_env() -> Result<Option<Cache>> {
         let Some(CacheOptions { directory, bytes_max }) = options::cache_from_env()? else { return Ok(None) };
         let created = DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(&directory);

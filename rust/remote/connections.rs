@@ -45,10 +45,7 @@ struct Clients {
 }
 
 impl Client {
-    /// Creates a client without open connections.
-    ///
-    /// # Errors
-    /// `invalid-argument` for settings in the environment.
+    /// Creates a client without open connections. Fails with `invalid-argument` for settings in the environment.
     pub(super) fn new() -> Result<Client> {
         let settings = Settings::from_env()?;
         Ok(Client { http: Connections::default(), others: Arc::default(), idle: Idle::default(), settings })
@@ -171,10 +168,7 @@ struct Settings {
 }
 
 impl Settings {
-    /// Reads the settings.
-    ///
-    /// # Errors
-    /// `invalid-argument`, with the variable and its allowed values.
+    /// Reads the settings. Fails with `invalid-argument`, with the variable and its allowed values.
     fn from_env() -> Result<Settings> {
         let proxies = PROXY_VARIABLES.iter().map(|name| options::variable(name));
         let variables = trust::variables().chain(proxies).collect();

@@ -73,10 +73,7 @@ pub fn is_same(one: &Location, other: &Location) -> bool {
     cache::name_of(one, &[]) == cache::name_of(other, &[])
 }
 
-/// Returns all bytes of a small object.
-///
-/// # Errors
-/// `malformed` if it has more than `bytes_max` bytes; those of requests.
+/// Returns all bytes of a small object. Fails with `malformed` if it has more than `bytes_max` bytes.
 pub fn read_all(object: &Object, bytes_max: u64, check: Check<'_>) -> Result<Vec<u8>> {
     let length = object.length();
     let size = usize::try_from(length).ok().filter(|_| length <= bytes_max).ok_or_else(|| {

@@ -56,10 +56,8 @@ impl HostPolicy {
         }
     }
 
-    /// Checks a host of a URL that is an address, for which no name is looked up.
-    ///
-    /// # Errors
-    /// The refusal of the address.
+    /// Checks a host of a URL that is an address, for which no name is looked up. The error is the refusal of the
+    /// address.
     pub fn check(self, host: &str) -> HttpResult<()> {
         let bare = host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.');
         let is_allowed = match bare.parse() {

@@ -27,10 +27,7 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Counts a key.
-    ///
-    /// # Errors
-    /// A failure if the keys have too many bytes.
+    /// Counts a key. Fails if the keys have too many bytes.
     pub fn add(&mut self, key: &str) -> Attempt<()> {
         self.bytes = self.bytes.saturating_add(key.len());
         match self.bytes <= LISTING_BYTES_MAX {
@@ -39,10 +36,8 @@ impl Bounds {
         }
     }
 
-    /// Counts an answer. Returns `next`, the beginning of the next answer.
-    ///
-    /// # Errors
-    /// A failure if an earlier answer had the same `next`, or if there are too many answers.
+    /// Counts an answer. Returns `next`, the beginning of the next answer. Fails if an earlier answer had the same
+    /// `next`, or if there are too many answers.
     pub fn next<T: AsRef<str>>(&mut self, next: T) -> Attempt<T> {
         self.add(next.as_ref())?;
         if !self.tokens.insert(next.as_ref().to_owned()) {
@@ -61,20 +56,15 @@ fn endless(what: &str) -> Failure {
     Failure::new(FailureClass::Permanent, message)
 }
 
-/// Runs the requests of a listing, which end after some time.
-///
-/// # Errors
-/// Those of the requests; a failure if they take too long.
+/// Runs the requests of a listing, which end after some time. Fails if the requests take too long.
 pub(super) async fn in_time<T>(listing: impl Future<Output = Attempt<T>>) -> Attempt<T> {
     let seconds = LISTING_TIME_MAX.as_secs();
     let late = |_| Err(endless(&format!("an incomplete listing after {seconds} s")));
     timeout(LISTING_TIME_MAX, listing).await.unwrap_or_else(late)
 }
 
-/// Lists the names in a directory. `page` returns the keys of one answer, and the beginning of the next one.
-///
-/// # Errors
-/// Those of `page`; a failure if the listing exceeds a bound.
+/// Lists the names in a directory. `page` returns the keys of one answer, and the beginning of the next one. Fails if
+/// the listing exceeds a bound.
 pub(super) async fn names<T: AsRef<str>, F>(directory: &str, mut page: impl FnMut(Option<T>) -> F) -> Attempt<Vec<Name>>
 where
     F: Future<Output = Attempt<(Vec<String>, Option<T>)>>,

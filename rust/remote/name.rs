@@ -23,10 +23,7 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'
 pub struct Name(String);
 
 impl Name {
-    /// Parses a name.
-    ///
-    /// # Errors
-    /// The reason why the text is not a name, for an error that quotes the text.
+    /// Parses a name. The error is the reason why the text is not a name, for an error that quotes the text.
     pub fn parse(text: &str) -> Result<Name, &'static str> {
         let has = |part: &str| text.split('/').any(|found| found == part);
         match () {

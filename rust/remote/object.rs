@@ -199,12 +199,9 @@ impl Object {
         }
     }
 
-    /// Fills each buffer with the bytes from its offset. The buffers are in the order of the object; those with short gaps
-    /// between them share a request, and several requests are sent at the same time.
-    ///
-    /// # Errors
-    /// `source-changed` if the object has another version now; `io`, `file-not-found` or `permission-denied`, with the
-    /// URL and the byte; that of `check`.
+    /// Fills each buffer with the bytes from its offset. The buffers are in the order of the object; those with short
+    /// gaps between them share a request, and several requests are sent at the same time. Fails with `source-changed`
+    /// if the object has another version now; `io`, `file-not-found` or `permission-denied`, with the URL and the byte.
     pub fn read<'a>(&self, reads: impl IntoIterator<Item = (u64, &'a mut [u8])>, check: Check<'_>) -> Result<()> {
         self.read_joined(reads, GAP_BYTES, check)
     }

@@ -68,10 +68,7 @@ impl Value {
 }
 
 impl Redis {
-    /// Opens a server. Sends nothing.
-    ///
-    /// # Errors
-    /// `invalid-argument` for a port, a user or an option that does not fit.
+    /// Opens a server. Sends nothing. Fails with `invalid-argument` for a port, a user or an option that does not fit.
     pub(super) fn open(location: &Location, settings: &BTreeMap<String, String>, trust: Trust) -> Result<Redis> {
         let credentials = Arc::new(Credentials::of(location, settings, trust)?);
         Ok(Redis { credentials, files: Mutex::default() })

@@ -25,10 +25,8 @@ pub(super) struct Repository {
 }
 
 impl Repository {
-    /// Splits what follows `hf://` in a URL into the repository and the path of a file or folder in it.
-    ///
-    /// # Errors
-    /// The fault of the text, and the form to write instead.
+    /// Splits what follows `hf://` in a URL into the repository and the path of a file or folder in it. The error is
+    /// the fault of the text, and the form to write instead.
     pub(super) fn parse(text: &str) -> Result<(Repository, String), String> {
         let (first, rest) = text.split_once('/').unwrap_or((text, ""));
         let (kind, rest) = match TYPES.iter().find(|plural| plural.starts_with(first) && plural.len() - first.len() < 2)

@@ -53,10 +53,8 @@ impl<'a> Attempts<'a> {
         Attempts { url, host, begin: Instant::now(), failed: 0, pause: PAUSE_FIRST }
     }
 
-    /// Waits before the next attempt, which transfers `bytes` bytes again.
-    ///
-    /// # Errors
-    /// That of the failure, with the byte that was reached, if the request is not to be repeated.
+    /// Waits before the next attempt, which transfers `bytes` bytes again. Fails with the error of the failure, with
+    /// the byte that was reached, if the request is not to be repeated.
     pub(super) async fn prepare(&mut self, failure: Failure, reached: Option<u64>, bytes: usize) -> Result<()> {
         self.failed += 1;
         if !failure.is_transient() {

@@ -42,9 +42,7 @@ pub(super) struct Runtime {
 }
 
 impl Runtime {
-    /// Takes the runtime that was used last, whose connections are the likeliest to be open, or creates one.
-    ///
-    /// # Errors
+    /// Takes the runtime that was used last, whose connections are the likeliest to be open, or creates one. Fails with
     /// `out-of-memory` if no runtime can be created; `invalid-argument` for the settings of connections.
     pub(super) fn take() -> Result<Runtime> {
         let free = lock().pop();

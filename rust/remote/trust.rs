@@ -42,11 +42,9 @@ pub(super) enum Trust {
 }
 
 impl Trust {
-    /// Takes the options about certificates out of `settings`, and reads the certificates.
-    ///
-    /// # Errors
-    /// `invalid-argument` for several of the options, or for a value that does not fit; `io` for certificates that cannot
-    /// be read.
+    /// Takes the options about certificates out of `settings`, and reads the certificates. Fails with
+    /// `invalid-argument` for several of the options, or for a value that does not fit; `io` for certificates that
+    /// cannot be read.
     pub(super) fn take_from(settings: &mut BTreeMap<String, String>, url: &str) -> Result<Trust> {
         let given: Vec<(&str, String)> =
             OPTIONS.iter().filter_map(|name| Some((*name, settings.remove(*name)?))).collect();

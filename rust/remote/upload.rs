@@ -189,11 +189,9 @@ impl Upload {
         Ok(())
     }
 
-    /// Sends the last request, with which the object appears and replaces an older one.
-    ///
-    /// # Errors
-    /// Those of requests, with the URL, after which an older object is unchanged unless the message says otherwise; that
-    /// of `check`.
+    /// Sends the last request, with which the object appears and replaces an older one. Fails with the errors of
+    /// requests, with the URL, after which an older object is unchanged unless the message says otherwise; that of
+    /// `check`.
     pub fn finish(&self, check: Check<'_>) -> Result<()> {
         let uploads = self.uploads()?;
         let (id, parts, whole) = {

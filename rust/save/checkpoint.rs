@@ -121,11 +121,8 @@ enum Step {
 }
 
 impl CheckpointSave {
-    /// Chooses names for the files of a checkpoint, and checks that all of them can be created or replaced.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the path does not end in `.safetensors`; those of [`output::check_target`]; those of listing the
-    /// directory or prefix.
+    /// Chooses names for the files of a checkpoint, and checks that all of them can be created or replaced. Fails with
+    /// `invalid-argument` if the path does not end in `.safetensors`.
     pub fn begin(target: &Target, kernel: fn() -> Box<dyn FileKernel>, check: Check<'_>) -> Result<CheckpointSave> {
         let path = CheckpointPath::new(&target.path)?;
         let has_index = target.has_index || target.count > 1;
@@ -200,10 +197,8 @@ impl CheckpointSave {
     }
 
     /// Replaces the checkpoint by the complete files, and removes the files of the old one. Once the index is replaced,
-    /// Ctrl-C does not end the steps on local files.
-    ///
-    /// # Errors
-    /// Those of the file system or of the store, with the old checkpoint in place unless the message says otherwise.
+    /// Ctrl-C does not end the steps on local files. Fails with the errors of the file system or of the store, with the
+    /// old checkpoint in place unless the message says otherwise.
     pub fn commit(&self, content: &Content, check: Check<'_>) -> Result<()> {
         let mut state = self.lock();
         if state.step != Step::Writing {

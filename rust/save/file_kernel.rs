@@ -23,10 +23,8 @@ pub trait FileKernel: Send + Sync {
         Ok(fcntl_setfl(file, flags)?)
     }
 
-    /// Reserves disk space for `bytes` bytes, so that later writes do not run out of it.
-    ///
-    /// # Errors
-    /// `ENOSPC`; `EOPNOTSUPP` from file systems that cannot reserve space.
+    /// Reserves disk space for `bytes` bytes, so that later writes do not run out of it. Fails with `ENOSPC`;
+    /// `EOPNOTSUPP` from file systems that cannot reserve space.
     fn reserve(&self, file: &File, bytes: u64) -> io::Result<()> {
         Ok(fallocate(file, FallocateFlags::empty(), 0, bytes)?)
     }

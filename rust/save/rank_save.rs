@@ -38,10 +38,8 @@ pub struct RankSave {
 }
 
 impl RankSave {
-    /// Opens the files of which the rank writes blocks. They exist, and have their length. `uploads` has the id of the upload
-    /// of each object, whose parts are blocks of the plan, and an empty text for each file.
-    ///
-    /// # Errors
+    /// Opens the files of which the rank writes blocks. They exist, and have their length. `uploads` has the id of the
+    /// upload of each object, whose parts are blocks of the plan, and an empty text for each file. Fails with
     /// `invalid-argument` if the plan has another number of files, or a block size without direct writes;
     /// `file-not-found`, `permission-denied`, `is-a-directory` and `io` from the file system.
     pub fn open(

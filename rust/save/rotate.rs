@@ -27,13 +27,10 @@ const CANNOT_WRITE: &str = "cannot write a key slot";
 
 /// Makes all local files that `paths` resolve to open with another key. Their data is not encrypted again.
 ///
-/// The slot for the new key is on the disk before that of the old key is removed. After an error, some files may open with
-/// the old key, with both, or with the new one; a second call with the old key completes the others. Of two calls for one
-/// file at once, the second one waits for the first.
-///
-/// # Errors
-/// Those of [`Files::resolve`], of [`EncryptionKey::for_save`], of opening the files and of [`Rotation::new`]; `io` if a
-/// file cannot be written; `invalid-argument` for an object; `interrupted`.
+/// The slot for the new key is on the disk before that of the old key is removed. After an error, some files may open
+/// with the old key, with both, or with the new one; a second call with the old key completes the others. Of two calls
+/// for one file at once, the second one waits for the first. Fails with `io` if a file cannot be written;
+/// `invalid-argument` for an object.
 pub fn rotate<P: AsRef<Path>>(
     paths: &[P],
     old: &EncryptionKey,

@@ -56,10 +56,8 @@ struct SignatureJson {
 }
 
 impl Bundle {
-    /// Parses a bundle.
-    ///
-    /// # Errors
-    /// `malformed` with the field; `integrity` for a signature of a kind that is not verified with a key.
+    /// Parses a bundle. Fails with `malformed` with the field; `integrity` for a signature of a kind that is not
+    /// verified with a key.
     pub(super) fn parse(json: &[u8]) -> Result<Bundle> {
         let parsed: BundleJson =
             serde_json::from_slice(json).map_err(|error| malformed(&format!("it is no bundle: {error}")))?;

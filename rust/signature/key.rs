@@ -22,10 +22,8 @@ pub struct PublicKey {
 }
 
 impl PublicKey {
-    /// Parses a key in PEM.
-    ///
-    /// # Errors
-    /// `invalid-argument` if it is no key of ECDSA on one of the curves. Without the path.
+    /// Parses a key in PEM. Fails with `invalid-argument` if it is no key of ECDSA on one of the curves. Without the
+    /// path.
     pub fn from_pem(pem: &[u8]) -> Result<PublicKey> {
         let invalid = |message: &str| Error::new(Kind::InvalidArgument, message);
         let (begin, end) = ("-----BEGIN PUBLIC KEY-----", "-----END PUBLIC KEY-----");

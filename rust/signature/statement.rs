@@ -129,10 +129,7 @@ impl Statement {
         serde_json::to_string(self).map_err(|error| Error::new(Kind::Internal, error.to_string()))
     }
 
-    /// Parses a statement whose signature was verified.
-    ///
-    /// # Errors
-    /// `malformed` with the field. Without the path.
+    /// Parses a statement whose signature was verified. Fails with `malformed` with the field. The error has no path.
     pub fn parse(json: &[u8]) -> Result<Signed> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]

@@ -30,10 +30,7 @@ pub(super) struct Index {
     pub(super) state: Option<Name>,
 }
 
-/// Reads an index.
-///
-/// # Errors
-/// `malformed`, without the path of the index; `io` if reading fails.
+/// Reads an index. Fails with `malformed`, without the path of the index; `io` if reading fails.
 pub(super) fn read(file: impl Read) -> Result<Index> {
     let mut file = BufReader::new(file);
     let begin = file.fill_buf().map_err(|error| Error::new(Kind::Io, format!("cannot read: {error}")))?;

@@ -87,11 +87,10 @@ impl SharedSlot {
 }
 
 impl<D: Device> Staging<D> {
-    /// Fills a part of a shared slot with `fill`, which gets the reads of this part and its memory. After the last part, starts
-    /// the copies from the slot as [`Staging::submit`] does. Returns whether it did. A part that does not exist is empty.
-    ///
-    /// # Errors
-    /// That of `fill`, or the device's. The slot is free once no other worker fills a part of it.
+    /// Fills a part of a shared slot with `fill`, which gets the reads of this part and its memory. After the last
+    /// part, starts the copies from the slot as [`Staging::submit`] does. Returns whether it did. A part that does not
+    /// exist is empty. Fails with the error of `fill`, or the device's. The slot is free once no other worker fills a
+    /// part of it.
     pub fn fill_part(
         &self,
         shared: &SharedSlot,

@@ -97,10 +97,7 @@ pub(crate) fn check_length(digest: &InputDigest, path: &Path, found: u64, origin
     }
 }
 
-/// Reads a manifest from a file or object.
-///
-/// # Errors
-/// Those of [`Manifest::parse`] and of opening the manifest.
+/// Reads a manifest from a file or object. Fails with the errors of [`Manifest::parse`] and of opening the manifest.
 pub fn read_manifest(path: &Path) -> Result<Manifest> {
     read_whole(path, "a manifest", Manifest::parse)
 }

@@ -33,11 +33,7 @@ impl SignatureRequest {
         parse_request(text).map(|Text { signature }| Some(signature))
     }
 
-    /// Verifies the signature.
-    ///
-    /// # Errors
-    /// `invalid-argument` without a key or statement; those of [`PublicKey::from_pem`], of [`signature::verify`] and of
-    /// opening the files.
+    /// Verifies the signature. Fails with `invalid-argument` without a key or statement.
     pub fn verify(&self) -> Result<Signed> {
         match (&self.public_key, &self.statement) {
             (Some(key), None) => {

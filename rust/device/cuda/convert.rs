@@ -8,9 +8,7 @@ use crate::error::Result;
 
 /// Queues conversions between addresses of the GPU with this ordinal, on the stream with this native handle.
 ///
-/// Returns false and queues nothing if the library has no kernels for the GPU; the log has the reason.
-///
-/// # Errors
+/// Returns false and queues nothing if the library has no kernels for the GPU; the log has the reason. Fails with
 /// `device` or `out-of-memory`, from the driver; `invalid-argument` if the stream cannot be used; `internal` for a
 /// conversion that does not exist, of which nothing was queued.
 pub fn run(conversions: &[Conversion], ordinal: i32, stream: u64) -> Result<bool> {

@@ -163,9 +163,7 @@ pub struct RegisteredBuffer {
 }
 
 impl RegisteredBuffer {
-    /// Registers memory, which must outlive the registration. The context of its GPU must be current.
-    ///
-    /// # Errors
+    /// Registers memory, which must outlive the registration. The context of its GPU must be current. Fails with
     /// `device` if the library refuses. Reads work without it, through buffers of the library.
     pub fn new(driver: &Arc<Driver>, base: u64, bytes: u64) -> Result<RegisteredBuffer> {
         // SAFETY: registers an address. The library refuses an address that is not device memory.

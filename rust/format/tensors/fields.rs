@@ -27,10 +27,7 @@ impl<'a> Fields<'a> {
         self.rest.len()
     }
 
-    /// Returns the next `count` bytes.
-    ///
-    /// # Errors
-    /// `malformed` if there are fewer; `what` names the field.
+    /// Returns the next `count` bytes. Fails with `malformed` if there are fewer; `what` names the field.
     pub(in crate::format) fn take(&mut self, count: usize, what: &str) -> Result<&'a [u8]> {
         let (taken, rest) = self.rest.split_at_checked(count).ok_or_else(|| {
             let message = format!("{what} takes {count} bytes, but only {} are left; the file is cut off", self.left());

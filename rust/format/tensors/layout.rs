@@ -36,12 +36,9 @@ pub struct NewTensor {
 }
 
 impl NewTensor {
-    /// Returns the header of the tensor, with the hashes of the tensor with this data. In an encrypted file, the header has
-    /// the encryption of the data, and its SHA-256 only.
-    ///
-    /// # Errors
-    /// `invalid-argument` for a name, shape or size that the format has no room for; `unsupported-dtype` for a dtype that it
-    /// lacks.
+    /// Returns the header of the tensor, with the hashes of the tensor with this data. In an encrypted file, the header
+    /// has the encryption of the data, and its SHA-256 only. Fails with `invalid-argument` for a name, shape or size
+    /// that the format has no room for; `unsupported-dtype` for a dtype that it lacks.
     pub fn header(&self, data: &[u8], encryption: Option<&Encryption>) -> Result<Vec<u8>> {
         let description = self.description()?;
         let encode = |hashes: &[Digest]| encode(self.module, &description, hashes, encryption);

@@ -78,12 +78,9 @@ fn place(entry: Entry<'_>) -> Result<Place<'_>> {
     Ok((entry, tensors_entry, range(entry, tensors_entry)?))
 }
 
-/// Reads, parses and checks the headers of tensors of a file, which are in the order of the file. Those of an object are
-/// requested many at once, and those near each other with one request.
-///
-/// # Errors
-/// `invalid-argument` for a tensor of a safetensors file; those of [`range`], of [`parse`] and of reading; `interrupted`.
-/// Without the path.
+/// Reads, parses and checks the headers of tensors of a file, which are in the order of the file. Those of an object
+/// are requested many at once, and those near each other with one request. Fails with `invalid-argument` for a tensor
+/// of a safetensors file; `interrupted`. The error has no path.
 pub fn read_all(source: &Source, entries: &[Entry<'_>]) -> Result<Vec<TensorHeader>> {
     let watch = Watch::begin();
     let places = entries.iter().map(|&entry| place(entry)).collect::<Result<Vec<_>>>()?;
@@ -196,9 +193,7 @@ pub struct NewHeader {
     pub hashed: Vec<u8>,
 }
 
-/// Encodes the header of a new tensor, in an encrypted file with the encryption of its data.
-///
-/// # Errors
+/// Encodes the header of a new tensor, in an encrypted file with the encryption of its data. Fails with
 /// `invalid-argument` for a name that is too long; `unsupported-dtype` if the format lacks the dtype.
 pub fn encode(
     module: u16,
@@ -262,10 +257,8 @@ impl Description<'_> {
         Ok(())
     }
 
-    /// Appends the dtype and the shape.
-    ///
-    /// # Errors
-    /// `unsupported-dtype` if the format lacks the dtype; `invalid-argument` for more than 255 dimensions.
+    /// Appends the dtype and the shape. Fails with `unsupported-dtype` if the format lacks the dtype;
+    /// `invalid-argument` for more than 255 dimensions.
     pub fn push_type(&self, bytes: &mut Vec<u8>) -> Result<()> {
         let refused = |kind, message: String| Error::new(kind, message).tensor(self.name);
         let dtype = dtype::name(self.dtype).ok_or_else(|| {

@@ -297,10 +297,7 @@ fn bound_of(writers: &Writers, cut: &Cut, block: u64, ranks: usize) -> Bound {
     Bound { sent: if is_everywhere { 0 } else { border }, received: border }
 }
 
-/// Divides a tensor into windows as few as fit.
-///
-/// # Errors
-/// The bounds of the smallest window, if it does not fit.
+/// Divides a tensor into windows as few as fit. The error is the bounds of the smallest window, if it does not fit.
 fn cut_of(
     writers: &Writers,
     block: u64,
