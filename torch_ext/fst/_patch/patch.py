@@ -54,12 +54,7 @@ class _Block:
 
 
 class _Call(NamedTuple):
-    """A plain call.
-
-    Attributes:
-        result: Its result, which may be freed.
-        active: What it requests.
-    """
+    """A plain call."""
 
     result: weakref.ref[Patch]
     active: Active

@@ -21,11 +21,7 @@ _Value = TypeVar("_Value")
 
 
 class Active(NamedTuple):
-    """Patch in effect.
-
-    Attributes:
-        placement: The devices of tensors that programs load to the CPU, or None for the CPU.
-    """
+    """Patch in effect, with the devices of tensors that programs load to the CPU, or None for the CPU."""
 
     placement: Placement | None
 
@@ -35,13 +31,6 @@ class Replacements:
 
     Each function has one replacement for as long as the process lives. Programs that keep a replacement beyond the end
     of the patch therefore call safetensors.
-
-    Attributes:
-        by_original: Maps each function of safetensors to its replacement.
-        namespaces: The namespaces in which safetensors offers the functions.
-
-    Args:
-        active: Returns the patch, or None if calls go to safetensors.
     """
 
     def __init__(self, active: Callable[[], Active | None]) -> None:

@@ -14,14 +14,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Span:
-    """Execution of a stage.
-
-    Attributes:
-        row: Row of the trace: the numbers of its process and its thread.
-        begin_seconds, end_seconds: Begin and end, counted from the begin of the profile.
-        bytes: Number of bytes that the stage processed.
-        arguments: All arguments in the trace.
-    """
+    """Execution of a stage, in seconds of the profile. `row` has the numbers of its process and thread."""
 
     stage: Stage
     row: tuple[int, int]

@@ -14,13 +14,7 @@ from fst._core.interrupts import defer_interrupts
 
 
 class Step(NamedTuple):
-    """Step of a commit.
-
-    Attributes:
-        names: Tensors of the target that hold their new values after the step.
-        devices: Devices that the step writes to.
-        write: Writes.
-    """
+    """Step of a commit. The tensors of the target with these names are complete after it."""
 
     names: frozenset[str]
     devices: frozenset[torch.device]
