@@ -166,15 +166,10 @@ pub fn stall_timeout_from_env() -> Result<Duration> {
     Ok(Duration::from_secs(to_u64(number("FST_STALL_SECONDS", 1..=3600)?.unwrap_or(10))))
 }
 
-/// Returns the file with a key for encrypted files that a load opens without a key. `FST_ENCRYPTION_KEY_FILE`.
-pub fn encryption_key_file_from_env() -> Option<PathBuf> {
-    std::env::var_os("FST_ENCRYPTION_KEY_FILE").filter(|path| !path.is_empty()).map(PathBuf::from)
-}
-
-/// Returns the file with a passphrase for encrypted files that a load opens without a key.
-/// `FST_ENCRYPTION_PASSPHRASE_FILE`.
-pub fn encryption_passphrase_file_from_env() -> Option<PathBuf> {
-    std::env::var_os("FST_ENCRYPTION_PASSPHRASE_FILE").filter(|path| !path.is_empty()).map(PathBuf::from)
+/// Returns the path in a variable that is not empty: `FST_ENCRYPTION_KEY_FILE` or `FST_ENCRYPTION_PASSPHRASE_FILE`, with
+/// the key or the passphrase of files that a load opens without a key, or `FST_CACHE_DIR`.
+pub fn path_from_env(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
 /// Options of the copies of remote objects on a local disk.
@@ -188,11 +183,9 @@ pub struct CacheOptions {
 /// Returns the options of copies on a local disk, or `None` if none are to be kept. Fails with `invalid-argument`, with
 /// the variable and its allowed values.
 pub fn cache_from_env() -> Result<Option<CacheOptions>> {
-    let Some(directory) = std::env::var_os("FST_CACHE_DIR").filter(|directory| !directory.is_empty()) else {
-        return Ok(None);
-    };
+    let Some(directory) = path_from_env("FST_CACHE_DIR") else { return Ok(None) };
     let bytes_max = number("FST_CACHE_BYTES", 0..=usize::MAX)?.map(to_u64);
-    Ok(Some(CacheOptions { directory: PathBuf::from(directory), bytes_max }))
+    Ok(Some(CacheOptions { directory, bytes_max }))
 }
 
 /// Returns all variables whose names begin with `prefix`, sorted by name.

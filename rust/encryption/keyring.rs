@@ -34,10 +34,10 @@ pub fn unregister(key: &EncryptionKey) {
 /// names, and of [`EncryptionKey::from_passphrase_file`] for that of `FST_ENCRYPTION_PASSPHRASE_FILE`.
 pub fn keys() -> Result<Vec<EncryptionKey>> {
     let mut keys = lock().clone();
-    if let Some(path) = options::encryption_key_file_from_env() {
+    if let Some(path) = options::path_from_env("FST_ENCRYPTION_KEY_FILE") {
         keys.push(EncryptionKey::from_file(&path)?);
     }
-    if let Some(path) = options::encryption_passphrase_file_from_env() {
+    if let Some(path) = options::path_from_env("FST_ENCRYPTION_PASSPHRASE_FILE") {
         let read = EncryptionKey::from_passphrase_file(&path)?;
         let mut known = PASSPHRASE.get().lock().unwrap_or_else(PoisonError::into_inner);
         if !known.as_ref().is_some_and(|known| known.is_same(&read)) {

@@ -101,11 +101,6 @@ fn encrypted_jobs(checkpoint: &Checkpoint, first_source: usize) -> Vec<Job<'_>> 
     jobs
 }
 
-/// Returns the number of threads that read.
-fn thread_count(is_remote: bool, options: &Options) -> usize {
-    if is_remote { options.threads.max(REMOTE_THREADS) } else { options.threads }
-}
-
 /// Compares files of which loads do not see all bytes with their digests in a manifest, before they are loaded.
 pub fn check_due(checkpoint: &Checkpoint, options: &Options) -> Result<()> {
     if checkpoint.is_due() { check_whole_files(checkpoint, options) } else { Ok(()) }
@@ -222,7 +217,8 @@ fn run(sources: &[Source], mut inputs: Vec<Input>, encrypted: Vec<Job<'_>>, opti
     let readers: Vec<_> = sources.iter().map(|source| reader::open_buffered(options, source)).collect();
     let is_remote = sources.iter().any(Source::is_remote);
     let buffers: Mutex<Vec<Vec<u8>>> = Mutex::default();
-    threads::for_each(thread_count(is_remote, options), jobs.len(), |index| {
+    let threads = if is_remote { options.threads.max(REMOTE_THREADS) } else { options.threads };
+    threads::for_each(threads, jobs.len(), |index| {
         let Some(job) = jobs.get(index) else { return Ok(()) };
         let reader = readers.get(job.source).ok_or_else(|| Error::new(Kind::Internal, "no such file"))?;
         let kept = buffers.lock().unwrap_or_else(PoisonError::into_inner).pop();

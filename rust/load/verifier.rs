@@ -125,7 +125,8 @@ impl Verifier {
         self.turns.restart();
         let mut rounds: BTreeMap<usize, usize> = BTreeMap::new();
         let mut order: Vec<(usize, usize)> = Vec::with_capacity(chunks.len());
-        let is_interleaved = self.is_sequential() && self.has_files();
+        let has_files = self.inputs.iter().any(|hashed| hashed.input.tensor.is_none());
+        let is_interleaved = self.is_sequential() && has_files;
         for (index, chunk) in chunks.iter().enumerate() {
             let round = rounds.entry(if is_interleaved { chunk.source() } else { 0 }).or_default();
             order.push((*round, index));
@@ -152,11 +153,6 @@ impl Verifier {
 
     fn input_of(&self, tensor: usize) -> Option<&HashedInput> {
         self.inputs.get(self.covers.get(tensor)?.input()?)
-    }
-
-    /// Returns whether a file is compared as a whole.
-    fn has_files(&self) -> bool {
-        self.inputs.iter().any(|hashed| hashed.input.tensor.is_none())
     }
 
     fn is_sequential(&self) -> bool {

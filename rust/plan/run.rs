@@ -32,10 +32,6 @@ impl Run {
         self.begin + (self.rows - 1) * self.stride + self.row_bytes
     }
 
-    fn begins_before_end_of(&self, other: &Run) -> bool {
-        self.source == other.source && self.begin < other.end()
-    }
-
     /// Returns whether each row needs a read of its own.
     pub(super) fn is_far_apart(&self, limits: &Limits) -> bool {
         self.rows > 1 && !limits.are_near(self.row_bytes, self.stride)
@@ -100,7 +96,7 @@ pub(super) fn overlapping(runs: &[Run]) -> impl Iterator<Item = &[Run]> {
 /// Rows that are far apart become single rows: all columns of a row are then adjacent. Runs with different ranges that no
 /// chunk has room for are cut at the same places of the file.
 pub(super) fn split_shared(runs: &mut Vec<Run>, limits: &Limits) {
-    if runs.is_sorted_by(|one, two| !two.begins_before_end_of(one)) {
+    if runs.is_sorted_by(|one, two| one.source != two.source || one.end() <= two.begin) {
         return;
     }
     let mut split = Vec::with_capacity(runs.len());

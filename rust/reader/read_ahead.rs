@@ -37,7 +37,8 @@ pub fn start<U: ?Sized + Send + Sync + 'static>(
         }
         return;
     }
-    if total_bytes > host_bytes() / 2 {
+    let host = rustix::system::sysinfo();
+    if total_bytes > host.totalram.saturating_mul(host.mem_unit.into()) / 2 {
         return;
     }
     // To start a thread for cached pages, or to check every page, would cost more than a small load. The first and the
@@ -96,10 +97,4 @@ fn joined(ranges: impl Iterator<Item = Range<u64>>) -> Vec<Range<u64>> {
 fn steps_of(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let end = range.end;
     (range.start..end).step_by(to_usize(STEP_BYTES)).map(move |begin| begin..end.min(begin.saturating_add(STEP_BYTES)))
-}
-
-/// Returns the bytes of memory of this machine.
-fn host_bytes() -> u64 {
-    let info = rustix::system::sysinfo();
-    info.totalram.saturating_mul(info.mem_unit.into())
 }

@@ -86,7 +86,8 @@ impl AdaptiveLimit {
                 *answers = answers.saturating_sub(usize::from(is_first));
                 if *answers == 0 {
                     // What takes longer to begin varies more.
-                    let interval = now.duration_since(*begin).max(self.measurement_min());
+                    let least = if self.halved.is_some() { HALVING_INTERVAL } else { MEASUREMENT_MIN };
+                    let interval = now.duration_since(*begin).max(least);
                     self.phase = Phase::Measuring { begin: now, interval, bytes: 0, is_full: false };
                 }
             }
@@ -106,10 +107,6 @@ impl AdaptiveLimit {
                 }
             }
         }
-    }
-
-    fn measurement_min(&self) -> Duration {
-        if self.halved.is_some() { HALVING_INTERVAL } else { MEASUREMENT_MIN }
     }
 
     fn raise(&mut self, rate: u64, now: Instant) {
