@@ -255,7 +255,7 @@ def dtype_arguments(dtype: Dtype) -> dict[str, Any]:
     if dtype is None or isinstance(dtype, torch.dtype):
         return {"dtype": dtype}
     for each in dtype.values():
-        if each is not None and each not in SCALAR_TYPES:
+        if each is not None and not (each.is_floating_point and each in SCALAR_TYPES):
             raise ValueError(f"dtype is {each}, but must be a floating-point dtype of 8 bits or more")
     numbers = [_STORED_DTYPE if each is None else SCALAR_TYPES[each] for each in dtype.values()]
     return {"dtype": None, "patterns": list(dtype), "dtypes": numbers}
