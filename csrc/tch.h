@@ -1,46 +1,30 @@
-// Operators for the crate in rust/tch.
+// Calls of operators and script classes for the crate in rust/tch.
 #pragma once
 
+#include <ATen/core/ivalue.h>
 #include <c10/util/Exception.h>
-#include <fst/fst.h>
 #include <rust/cxx.h>
 
-#include <cstdint>
 #include <exception>
 #include <memory>
 #include <string>
 
 namespace fst::tch {
 
-struct Named;
-struct DtypeRule;
-struct IndexRange;
-struct Load;
-struct Region;
-struct Slice;
-struct MetadataEntry;
+struct Value;
 
-rust::Vec<Named> load_files(const Load& load);
-rust::Vec<Named> load_tensors(const Load& load, rust::Slice<const rust::String> names);
-rust::Vec<Named> load_slices(const Load& load, rust::Slice<const Slice> slices);
-rust::Vec<Named> load_boxes(const Load& load, rust::Slice<const Region> regions);
-void load_into(rust::Slice<const rust::String> paths, rust::Slice<const Named> outputs, rust::Str verify);
-void verify(rust::Slice<const rust::String> paths, rust::Str verify);
-void save_file(rust::Slice<const Named> tensors, rust::Str path, rust::Slice<const MetadataEntry> metadata);
-void prepare(rust::Str device);
-int64_t release_memory();
-rust::Vec<uint8_t> serialize(rust::Slice<const Named> tensors, rust::Slice<const MetadataEntry> metadata);
+// Object of a script class.
+using Object = c10::intrusive_ptr<c10::ivalue::Object>;
 
-std::unique_ptr<Loader> open_loader(const Load& load);
-// Returns one tensor, or an empty vector after the last one.
-rust::Vec<Named> next(Loader& loader);
+// Calls an operator. A value holds all texts, numbers and tensors of the result, one after the other.
+Value call_operator(rust::Str name, rust::Slice<const Value> arguments);
 
-// A version is a slice or vector of one text, or empty.
-std::unique_ptr<Update> prepare_update(rust::Slice<const rust::String> paths, rust::Slice<const Named> outputs,
-                                       rust::Slice<const rust::String> version, rust::Str verify);
-rust::Vec<rust::String> version(const Update& update);
-rust::Vec<rust::String> version_of(rust::Slice<const Named> tensors);
-void set_version(rust::Slice<const Named> tensors, rust::Slice<const rust::String> version);
+// Return the object that an operator returns, or a new one of a class.
+std::unique_ptr<Object> object_of_operator(rust::Str name, rust::Slice<const Value> arguments);
+std::unique_ptr<Object> new_object(rust::Str name, rust::Slice<const Value> arguments);
+
+// Calls a method without arguments.
+Value call_method(const Object& object, rust::Str name);
 
 // Returns the error text without a backtrace. Adds the code to out-of-memory errors of PyTorch's allocator.
 std::string text_of(const c10::Error& error);

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, iter};
 
 const CHECKOUT: &str = "../..";
-/// Calls the functions of fst/fst.h, some of which have the names of functions in the layer. So it is compiled apart.
+/// Calls operators for this crate. It needs the bridge of this crate, so it is compiled apart.
 const TCH: &str = "../../csrc/tch.cpp";
 const BRIDGE: &str = "rust/tch/lib.rs";
 

@@ -1,6 +1,5 @@
 //! Dtypes that a load requests, as kinds of tch.
 
-use super::ffi;
 use fst::dtype::Dtype;
 use fst::error::{Error, Kind as ErrorKind, Result};
 use tch::Kind;
@@ -55,10 +54,9 @@ impl<S: Into<String>> FromIterator<(S, Option<Kind>)> for Dtypes {
     }
 }
 
-/// Returns the rules that C++ takes.
-pub(super) fn rules(dtypes: impl Into<Dtypes>) -> Result<Vec<ffi::DtypeRule>> {
-    let rule = |(pattern, kind)| Ok(ffi::DtypeRule { pattern, scalar_type: scalar_type(kind)? });
-    dtypes.into().rules.into_iter().map(rule).collect()
+/// Returns names and patterns, and the number of the dtype of each.
+pub(super) fn numbers(dtypes: impl Into<Dtypes>) -> Result<(Vec<String>, Vec<i64>)> {
+    dtypes.into().rules.into_iter().map(|(pattern, kind)| Ok((pattern, i64::from(scalar_type(kind)?)))).collect()
 }
 
 /// Returns the value of `c10::ScalarType`, which tch does not expose; -1 for `None`.

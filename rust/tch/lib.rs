@@ -41,80 +41,44 @@
 //! [`Device`](fst::error::Kind::Device), or [`OutOfMemory`](fst::error::Kind::OutOfMemory) on a GPU.
 
 use cxx::UniquePtr;
-use dtypes::rules;
+use ffi::Value;
 use fst::error::{Error, Kind as ErrorKind, Result};
 use std::iter::FusedIterator;
-use std::mem::ManuallyDrop;
 use std::path::Path;
 use tch::{Device, Tensor};
 
 mod dtypes;
 mod update;
+mod values;
 
 pub use dtypes::Dtypes;
-pub use ffi::{IndexRange, Region, Slice};
 pub use update::{Update, prepare_update, set_version, version_of};
 
 #[cxx::bridge(namespace = "fst::tch")]
 mod ffi {
-    /// Tensor with its name, as it crosses the FFI boundary.
-    struct Named {
-        name: String,
+    /// Kind of an argument. Those of one item use the first text or number, and `Dict` has each key before its value.
+    enum Kind {
+        None,
+        Text,
+        Device,
+        Number,
+        Texts,
+        Numbers,
+        Tensors,
+        Dict,
+    }
+
+    /// Tensor as it crosses the FFI boundary.
+    struct Handle {
         tensor: UniquePtr<Tensor>,
     }
 
-    /// Dtype for the tensors that a pattern matches.
-    struct DtypeRule {
-        pattern: String,
-        /// Value of `c10::ScalarType`, or -1 for the stored dtype.
-        scalar_type: i8,
-    }
-
-    /// Arguments of all loads. `device` is a device string of PyTorch, and `verify` the argument of the operators.
-    struct Load {
-        paths: Vec<String>,
-        device: String,
-        dtypes: Vec<DtypeRule>,
-        verify: String,
-    }
-
-    /// Entry of a file's metadata.
-    struct MetadataEntry {
-        key: String,
-        value: String,
-    }
-
-    /// Indices `start` to `start + length` of a dimension, as [`narrow`](tch::Tensor::narrow) takes them.
-    #[derive(Clone, Debug, PartialEq, Eq)]
-    pub struct Slice {
-        /// Name of the tensor.
-        pub name: String,
-        /// Dimension; a negative one counts from the last.
-        pub dim: i64,
-        /// First index.
-        pub start: i64,
-        /// Number of indices.
-        pub length: i64,
-    }
-
-    /// Range of indices of one dimension: `start`, `start + step`, and so on.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct IndexRange {
-        /// First index.
-        pub start: i64,
-        /// Number of indices.
-        pub length: i64,
-        /// Distance between consecutive indices.
-        pub step: i64,
-    }
-
-    /// Index region of a tensor.
-    #[derive(Clone, Debug, PartialEq, Eq)]
-    pub struct Region {
-        /// Name of the tensor.
-        pub name: String,
-        /// One range for each dimension.
-        pub ranges: Vec<IndexRange>,
+    /// Argument of an operator, or the texts, numbers and tensors of its result.
+    struct Value {
+        kind: Kind,
+        texts: Vec<String>,
+        numbers: Vec<i64>,
+        tensors: Vec<Handle>,
     }
 
     extern "Rust" {
@@ -127,43 +91,50 @@ mod ffi {
         #[namespace = "at"]
         type Tensor;
 
-        fn load_files(load: &Load) -> Result<Vec<Named>>;
-        fn load_tensors(load: &Load, names: &[String]) -> Result<Vec<Named>>;
-        fn load_slices(load: &Load, slices: &[Slice]) -> Result<Vec<Named>>;
-        fn load_boxes(load: &Load, regions: &[Region]) -> Result<Vec<Named>>;
-        fn load_into(paths: &[String], outputs: &[Named], verify: &str) -> Result<()>;
-        fn verify(paths: &[String], verify: &str) -> Result<()>;
-        fn save_file(tensors: &[Named], path: &str, metadata: &[MetadataEntry]) -> Result<()>;
-        fn serialize(tensors: &[Named], metadata: &[MetadataEntry]) -> Result<Vec<u8>>;
+        type Object;
 
-        fn prepare(device: &str) -> Result<()>;
-        fn release_memory() -> Result<i64>;
-
-        #[namespace = "fst"]
-        type Loader;
-        fn open_loader(load: &Load) -> Result<UniquePtr<Loader>>;
-        fn next(loader: Pin<&mut Loader>) -> Result<Vec<Named>>;
-        fn total_bytes(self: &Loader) -> Result<i64>;
-
-        // A version is a slice or vector of one text, or empty.
-        #[namespace = "fst"]
-        type Update;
-        fn prepare_update(
-            paths: &[String],
-            outputs: &[Named],
-            version: &[String],
-            verify: &str,
-        ) -> Result<UniquePtr<Update>>;
-        fn commit(self: &Update) -> Result<()>;
-        fn staged_bytes(self: &Update) -> Result<i64>;
-        fn version(update: &Update) -> Result<Vec<String>>;
-        fn version_of(tensors: &[Named]) -> Result<Vec<String>>;
-        fn set_version(tensors: &[Named], version: &[String]) -> Result<()>;
+        fn call_operator(name: &str, arguments: &[Value]) -> Result<Value>;
+        fn object_of_operator(name: &str, arguments: &[Value]) -> Result<UniquePtr<Object>>;
+        fn new_object(name: &str, arguments: &[Value]) -> Result<UniquePtr<Object>>;
+        fn call_method(object: &Object, name: &str) -> Result<Value>;
     }
 }
 
-// SAFETY: a loader may be called from any thread, one at a time, and `&self` methods return constants.
-unsafe impl Send for ffi::Loader {}
+/// Indices `start` to `start + length` of a dimension, as [`narrow`](tch::Tensor::narrow) takes them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// Name of the tensor.
+    pub name: String,
+    /// Dimension; a negative one counts from the last.
+    pub dim: i64,
+    /// First index.
+    pub start: i64,
+    /// Number of indices.
+    pub length: i64,
+}
+
+/// Range of indices of one dimension: `start`, `start + step`, and so on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexRange {
+    /// First index.
+    pub start: i64,
+    /// Number of indices.
+    pub length: i64,
+    /// Distance between consecutive indices.
+    pub step: i64,
+}
+
+/// Index region of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Name of the tensor.
+    pub name: String,
+    /// One range for each dimension.
+    pub ranges: Vec<IndexRange>,
+}
+
+/// Limit for the size of all tensors that a stream has allocated and not yet returned.
+const WINDOW_BYTES: i64 = 512 << 20;
 
 /// Loads every tensor of a checkpoint, in the order of the bytes in its files.
 ///
@@ -194,8 +165,7 @@ pub fn load_files<P: AsRef<Path>>(
     dtype: impl Into<Dtypes>,
     verify: Option<&str>,
 ) -> Result<Vec<(String, Tensor)>> {
-    let loaded = call(ffi::load_files(&load(paths, device, dtype, verify)?))?;
-    Ok(loaded.into_iter().map(from_cxx).collect())
+    Ok(load("load_files", paths, vec![], device, dtype, verify)?.into_named())
 }
 
 /// Loads the named tensors, one for each name and in their order. Reads only headers and the bytes of these tensors.
@@ -219,8 +189,8 @@ pub fn load_tensors<P: AsRef<Path>, S: AsRef<str>>(
     dtype: impl Into<Dtypes>,
     verify: Option<&str>,
 ) -> Result<Vec<Tensor>> {
-    let names: Vec<String> = names.iter().map(|name| name.as_ref().to_owned()).collect();
-    tensors(ffi::load_tensors(&load(paths, device, dtype, verify)?, &names))
+    let names = Value::texts(names.iter().map(AsRef::as_ref));
+    Ok(load("load_tensors", paths, vec![names], device, dtype, verify)?.into_tensors())
 }
 
 /// Loads a contiguous tensor for each slice, in their order, and reads only the bytes that the slices need.
@@ -244,7 +214,10 @@ pub fn load_slices<P: AsRef<Path>>(
     dtype: impl Into<Dtypes>,
     verify: Option<&str>,
 ) -> Result<Vec<Tensor>> {
-    tensors(ffi::load_slices(&load(paths, device, dtype, verify)?, slices))
+    let names = Value::texts(slices.iter().map(|slice| &*slice.name));
+    let numbers = |of: fn(&Slice) -> i64| Value::numbers(slices.iter().map(of));
+    let own = vec![names, numbers(|slice| slice.dim), numbers(|slice| slice.start), numbers(|slice| slice.length)];
+    Ok(load("load_slices", paths, own, device, dtype, verify)?.into_tensors())
 }
 
 /// Loads index regions into contiguous tensors, in the order of `regions`. Reads only the bytes of the regions.
@@ -268,7 +241,11 @@ pub fn load_boxes<P: AsRef<Path>>(
     dtype: impl Into<Dtypes>,
     verify: Option<&str>,
 ) -> Result<Vec<Tensor>> {
-    tensors(ffi::load_boxes(&load(paths, device, dtype, verify)?, regions))
+    let names = Value::texts(regions.iter().map(|region| &*region.name));
+    let ranges = || regions.iter().flat_map(|region| &region.ranges);
+    let numbers = |of: fn(&IndexRange) -> i64| Value::numbers(ranges().map(of));
+    let own = vec![names, numbers(|range| range.start), numbers(|range| range.length), numbers(|range| range.step)];
+    Ok(load("load_boxes", paths, own, device, dtype, verify)?.into_tensors())
 }
 
 /// Overwrites existing tensors in place with the stored tensors of the same names.
@@ -294,7 +271,8 @@ pub fn load_into<P: AsRef<Path>, S: AsRef<str>, T: AsRef<Tensor>>(
     outputs: &[(S, T)],
     verify: Option<&str>,
 ) -> Result<()> {
-    call(ffi::load_into(&all_utf8(paths)?, &to_cxx(outputs), verify.unwrap_or_default()))
+    let verify = Value::text(verify.unwrap_or_default());
+    run("load_into", &[Value::paths(paths)?, Value::names(outputs), Value::tensors(outputs), verify]).map(drop)
 }
 
 /// Compares all data of a checkpoint with digests, as `verify` of the loads does, and loads nothing.
@@ -312,7 +290,7 @@ pub fn load_into<P: AsRef<Path>, S: AsRef<str>, T: AsRef<Tensor>>(
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn verify<P: AsRef<Path>>(paths: &[P], verify: &str) -> Result<()> {
-    call(ffi::verify(&all_utf8(paths)?, verify))
+    run("verify", &[Value::paths(paths)?, Value::text(verify)]).map(drop)
 }
 
 /// Creates what the first load to a GPU would create, and the process keeps for later loads: pinned host memory, streams and
@@ -323,7 +301,7 @@ pub fn verify<P: AsRef<Path>>(paths: &[P], verify: &str) -> Result<()> {
 /// # Ok::<(), fst::Error>(())
 /// ```
 pub fn prepare(device: Device) -> Result<()> {
-    call(ffi::prepare(&device_name(device)))
+    run("prepare", &[Value::device(device)]).map(drop)
 }
 
 /// Frees what the process keeps between loads, and returns the bytes of host memory that were freed.
@@ -335,7 +313,7 @@ pub fn prepare(device: Device) -> Result<()> {
 /// # Ok::<(), fst::Error>(())
 /// ```
 pub fn release_memory() -> Result<i64> {
-    call(ffi::release_memory())
+    Ok(run("release_memory", &[])?.numbers.into_iter().sum())
 }
 
 /// Saves tensors as a safetensors file, with `metadata` in its header, from the CPU or a GPU.
@@ -358,7 +336,8 @@ pub fn save_file<S: AsRef<str>, T: AsRef<Tensor>>(
     path: impl AsRef<Path>,
     metadata: &[(&str, &str)],
 ) -> Result<()> {
-    call(ffi::save_file(&to_cxx(tensors), utf8(path.as_ref())?, &entries(metadata)))
+    let path = Value::path(path.as_ref())?;
+    run("save_file", &[Value::tensors(tensors), Value::names(tensors), path, Value::metadata(metadata)]).map(drop)
 }
 
 /// Returns the bytes of the safetensors file that [`save_file`] would write.
@@ -372,7 +351,12 @@ pub fn save_file<S: AsRef<str>, T: AsRef<Tensor>>(
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn serialize<S: AsRef<str>, T: AsRef<Tensor>>(tensors: &[(S, T)], metadata: &[(&str, &str)]) -> Result<Vec<u8>> {
-    call(ffi::serialize(&to_cxx(tensors), &entries(metadata)))
+    let arguments = [Value::tensors(tensors), Value::names(tensors), Value::metadata(metadata)];
+    let file = run("serialize", &arguments)?.into_tensors().pop();
+    let file = file.ok_or_else(|| Error::new(ErrorKind::Internal, "the operator returned no file"))?;
+    let mut bytes = vec![0; file.numel()];
+    file.copy_data_u8(&mut bytes, file.numel());
+    Ok(bytes)
 }
 
 /// Loads every tensor of a checkpoint in the background, and returns each as soon as it is ready.
@@ -395,9 +379,13 @@ pub fn stream<P: AsRef<Path>>(
     dtype: impl Into<Dtypes>,
     verify: Option<&str>,
 ) -> Result<Loader> {
-    let loader = call(ffi::open_loader(&load(paths, device, dtype, verify)?))?;
-    let total_bytes = u64::try_from(call(loader.total_bytes())?)
-        .map_err(|_| Error::new(ErrorKind::Internal, "the size of the tensors is negative"))?;
+    let [dtype, patterns, dtypes] = Value::dtypes(dtype)?;
+    let (names, order, verify) = (Value::optional(None), Value::text("file"), Value::text(verify.unwrap_or_default()));
+    let window = Value::number(WINDOW_BYTES);
+    let arguments =
+        [Value::paths(paths)?, Value::device(device), names, dtype, window, order, verify, patterns, dtypes];
+    let loader = call(ffi::new_object("Loader", &arguments))?;
+    let total_bytes = call(ffi::call_method(&loader, "total_bytes"))?.numbers.into_iter().sum();
     Ok(Loader { loader, total_bytes })
 }
 
@@ -406,14 +394,17 @@ pub fn stream<P: AsRef<Path>>(
 /// Dropping the iterator ends the load and frees the tensors that were not returned. An error ends the iteration.
 pub struct Loader {
     /// Null after the last item.
-    loader: UniquePtr<ffi::Loader>,
-    total_bytes: u64,
+    loader: UniquePtr<ffi::Object>,
+    total_bytes: i64,
 }
+
+// SAFETY: calls of the object in C++ from several threads run one after another.
+unsafe impl Send for Loader {}
 
 impl Loader {
     /// Returns the total size of all tensors in bytes, including those already returned.
     pub fn total_bytes(&self) -> u64 {
-        self.total_bytes
+        self.total_bytes.unsigned_abs()
     }
 }
 
@@ -421,11 +412,11 @@ impl Iterator for Loader {
     type Item = Result<(String, Tensor)>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let item = call(ffi::next(self.loader.as_mut()?)).map(|named| named.into_iter().next());
+        let item = call(ffi::call_method(self.loader.as_ref()?, "next")).map(|item| item.into_named().pop());
         if !matches!(item, Ok(Some(_))) {
             self.loader = UniquePtr::null();
         }
-        item.transpose().map(|named| named.map(from_cxx))
+        item.transpose()
     }
 }
 
@@ -444,59 +435,24 @@ fn out_of_memory(text: &str) -> String {
     Error::from_text(text).unwrap_or_else(|| Error::new(ErrorKind::OutOfMemory, text)).to_string()
 }
 
+fn run(operator: &str, arguments: &[Value]) -> Result<Value> {
+    call(ffi::call_operator(operator, arguments))
+}
+
+/// Calls an operator that loads, of which `own` are its own arguments.
 fn load<P: AsRef<Path>>(
+    operator: &str,
     paths: &[P],
+    own: Vec<Value>,
     device: Device,
     dtype: impl Into<Dtypes>,
     verify: Option<&str>,
-) -> Result<ffi::Load> {
-    let verify = verify.unwrap_or_default().to_owned();
-    Ok(ffi::Load { paths: all_utf8(paths)?, device: device_name(device), dtypes: rules(dtype)?, verify })
-}
-
-/// Returns loaded tensors without their names.
-fn tensors(loaded: std::result::Result<Vec<ffi::Named>, cxx::Exception>) -> Result<Vec<Tensor>> {
-    Ok(call(loaded)?.into_iter().map(|named| from_cxx(named).1).collect())
-}
-
-fn entries(metadata: &[(&str, &str)]) -> Vec<ffi::MetadataEntry> {
-    let entry = |&(key, value): &(&str, &str)| ffi::MetadataEntry { key: key.to_owned(), value: value.to_owned() };
-    metadata.iter().map(entry).collect()
-}
-
-fn utf8(path: &Path) -> Result<&str> {
-    path.to_str().ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "the path is not UTF-8").at(path))
-}
-
-fn all_utf8<P: AsRef<Path>>(paths: &[P]) -> Result<Vec<String>> {
-    paths.iter().map(|path| utf8(path.as_ref()).map(str::to_owned)).collect()
-}
-
-/// Returns PyTorch's name of a device.
-fn device_name(device: Device) -> String {
-    match device {
-        Device::Cpu => "cpu".into(),
-        Device::Cuda(index) => format!("cuda:{index}"),
-        Device::Mps => "mps".into(),
-        Device::Vulkan => "vulkan".into(),
-    }
-}
-
-/// Takes over a tensor from C++. A `tch::Tensor` is a pointer to an `at::Tensor` from `new`, as is cxx's `UniquePtr`.
-fn from_cxx(named: ffi::Named) -> (String, Tensor) {
-    // SAFETY: ownership of the tensor moves to the result.
-    (named.name, unsafe { Tensor::from_ptr(named.tensor.into_raw().cast()) })
-}
-
-fn to_cxx<S: AsRef<str>, T: AsRef<Tensor>>(tensors: &[(S, T)]) -> Vec<ffi::Named> {
-    let to_cxx = |(name, tensor): &(S, T)| {
-        // A second handle to the same tensor.
-        let mut handle = ManuallyDrop::new(tensor.as_ref().shallow_clone());
-        // SAFETY: ownership of the handle moves to the result.
-        let tensor = unsafe { UniquePtr::from_raw(handle.as_mut_ptr().cast()) };
-        ffi::Named { name: name.as_ref().to_owned(), tensor }
-    };
-    tensors.iter().map(to_cxx).collect()
+) -> Result<Value> {
+    let [dtype, patterns, dtypes] = Value::dtypes(dtype)?;
+    let mut arguments = vec![Value::paths(paths)?];
+    arguments.extend(own);
+    arguments.extend([Value::device(device), dtype, Value::text(verify.unwrap_or_default()), patterns, dtypes]);
+    run(operator, &arguments)
 }
 
 /// Compiles the program in the documentation.

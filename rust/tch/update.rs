@@ -1,6 +1,7 @@
 //! Updates of existing tensors: all are written, or none is.
 
-use super::{all_utf8, call, ffi, to_cxx};
+use super::ffi::{self, Value};
+use super::{call, run};
 use cxx::UniquePtr;
 use fst::error::Result;
 use std::path::Path;
@@ -10,7 +11,7 @@ use tch::Tensor;
 ///
 /// Dropping an update rolls it back.
 pub struct Update {
-    update: UniquePtr<ffi::Update>,
+    update: UniquePtr<ffi::Object>,
 }
 
 // SAFETY: calls of the object in C++ from several threads run one after another.
@@ -22,17 +23,17 @@ impl Update {
     /// Returns an error of the kind [`Version`](fst::error::Kind::Version) if another load or update has written to one
     /// of the tensors since [`prepare_update`]. Nothing was written then.
     pub fn commit(self) -> Result<()> {
-        call(self.update.commit())
+        call(ffi::call_method(&self.update, "commit")).map(drop)
     }
 
     /// Returns the version that the tensors get.
     pub fn version(&self) -> Result<Option<String>> {
-        Ok(call(ffi::version(&self.update))?.pop())
+        Ok(call(ffi::call_method(&self.update, "version"))?.texts.pop())
     }
 
     /// Returns the size of the staged values in bytes.
     pub fn staged_bytes(&self) -> Result<i64> {
-        call(self.update.staged_bytes())
+        Ok(call(ffi::call_method(&self.update, "staged_bytes"))?.numbers.into_iter().sum())
     }
 }
 
@@ -64,16 +65,17 @@ pub fn prepare_update<P: AsRef<Path>, S: AsRef<str>, T: AsRef<Tensor>>(
     version: Option<&str>,
     verify: Option<&str>,
 ) -> Result<Update> {
-    let version: Vec<_> = version.map(str::to_owned).into_iter().collect();
-    let update = call(ffi::prepare_update(&all_utf8(paths)?, &to_cxx(outputs), &version, verify.unwrap_or_default()))?;
-    Ok(Update { update })
+    let (names, tensors) = (Value::names(outputs), Value::tensors(outputs));
+    let verify = Value::text(verify.unwrap_or_default());
+    let arguments = [Value::paths(paths)?, names, tensors, Value::optional(version), verify];
+    Ok(Update { update: call(ffi::object_of_operator("prepare_update", &arguments))? })
 }
 
 /// Returns the version of the contents of tensors, or `None` if they have none.
 ///
 /// Returns an error of the kind [`Version`](fst::error::Kind::Version) if they have different versions.
 pub fn version_of<S: AsRef<str>, T: AsRef<Tensor>>(tensors: &[(S, T)]) -> Result<Option<String>> {
-    Ok(call(ffi::version_of(&to_cxx(tensors)))?.pop())
+    Ok(run("version_of", &[Value::tensors(tensors), Value::names(tensors)])?.texts.pop())
 }
 
 /// Sets the version of the contents of tensors, which the caller knows.
@@ -85,6 +87,5 @@ pub fn version_of<S: AsRef<str>, T: AsRef<Tensor>>(tensors: &[(S, T)]) -> Result
 /// # Ok::<(), fst::Error>(())
 /// ```
 pub fn set_version<S: AsRef<str>, T: AsRef<Tensor>>(tensors: &[(S, T)], version: Option<&str>) -> Result<()> {
-    let version: Vec<_> = version.map(str::to_owned).into_iter().collect();
-    call(ffi::set_version(&to_cxx(tensors), &version))
+    run("set_version", &[Value::tensors(tensors), Value::optional(version)]).map(drop)
 }
