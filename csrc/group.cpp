@@ -119,11 +119,6 @@ rust::Box<RankPlan> OpenGroupPlan::plan_for(int64_t rank) const {
   return call_core([&] { return plan_rank(*plan_, check_rank(rank)); });
 }
 
-std::vector<int64_t> Mesh::indices(const std::vector<int64_t>& layout, const std::vector<int64_t>& shape,
-                                   const std::vector<int64_t>& coordinate) {
-  return to_vector(call_core([&] { return mesh_indices(slice_of(layout), slice_of(shape), slice_of(coordinate)); }));
-}
-
 GroupLoad::GroupLoad(const c10::intrusive_ptr<OpenGroupPlan>& plan, int64_t rank, const Outputs& out,
                      c10::Device device)
     : plan_(plan),

@@ -70,14 +70,6 @@ class OpenGroupPlan : public torch::CustomClassHolder {
   const rust::Box<GroupPlan> plan_;
 };
 
-// `torch.classes.fst.Mesh`: functions of device meshes.
-struct Mesh : public torch::CustomClassHolder {
-  // Returns the indices of a tensor that the rank at a coordinate of a mesh has, in a layout that is encoded as
-  // rust/group/mesh.rs describes: for each dimension the number of ranges, and the first index and the end of each.
-  static std::vector<int64_t> indices(const std::vector<int64_t>& layout, const std::vector<int64_t>& shape,
-                                      const std::vector<int64_t>& coordinate);
-};
-
 // `torch.classes.fst.GroupLoad`: executes a plan on one rank, window by window.
 class GroupLoad : public torch::CustomClassHolder {
  public:

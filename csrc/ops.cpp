@@ -341,7 +341,6 @@ TORCH_LIBRARY(fst, m) {
       .def("load_own_into", &OpenGroupPlan::load_own_into, "",
            {torch::arg("rank"), torch::arg("items"), torch::arg("out")})
       .def("digest", &OpenGroupPlan::digest);
-  m.class_<Mesh>("Mesh").def_static("indices", &Mesh::indices);
   m.class_<GroupLoad>("GroupLoad")
       .def(torch::init<const c10::intrusive_ptr<OpenGroupPlan>&, int64_t, const GroupLoad::Outputs&, c10::Device>(),
            "Executes a group plan on one rank.",

@@ -33,7 +33,7 @@ use self::cipher::{Cipher, cipher_of_key, derive_key, new_cipher};
 use self::delta::{DeltaWork, ElementChanges, NewFrames, UpdateSource, encode_changes, join_deltas, open_update};
 use self::encryption_key::{EncryptionKey, encryption_key, key_for_save, key_of_file, key_of_passphrase, rotate_key};
 use self::error::{error_text, exception_of, out_of_memory};
-use self::group::{GroupPlan, RankPlan, mesh_indices, plan_group, plan_rank};
+use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
 use self::profile::profile_stop;
 use self::rank_save::{RankSave, SavePlan, finish_rank_save, open_rank_save, plan_save};
 use self::save::{
@@ -478,8 +478,6 @@ mod ffi {
         fn part_to_verify(self: &GroupPlan, rank: usize) -> Vec<i64>;
         fn select_own(self: &GroupPlan, rank: usize, items: &[i64]) -> Result<Box<Selection>>;
         fn digest(self: &GroupPlan) -> u64;
-
-        fn mesh_indices(layout: &[i64], shape: &[i64], coordinate: &[i64]) -> Result<Vec<i64>>;
 
         type RankPlan;
         fn plan_rank(plan: &GroupPlan, rank: usize) -> Result<Box<RankPlan>>;

@@ -5,7 +5,9 @@ use super::guard::{start_log, watched};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::verify::read_manifest;
 use crate::error::{Error, Kind, Result};
+use crate::group::mesh::MeshLayout;
 use crate::load::{check, model};
+use crate::num::to_u64;
 use crate::options::Options;
 use crate::os::retry::Check;
 use crate::save::checkpoint::stale;
@@ -13,6 +15,7 @@ use crate::save::output;
 use crate::source::Place;
 use crate::source::files::{Files, Listing, check_local};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// Calls a function of the core.
@@ -31,6 +34,10 @@ pub(super) fn call(method: &str, request: &str) -> Result<String> {
         "index_metadata" => {
             let files = Files::resolve(&[parse::<PathBuf>(request)?], check)?;
             encode(&files.listings.first().map(Listing::metadata_with_paths).unwrap_or_default())
+        }
+        "mesh_indices" => {
+            let (layout, shape, coordinate): (Vec<i64>, Vec<u64>, Vec<usize>) = parse(request)?;
+            encode(&mesh_indices(&layout, &shape, &coordinate)?)
         }
         // Hashes all files of a model, and returns the statement about them, for a new signature.
         "model_statement" => {
@@ -61,6 +68,17 @@ pub(super) fn call(method: &str, request: &str) -> Result<String> {
         }
         _ => Err(unknown(method)),
     })
+}
+
+/// Returns the indices of a tensor that the rank at a coordinate of a mesh has, given a layout as
+/// [`MeshLayout::decode`] takes it: for each dimension the number of ranges, and the first index and the end of each.
+fn mesh_indices(layout: &[i64], shape: &[u64], coordinate: &[usize]) -> Result<Vec<u64>> {
+    let (layout, _) = MeshLayout::decode(layout)?;
+    let numbers = |ranges: Vec<Range<u64>>| {
+        let count = to_u64(ranges.len());
+        std::iter::once(count).chain(ranges.into_iter().flat_map(|range| [range.start, range.end]))
+    };
+    Ok(layout.indices(shape, coordinate).into_iter().flat_map(numbers).collect())
 }
 
 /// Answers a call. Panics become errors, and Ctrl-C makes the check fail.

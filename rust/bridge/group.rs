@@ -7,7 +7,6 @@ use super::selection::{Reads, Recording, Selection, Shards, spec};
 use crate::checkpoint::region::TensorRegion;
 use crate::checkpoint::selection;
 use crate::error::{Error, Kind, Result};
-use crate::group::mesh::MeshLayout;
 use crate::group::{Collective, Group, GroupRequest, Route, ShardRange, ShardRequest, Strategy};
 use crate::load::views::Mappings;
 use crate::num::to_u64;
@@ -130,24 +129,6 @@ impl GroupPlan {
     pub(super) fn digest(&self) -> u64 {
         self.group.digest()
     }
-}
-
-/// Returns the indices of a tensor that the rank at a coordinate of a mesh has, given a layout as
-/// [`MeshLayout::decode`] takes it: for each dimension the number of ranges, and the first index and the end of each.
-pub(super) fn mesh_indices(layout: &[i64], shape: &[i64], coordinate: &[i64]) -> Result<Vec<i64>> {
-    guard(|| {
-        let negative = || Error::new(Kind::InvalidArgument, "a shape and a coordinate have no negative numbers");
-        let sizes =
-            shape.iter().map(|&size| u64::try_from(size).map_err(|_| negative())).collect::<Result<Vec<_>>>()?;
-        let places = coordinate.iter().map(|&place| usize::try_from(place).map_err(|_| negative()));
-        let (layout, _) = MeshLayout::decode(layout)?;
-        let indices = layout.indices(&sizes, &places.collect::<Result<Vec<_>>>()?);
-        let numbers = |ranges: Vec<std::ops::Range<u64>>| {
-            let count = signed(to_u64(ranges.len()));
-            std::iter::once(count).chain(ranges.into_iter().flat_map(|range| [signed(range.start), signed(range.end)]))
-        };
-        Ok(indices.into_iter().flat_map(numbers).collect())
-    })
 }
 
 pub(super) fn plan_rank(plan: &GroupPlan, rank: usize) -> Result<Box<RankPlan>> {

@@ -42,7 +42,7 @@ def local(tensor, layout, rank):
 
 def exchange(plan, saves):
     """Runs all windows as the collectives of a group do."""
-    for window in range(plan.window_count()):
+    for window in range(plan.windows()):
         splits = [plan.splits(rank, window) for rank in range(RANKS)]
         sends = [torch.empty(sum(sent), dtype=torch.uint8) for sent, _ in splits]
         for save, send in zip(saves, sends, strict=True):

@@ -6,7 +6,6 @@ The rest of the package uses these, and never `torch.classes.fst`.
 # pyrefly: ignore-errors[no-any-return-explicit]
 
 import contextlib
-import json
 import os
 import urllib.parse
 from collections import deque
@@ -16,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import fst._core.library  # noqa: F401  (registers the classes)
 from fst._core.arguments import Dtype, dtype_arguments
 from fst._core.batches import HasBytes
+from fst._core.core_object import CoreObject
 from fst._core.errors import methods_translate_errors
 from fst._core.index_range import FlatRegions, IndexRange, flatten
 from fst._core.loads import Loads
@@ -33,11 +32,6 @@ _CPU = torch.device("cpu")
 
 # Size of a window that is large enough for any checkpoint, in bytes.
 UNBOUNDED = 2**63 - 1
-
-
-def call_object(core: Any, method: str, request: Any = None) -> Any:
-    """Calls a method without tensors of an object of the core, with its request and its answer in JSON."""
-    return json.loads(core.call(method, json.dumps(request, ensure_ascii=False)))
 
 
 class TensorInfo(NamedTuple):
@@ -62,58 +56,32 @@ class TensorInfo(NamedTuple):
 
 
 @methods_translate_errors
-class EncryptionKey:
+class EncryptionKey(CoreObject):
     """Secret key of encrypted files, which the core overwrites in memory at the end.
 
     `label` is text that new files show to everybody.
     """
 
-    def __init__(self, key: Any) -> None:
-        self._object = key
-
     @classmethod
     def of_bytes(cls, key: bytes, label: str = "") -> "EncryptionKey":
         """Copies the 32 bytes of a key."""
         with _secret(key) as secret:
-            return cls(torch.classes.fst.EncryptionKey(secret, label))
+            return cls("EncryptionKey", secret, label)
 
     @classmethod
     def of_passphrase(cls, passphrase: bytes, passes: int, memory_bytes: int, label: str) -> "EncryptionKey":
         """Copies a passphrase. New files have the given limits of Argon2id."""
         with _secret(passphrase) as secret:
-            return cls(torch.classes.fst.EncryptionKey.of_passphrase(secret, passes, memory_bytes, label))
+            return cls.of(torch.classes.fst.EncryptionKey.of_passphrase(secret, passes, memory_bytes, label))
 
     @classmethod
     def of_file(cls, path: str, label: str) -> "EncryptionKey":
         """Reads a key from a local file."""
-        return cls(torch.classes.fst.EncryptionKey.of_file(path, label))
-
-    def register(self) -> None:
-        """Makes all loads without a key use this one for encrypted files."""
-        self._object.register_key()
-
-    def unregister(self) -> None:
-        """Ends that."""
-        self._object.unregister_key()
+        return cls.of(torch.classes.fst.EncryptionKey.of_file(path, label))
 
     def for_save(self) -> "EncryptionKey":
         """Returns the key for the files of one save, which share one salt if the key is from a passphrase."""
-        return EncryptionKey(self._object.for_save())
-
-    def save_shard(
-        self,
-        tensors: Sequence[Tensor],
-        names: Sequence[str],
-        path: str,
-        metadata: dict[str, str] | None,
-        permissions_from: str,
-    ) -> None:
-        """Saves tensors like the operator, in a file that is encrypted with this key."""
-        self._object.save_shard(tensors, names, path, metadata, permissions_from)
-
-    def rotate(self, path: str, key: "EncryptionKey") -> None:
-        """Makes the local files that a path leads to open with another key."""
-        self._object.rotate(path, key._object)
+        return EncryptionKey.of(self._object.for_save())
 
 
 @methods_translate_errors
@@ -140,7 +108,7 @@ class Memory:
 
 
 @methods_translate_errors
-class Checkpoint(Loads):
+class Checkpoint(CoreObject, Loads):
     """Open files whose headers have been read. Threads may share one.
 
     Args:
@@ -164,9 +132,9 @@ class Checkpoint(Loads):
     ) -> None:
         self._verify = verify
         if opened is None:
-            core = None if key is None else key._object
-            opened = torch.classes.fst.Checkpoint(paths, headers, verify, core, accepts_plain)
-        self._object = opened
+            super().__init__("Checkpoint", paths, headers, verify, key, accepts_plain)
+        else:
+            self._object = opened
         # Methods of the object by name. PyTorch takes 1 us to look one up.
         self._methods: dict[str, Any] = {}
         self._infos: dict[str, TensorInfo] = {}
@@ -176,11 +144,11 @@ class Checkpoint(Loads):
 
         With `skips_groups`, files with digests of groups are left to the loads, which compare what they read.
         """
-        self._call("verify", [part, parts, skips_groups])
+        self.call("verify", [part, parts, skips_groups])
 
     def verify_whole_files(self) -> None:
         """Reads files that have one digest of all their bytes, and compares it. Later loads of these compare none."""
-        self._call("verify_whole_files")
+        self.call("verify_whole_files")
 
     def headers(self) -> Tensor:
         """Returns all headers as bytes, for other processes that open the same files."""
@@ -188,7 +156,7 @@ class Checkpoint(Loads):
 
     def is_encrypted(self) -> bool:
         """Returns whether a file is encrypted."""
-        return self._call("is_encrypted")
+        return self.call("is_encrypted")
 
     def names(self) -> list[str]:
         """Lists the names of all tensors, in the order of the files and of the bytes in each."""
@@ -213,7 +181,7 @@ class Checkpoint(Loads):
 
     def index_metadata(self) -> dict[str, str]:
         """Returns the metadata of the index that the first path leads to. Empty if it leads to no index."""
-        return self._call("index_metadata")
+        return self.call("index_metadata")
 
     def metadata(self) -> list[tuple[str, dict[str, str]]]:
         """Returns the path and the metadata of each file that has metadata."""
@@ -228,7 +196,7 @@ class Checkpoint(Loads):
 
     def module_indices(self, names: Sequence[str]) -> list[int]:
         """Reads the index of the module of each tensor in tensorizer's format. Raises ValueError for other files."""
-        return self._call("module_indices", list(names))
+        return self.call("module_indices", list(names))
 
     def differing_hashes(self, names: Sequence[str], tensors: Sequence[Tensor]) -> list[tuple[str, str]]:
         """Compares tensors with the hashes in files of tensorizer's format.
@@ -244,7 +212,7 @@ class Checkpoint(Loads):
 
     def path(self, name: str) -> str:
         """Returns the path of the file that holds a tensor."""
-        return self._call("path", name)
+        return self.call("path", name)
 
     def page_cache(self) -> str:
         """Returns a name for the page cache that serves loads of these files to the CPU.
@@ -252,7 +220,7 @@ class Checkpoint(Loads):
         The name is equal in all processes that map the same files on one machine. It is empty if the files are not
         mapped.
         """
-        return self._call("page_cache")
+        return self.call("page_cache")
 
     def copy_name(self) -> str:
         """Returns a name for the copy of the checkpoint that this process reads.
@@ -260,7 +228,7 @@ class Checkpoint(Loads):
         Two processes have the same name only if they read the same bytes: of the same files through one kernel, or of
         the same versions of objects. The name is empty if that cannot be told.
         """
-        return self._call("copy_name")
+        return self.call("copy_name")
 
     def load_region(
         self, name: str, region: Sequence[IndexRange] | None, device: Device, is_mapped: bool = True
@@ -311,9 +279,6 @@ class Checkpoint(Loads):
         """
         options = {"window_bytes": window_bytes, "order": order, **dtype_arguments(dtype)}
         return Loader(self._run("stream", names, regions, device, **options))
-
-    def _call(self, method: str, request: Any = None) -> Any:
-        return call_object(self._object, method, request)
 
     def _run(self, name: str, *arguments: Any, **options: Any) -> Any:
         loaded = self._method(name)(*arguments, **options)
@@ -374,7 +339,7 @@ class Loader:
 
 
 @methods_translate_errors
-class Cipher:
+class Cipher(CoreObject):
     """Cipher of new files in tensorizer's format with a secret key, which the core overwrites in memory at the end.
 
     Args:
@@ -386,7 +351,7 @@ class Cipher:
 
     def __init__(self, key: bytes, salt: bytes = b"", opslimit: int = 0, memlimit: int = 0) -> None:
         with _secret(key) as secret:
-            self._object = torch.classes.fst.Cipher(secret, _uint8(salt), opslimit, memlimit)
+            super().__init__("Cipher", secret, _uint8(salt), opslimit, memlimit)
 
     @staticmethod
     def derive(string: bytes, salt: bytes, opslimit: int, memlimit: int) -> bytes:
@@ -410,8 +375,7 @@ def _uint8(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
-@methods_translate_errors
-class Writer:
+class Writer(CoreObject):
     """Writes tensors to a file one by one.
 
     Args:
@@ -430,28 +394,11 @@ class Writer:
         cipher: Cipher | None = None,
         key: EncryptionKey | None = None,
     ) -> None:
-        secrets = (None if secret is None else secret._object for secret in (cipher, key))
-        self._object = torch.classes.fst.Writer(path, metadata, tensorizer, *secrets)
-
-    def write(self, name: str, tensor: Tensor) -> None:
-        """Copies a tensor. A background thread writes the copy."""
-        self._object.write(name, tensor)
-
-    def write_hashed(self, name: str, tensor: Tensor, kind: int, module: int) -> None:
-        """Copies a contiguous tensor on the CPU, with its hashes. A tensor on meta is written without data."""
-        self._object.write_hashed(name, tensor, kind, module)
-
-    def close(self) -> None:
-        """Writes the header, flushes the file and renames it to its path."""
-        self._object.close()
-
-    def abandon(self) -> None:
-        """Removes the incomplete file."""
-        self._object.abandon()
+        super().__init__("Writer", path, metadata, tensorizer, cipher, key)
 
 
 @methods_translate_errors
-class GroupPlan:
+class GroupPlan(CoreObject):
     """Plan of a load by several ranks: the byte ranges that each rank reads, and those that ranks exchange.
 
     All ranks build the same plan.
@@ -475,76 +422,18 @@ class GroupPlan:
         strategy: str,
         window_bytes: int,
     ) -> None:
-        self._object = torch.classes.fst.GroupPlan(
-            checkpoint._object, requests, list_of_rank, page_caches, strategy, window_bytes
-        )
-
-    def window_count(self) -> int:
-        """Returns the number of windows, which ranks read and exchange one after the other."""
-        return self._object.windows()
+        super().__init__("GroupPlan", checkpoint, requests, list_of_rank, page_caches, strategy, window_bytes)
 
     def has_exchange(self) -> bool:
         """Returns whether the ranks exchange any data."""
-        return self.window_count() > 0 and self.collective(0) != "none"
-
-    def collective(self, window: int) -> str:
-        """Returns the collective that follows the reads of a window: "none", "gather" or "exchange"."""
-        return self._object.collective(window)
-
-    def splits(self, rank: int, window: int) -> list[list[int]]:
-        """Returns the bytes that a rank sends to and receives from the collective of a window.
-
-        For "exchange", the first list has the bytes for each rank, and the second those from each rank. For "gather",
-        the first list has one number, the bytes that every rank sends to all, and the second is empty.
-        """
-        return self._object.splits(rank, window)
-
-    def is_cached(self, name: str) -> bool:
-        """Returns whether every rank takes its shard of a tensor from its page cache."""
-        return self._object.is_cached(name)
-
-    def part_to_verify(self, rank: int) -> tuple[int, int] | None:
-        """Returns the index and the number of the parts of the files that a rank verifies before it loads.
-
-        None if it compares the bytes that it loads.
-        """
-        part = self._object.part_to_verify(rank)
-        return (part[0], part[1]) if part else None
+        return bool(self.windows() > 0 and self.collective(0) != "none")
 
     def load_own(self, rank: int, items: Sequence[int], device: torch.device, dtype: Dtype) -> list[Tensor]:
         """Loads some shards of a rank, given the indices of its requests, without the other ranks."""
         return self._object.load_own(rank, items, device, **dtype_arguments(dtype))
 
-    def load_own_into(self, rank: int, items: Sequence[int], out: Sequence[Tensor]) -> None:
-        """Overwrites existing tensors with some shards of a rank, with the casts of `Tensor.copy_`."""
-        self._object.load_own_into(rank, items, out)
 
-    def digest(self) -> str:
-        """Returns a hash of the plan."""
-        return self._object.digest()
-
-
-@methods_translate_errors
-class Mesh:
-    """Functions of device meshes."""
-
-    @staticmethod
-    def indices(layout: Sequence[int], shape: Sequence[int], coordinate: Sequence[int]) -> list[int]:
-        """Returns the indices of a tensor that the rank at a coordinate of a mesh has.
-
-        Args:
-            layout: The numbers of a mesh layout.
-            shape: The shape of the tensor.
-            coordinate: The coordinate of the rank.
-
-        Returns:
-            For each dimension the number of ranges, and the first index and the end of each, in ascending order.
-        """
-        return torch.classes.fst.Mesh.indices(layout, shape, coordinate)
-
-
-@methods_translate_errors
-class GroupLoad:
+class GroupLoad(CoreObject):
     """Execution of a plan by one rank. The calls are ordered on the current stream.
 
     Args:
@@ -555,23 +444,10 @@ class GroupLoad:
     """
 
     def __init__(self, plan: GroupPlan, rank: int, out: Sequence[Tensor | None], device: torch.device) -> None:
-        self._object = torch.classes.fst.GroupLoad(plan._object, rank, out, device)
-
-    def read(self, window: int, send: Tensor) -> None:
-        """Reads a window: this rank's own bytes into the outputs, those for other ranks into `send`."""
-        self._object.read(window, send)
-
-    def unpack(self, window: int, received: Tensor) -> None:
-        """Copies the bytes that other ranks read in a window from `received` into the outputs."""
-        self._object.unpack(window, received)
-
-    def finish(self) -> None:
-        """Ends the load. The outputs are ready on the current stream."""
-        self._object.finish()
+        super().__init__("GroupLoad", plan, rank, out, device)
 
 
-@methods_translate_errors
-class SavePlan:
+class SavePlan(CoreObject):
     """Plan of a save by several ranks: the blocks of files that each rank writes, and the bytes that ranks exchange.
 
     All ranks build the same plan. Every block is written by the rank that writes its first byte.
@@ -599,39 +475,10 @@ class SavePlan:
         window_bytes: int,
         has_parts: bool = False,
     ) -> None:
-        self._object = torch.classes.fst.SavePlan(names, numbers, metadata, ranks, window_bytes, has_parts)
-
-    def window_count(self) -> int:
-        """Returns the number of windows, which ranks exchange and write one after the other."""
-        return self._object.windows()
-
-    def collective(self, window: int) -> str:
-        """Returns the collective that follows the reads of a window: "none" or "exchange"."""
-        return self._object.collective(window)
-
-    def splits(self, rank: int, window: int) -> list[list[int]]:
-        """Returns the bytes that a rank sends to each rank in a window, and those that it receives from each rank."""
-        return self._object.splits(rank, window)
-
-    def used_elements(self, rank: int) -> list[list[int]]:
-        """Returns the elements of each local tensor that a rank writes or sends: the first one, and their count."""
-        return self._object.used_elements(rank)
-
-    def file_bytes(self) -> list[int]:
-        """Returns the length of each file in bytes."""
-        return self._object.file_bytes()
-
-    def has_digests(self) -> bool:
-        """Returns whether a file has digests. Rank 0 calls `seal` then, with the hashes of all other ranks."""
-        return self._object.has_digests()
-
-    def digest(self) -> str:
-        """Returns a hash of the plan."""
-        return self._object.digest()
+        super().__init__("SavePlan", names, numbers, metadata, ranks, window_bytes, has_parts)
 
 
-@methods_translate_errors
-class CheckpointSave:
+class CheckpointSave(CoreObject):
     """Files of a checkpoint that a save replaces, local or in a store.
 
     After `begin`, the save writes each file at its path in `paths`, or several processes write to the files that
@@ -645,7 +492,7 @@ class CheckpointSave:
     """
 
     def __init__(self) -> None:
-        self._object = torch.classes.fst.CheckpointSave()
+        super().__init__("CheckpointSave")
         self.paths: list[str] = []
         self.permissions_from: list[str] = []
         self.state_path = ""
@@ -660,7 +507,7 @@ class CheckpointSave:
             is_shared: Whether several processes write to a file.
         """
         target = {"path": path, "count": count, "has_index": has_index, "is_shared": is_shared}
-        names = self._call("begin", target)
+        names = self.call("begin", target)
         quoted = urllib.parse.quote if path.startswith("file://") else str
 
         def beside(name: str) -> str:
@@ -676,7 +523,7 @@ class CheckpointSave:
         Returns:
             The ids of the uploads of objects. They are empty for files.
         """
-        return self._call("create", lengths)
+        return self.call("create", lengths)
 
     def commit(
         self,
@@ -694,18 +541,15 @@ class CheckpointSave:
         """
         size = sum(tensor.nbytes for shard in shards for tensor in shard.values())
         tensors = [list(shard) for shard in shards]
-        self._call("commit", {"tensors": tensors, "bytes": size, "metadata": metadata or {}, "parts": parts})
+        self.call("commit", {"tensors": tensors, "bytes": size, "metadata": metadata or {}, "parts": parts})
 
     def abandon(self) -> None:
         """Ends a save that has failed. Removes its files, unless they are the checkpoint."""
-        self._call("abandon")
-
-    def _call(self, method: str, request: Any = None) -> Any:
-        return call_object(self._object, method, request)
+        self.call("abandon")
 
 
 @methods_translate_errors
-class GroupSave:
+class GroupSave(CoreObject):
     """Execution of a save plan by one rank. The calls are ordered on the stream that was current when it was created.
 
     Args:
@@ -725,25 +569,9 @@ class GroupSave:
         uploads: Sequence[str],
         tensors: Sequence[Tensor | None],
     ) -> None:
-        self._object = torch.classes.fst.GroupSave(plan._object, rank, paths, uploads, tensors)
+        super().__init__("GroupSave", plan, rank, paths, uploads, tensors)
         # Parts of objects that this rank has sent: file, index and id. Known after `finish`.
         self.sent_parts: list[tuple[int, int, str]] = []
-
-    def read(self, window: int, send: Tensor) -> None:
-        """Fills `send` with the bytes for other ranks, grouped by rank."""
-        self._object.read(window, send)
-
-    def unpack(self, window: int, received: Tensor) -> None:
-        """Writes the rank's blocks of a window, from its own tensors and the received bytes."""
-        self._object.unpack(window, received)
-
-    def hashes(self) -> Tensor:
-        """Returns the hashes of what this rank has written, as bytes. Empty if no file has digests."""
-        return self._object.hashes()
-
-    def seal(self, hashes: Tensor) -> None:
-        """Writes the headers of files with digests, given the concatenated hashes of all other ranks."""
-        self._object.seal(hashes)
 
     def finish(self) -> None:
         """Flushes what the rank has written to the disk, and closes the files."""

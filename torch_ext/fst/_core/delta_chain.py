@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import fst._core.library  # noqa: F401  (registers the classes)
-from fst._core.classes import call_object
+from fst._core.core_object import CoreObject
 from fst._core.encryption_key import EncryptionKey, core_key
 from fst._core.errors import methods_translate_errors
 from fst._core.index_range import IndexRange
 
 
 @methods_translate_errors
-class UpdateSource:
+class UpdateSource(CoreObject):
     """One open checkpoint, or open deltas, the oldest first. Opening reads indices and headers.
 
     Args:
@@ -37,9 +36,7 @@ class UpdateSource:
         accepts_plain: bool = False,
     ) -> None:
         self.paths = list(paths)
-        key = core_key(encryption_key)
-        opened = torch.classes.fst.UpdateSource(paths, verify, None if key is None else key._object, accepts_plain)
-        self._object: Any = opened
+        super().__init__("UpdateSource", paths, verify, core_key(encryption_key), accepts_plain)
         self._unverified: set[str] = set()
 
     def after(self, older: "UpdateSource") -> "UpdateSource":
@@ -52,11 +49,11 @@ class UpdateSource:
 
     def is_delta(self) -> bool:
         """Returns whether this is a chain of deltas."""
-        return call_object(self._object, "is_delta")
+        return self.call("is_delta")
 
     def is_encrypted(self) -> bool:
         """Returns whether a file is encrypted."""
-        return call_object(self._object, "is_encrypted")
+        return self.call("is_encrypted")
 
     def checkpoint(self) -> Any:
         """Returns the whole checkpoint, as an object of the core."""
@@ -64,11 +61,11 @@ class UpdateSource:
 
     def base_version(self) -> str:
         """Returns the version that the first delta changes."""
-        return call_object(self._object, "base_version")
+        return self.call("base_version")
 
     def version(self) -> str | None:
         """Returns the version that the index of a checkpoint states, if any, or in which the last delta results."""
-        return call_object(self._object, "version")
+        return self.call("version")
 
     def check_base(self, named: Sequence[tuple[str, Tensor]]) -> None:
         """Raises a `VersionError` unless all tensors have the version that the first delta changes."""
@@ -76,7 +73,7 @@ class UpdateSource:
 
     def names(self) -> list[str]:
         """Lists the tensors that deltas change, in the order of the deltas and of the bytes in their files."""
-        return call_object(self._object, "names")
+        return self.call("names")
 
     def changes(
         self,

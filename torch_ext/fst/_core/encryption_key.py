@@ -145,12 +145,12 @@ class EncryptionKey:
         """
         if self._registered is None:
             self._registered = self._open()
-        self._registered.register()
+        self._registered.register_key()
 
     def unregister(self) -> None:
         """Ends the effect of `register` in this process. Files that are open stay so."""
         if self._registered is not None:
-            self._registered.unregister()
+            self._registered.unregister_key()
             self._registered = None
 
     def to_bytes(self) -> bytes:

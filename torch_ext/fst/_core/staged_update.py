@@ -3,13 +3,13 @@
 # pyrefly: ignore-errors[no-any-return-explicit]
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-import fst._core.library  # noqa: F401  (registers the classes)
-from fst._core.errors import methods_translate_errors, translates_errors
+from fst._core.core_object import CoreObject
+from fst._core.errors import translates_errors
 
 
 class StagedChange(NamedTuple):
@@ -33,8 +33,7 @@ class StagedChange(NamedTuple):
         return self.values.nbytes + (0 if self.positions is None else self.positions.nbytes)
 
 
-@methods_translate_errors
-class StagedUpdate:
+class StagedUpdate(CoreObject):
     """Changes of tensors that are written together.
 
     Args:
@@ -43,35 +42,12 @@ class StagedUpdate:
     """
 
     def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
-        self._object: Any = torch.classes.fst.Update([name for name, _ in named], [tensor for _, tensor in named])
+        super().__init__("Update", [name for name, _ in named], [tensor for _, tensor in named])
 
+    @translates_errors
     def stage(self, changes: Sequence[StagedChange], version: str | None) -> None:
         """Sets the changes, and the version of all tensors after them."""
         self._object.stage(*_lists_of(changes), version)
-
-    def check(self) -> None:
-        """Raises a `VersionError` if tensors were written to or replaced since the object was created."""
-        self._object.check()
-
-    def begin(self) -> None:
-        """Checks, and makes other updates of the same tensors raise."""
-        self._object.begin()
-
-    def write(self, begin: int, end: int) -> None:
-        """Writes the changes from `begin` to `end`."""
-        self._object.write(begin, end)
-
-    def finish(self) -> None:
-        """Sets the version of all tensors, and frees the changes."""
-        self._object.finish()
-
-    def rollback(self) -> None:
-        """Frees the changes, and writes none."""
-        self._object.rollback()
-
-    def staged_bytes(self) -> int:
-        """Returns the size of positions and values in bytes."""
-        return self._object.staged_bytes()
 
 
 @translates_errors

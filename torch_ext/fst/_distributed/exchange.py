@@ -10,20 +10,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fst._core import ops
+from fst._core.classes import GroupLoad, GroupPlan, SavePlan
 from fst._core.group import Group
 from fst._core.interrupts import DeferredInterrupts, defer_interrupts
 
-
-class Plan(Protocol):
-    """Plan of all ranks: a `GroupPlan` or a `SavePlan`."""
-
-    def window_count(self) -> int: ...
-    def collective(self, window: int) -> str: ...
-    def splits(self, rank: int, window: int) -> list[list[int]]: ...
+# Plan of all ranks.
+Plan = GroupPlan | SavePlan
 
 
 class RankWork(Protocol):
-    """Work of a rank besides collectives: a `GroupLoad` or a `GroupSave`."""
+    """Work of a rank besides collectives, as that of a `GroupLoad`."""
 
     def read(self, window: int, send: Tensor) -> None: ...
     def unpack(self, window: int, received: Tensor) -> None: ...
@@ -37,11 +33,11 @@ class Exchange:
     that fails keeps calling the collectives, with undefined data, until all ranks know about the failure.
     """
 
-    def __init__(self, plan: Plan, group: Group, work: RankWork, device: torch.device) -> None:
+    def __init__(self, plan: Plan, group: Group, work: RankWork | GroupLoad, device: torch.device) -> None:
         """Allocates buffers for `work` on `device`."""
         self._group = group
         self._work = work
-        self._traffics = [window_traffic(plan, group.rank, group.size, window) for window in range(plan.window_count())]
+        self._traffics = [window_traffic(plan, group.rank, group.size, window) for window in range(plan.windows())]
         self._buffers = WindowBuffers(self._traffics, device)
         # A second copy on the collectives' device if that differs.
         is_same = group.device.type == device.type

@@ -7,7 +7,7 @@ from itertools import product
 from typing import NamedTuple
 
 from fst._checkpoint.region import Region
-from fst._core.classes import Mesh
+from fst._core import ops
 
 
 class MeshShard(NamedTuple):
@@ -93,7 +93,7 @@ def _local_tensor(
 ) -> LocalTensor:
     # Indices do not depend on the numbers of the ranks.
     layout = _encode(mesh_shape, range(math.prod(mesh_shape)), placements)
-    numbers = iter(Mesh.indices(layout, shape, coordinate))
+    numbers = iter(ops.call("mesh_indices", [layout, shape, coordinate]))
     indices = [[range(next(numbers), next(numbers)) for _ in range(next(numbers))] for _ in shape]
     regions = [
         (
