@@ -52,11 +52,12 @@ pub(super) fn plan_save(
                 *bytes = bytes.saturating_add(elements.saturating_mul(tensor.dtype.item_bytes()));
             }
         }
+        let sum = largest.iter().fold(0_u64, |sum, &bytes| sum.saturating_add(bytes - HEADER_BYTES_MAX));
         let largest = largest.into_iter().max().unwrap_or_default();
         let request_bytes = Options::from_env()?.request_bytes;
         let part_bytes = has_parts.then(|| output::part_bytes(largest, request_bytes));
         let request = SaveRequest {
-            run_bytes_min: run_bytes_min(&files),
+            run_bytes_min: run_bytes_min(&files, sum),
             write_bytes_max: WRITE_BYTES_MAX,
             files,
             layouts,

@@ -21,13 +21,18 @@ use std::ops::{ControlFlow, Range};
 /// Smallest part of a tensor that one rank writes, in bytes, if the tensor has as many. Shorter runs are exchanged, so that
 /// writes are longer.
 const RUN_BYTES_MIN: u64 = 64 << 10;
-/// The same for files with digests, of which the first rank gets 1 to 2 KiB of hashes for each part.
-const HASHED_RUN_BYTES_MIN: u64 = 4 << 20;
+/// Most parts of a model in files with digests, apart from small tensors. The first rank gets 1 to 2 KiB of hashes for each
+/// part, so 256 MiB at most.
+const HASHED_PARTS_MAX: u64 = 128 << 10;
+/// Smallest part in files with digests of the largest models.
+const HASHED_RUN_BYTES_MAX: u64 = 4 << 20;
 
-/// Returns the smallest part of a tensor that one rank writes, in bytes, for files with this metadata.
-pub fn run_bytes_min(files: &[Metadata]) -> u64 {
+/// Returns the smallest part of a tensor that one rank writes, in bytes, for files with this metadata that have `bytes` of
+/// tensors.
+pub fn run_bytes_min(files: &[Metadata], bytes: u64) -> u64 {
     let has_digests = files.iter().flatten().any(|metadata| metadata.contains_key(DIGESTS_KEY));
-    if has_digests { HASHED_RUN_BYTES_MIN } else { RUN_BYTES_MIN }
+    let hashed = (bytes / HASHED_PARTS_MAX).clamp(RUN_BYTES_MIN, HASHED_RUN_BYTES_MAX);
+    if has_digests { hashed } else { RUN_BYTES_MIN }
 }
 
 /// Division of a tensor of one shape among its ranks.

@@ -15,6 +15,7 @@ import fst
 import fst.dcp
 from fst._core import ops
 from fst._core.classes import CheckpointSave
+from fst._distributed.group_save import GroupCheckpoint
 from ranks import on_ranks
 from rawfile import assert_all_same
 from test_save_distributed import dtensor_of, meshes, saved_in
@@ -115,6 +116,28 @@ def test_group(tmp_path):
         else:
             dcp.save(tensors, storage_writer=writer, process_group=group)
     assert_all_same(saved_in(tmp_path / str(pair)), tensors)
+
+
+@on_ranks(4)
+def test_options_and_values_of_ranks(tmp_path):
+    rank = dist.get_rank()
+    cases = [
+        ("max_shard_bytes", 100 + rank),
+        ("digests", "blake3" if rank == 1 else None),
+        ("metadata", {"a": str(rank)}),
+        ("window_bytes", 1 << (20 + rank)),
+    ]
+    for name, value in cases:
+        with pytest.raises(CheckpointException, match=f"do not agree on {name}: .* on rank"):
+            dcp.save({"a": torch.ones(4)}, storage_writer=fst.dcp.StorageWriter(tmp_path / "m", **{name: value}))
+    (tmp_path / "other").mkdir(exist_ok=True)
+    with pytest.raises(CheckpointException, match=r"do not agree on path: .*/m on ranks 0, 1, 2; .*/other on rank 3"):
+        dcp.save({"a": torch.ones(4)}, storage_writer=fst.dcp.StorageWriter(tmp_path / ("other" if rank == 3 else "m")))
+    # The values are on the rank that writes the checkpoint, and on no other.
+    received = []
+    with mock.patch.object(GroupCheckpoint, "commit", lambda _, state=None: received.append(state)):
+        dcp.save({"a": torch.ones(4), f"rng{rank}": bytes(1000)}, storage_writer=fst.dcp.StorageWriter(tmp_path / "m"))
+    assert len(received) == (rank == 0)
 
 
 @pytest.mark.parametrize(

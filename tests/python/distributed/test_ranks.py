@@ -54,6 +54,12 @@ def test_collectives():
         own = bytes([group.rank]) * (group.rank * length)
         assert group.all_gather_bytes(own) == [bytes([rank]) * (rank * length) for rank in range(group.size)]
     assert group.all_gather_bytes(b"") == [b""] * group.size
+    # The longest message is not padded on the other ranks.
+    long = bytes([group.rank]) * (1 << 20) * (group.rank == 1)
+    assert list(map(len, group.all_gather_bytes(long))) == [0, 1 << 20, 0]
+    sent = [torch.full((rank * group.rank,), rank, dtype=torch.uint8) for rank in range(group.size)]
+    assert [each.tolist() for each in group.exchange(sent)] == [[group.rank] * (group.rank * r) for r in range(3)]
+    assert [len(each) for each in group.gather(sent[1])] == ([0, 1, 2] if group.rank == 0 else [0] * 3)
     for source in range(group.size):
         data = torch.arange(source, dtype=torch.uint8)
         assert torch.equal(group.broadcast(data if group.rank == source else None, source), data)

@@ -197,6 +197,12 @@ def disagreements(rank):
         ({"a": rows}, {"max_shard_bytes": 5 if is_odd else 6}, "do not agree on max_shard_bytes: 6 on .*; 5 on rank 2"),
         ({"a": rows}, {"metadata": {"a": str(is_odd)}}, "do not agree on metadata"),
         ({"a": rows}, {"dtype": torch.half if is_odd else None}, "do not agree on dtype"),
+        (
+            {"a": rows},
+            {"digests": "blake3" if is_odd else None},
+            "do not agree on digests: None on .*; blake3 on rank 2",
+        ),
+        ({"a": rows}, {"window_bytes": 1 << (20 + is_odd)}, "do not agree on window_bytes"),
         ({"a": rows}, {"background": is_odd}, "do not agree on background"),
     ] + [
         (state_dict if is_odd else {}, options, text)
@@ -422,7 +428,44 @@ def test_save_over_mapped_tensors(tmp_path):
         dist.barrier()
 
 
+@on_ranks(4)
+def test_ranks_with_names_and_directories_of_their_own(tmp_path):
+    """Tensors are in the order of the first rank that has them. A rank that writes nothing cannot differ unseen."""
+    rank = dist.get_rank()
+    rows = {f"rows{i}": dtensor_of(torch.arange(64.0).view(8, 8) + i, meshes()["line"], [Shard(0)]) for i in range(40)}
+    stage = {f"stage{rank // 2}.{i}": torch.full((3,), i) for i in range(20)}
+    own = {**rows, **stage, f"rng.rank{rank}": torch.tensor([rank])}
+    fst.save_distributed(own, tmp_path / "m")
+    dist.barrier()
+    loaded = saved_in(tmp_path / "m")
+    assert loaded.keys() == {
+        *rows,
+        *(f"stage{s}.{i}" for s in (0, 1) for i in range(20)),
+        *(f"rng.rank{r}" for r in range(4)),
+    }
+    assert_all_same({name: loaded[name] for name in own}, {**own, **{n: t.full_tensor() for n, t in rows.items()}})
+    dist.barrier()
+    other = tmp_path / ("other" if rank == 3 else "m")
+    other.mkdir(exist_ok=True)
+    with pytest.raises(ValueError, match=r"do not agree on directory: .*/m on ranks 0, 1, 2; .*/other on rank 3"):
+        fst.save_distributed({"a": torch.ones(4)}, other)
+
+
 # Saves in the background.
+
+
+@on_ranks(4)
+def test_background_saves_of_ranks_with_different_groups(tmp_path):
+    """Ranks differ in the number of their groups, in the world and in a part of it."""
+    rank = dist.get_rank()
+    dist.new_group([0])
+    if rank in (1, 2):
+        dist.new_group([1, 2], use_local_synchronization=True)
+    pairs = [dist.new_group([0, 3]), dist.new_group([1, 2])]
+    for name, group in [("world", None), (str(rank in (1, 2)), pairs[rank in (1, 2)])]:
+        fst.save_distributed({"a": torch.ones(4)}, tmp_path / name, group=group, background=True).result()
+        dist.barrier()
+        assert_all_same(saved_in(tmp_path / name), {"a": torch.ones(4)})
 
 
 @on_ranks(4)

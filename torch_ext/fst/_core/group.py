@@ -37,6 +37,9 @@ _SUCCEEDED, _FAILED = b"+", b"-"
 # Longest messages that fit the first collective. Longer messages take a second one.
 _SHORT_BYTES = 504
 _SHORT_BROADCAST_BYTES = (64 << 10) - _LENGTH_BYTES
+# Most bytes that each rank sends and receives to gather messages of unequal lengths in one padded collective. Longer
+# messages are broadcast in their own lengths.
+_PADDED_BYTES_MAX = 1 << 20
 # Longest text that a rank sends to all others, such as an error, in bytes.
 _TEXT_BYTES = 4096
 # Time for the other ranks to receive the message of a rank that leaves. A process with a collective of gloo in flight
@@ -133,15 +136,21 @@ class Group:
         """Runs `work` on every rank. If it fails on one rank, all ranks raise, the others a `RankError`."""
         return self.gather_results(lambda: (work(), b""))[0]
 
-    def gather_results(self, work: Callable[[], tuple[_Result, bytes]]) -> tuple[_Result, list[bytes]]:
-        """Runs `work`, which returns a result and bytes, like `run_on_all`. Also returns all bytes, in rank order."""
+    def gather_results(
+        self, work: Callable[[], tuple[_Result, bytes]], *, is_final: bool = False
+    ) -> tuple[_Result, list[bytes]]:
+        """Runs `work`, which returns a result and bytes, like `run_on_all`. Also returns all bytes, in rank order.
+
+        With `is_final`, the work cannot be undone, so that Ctrl-C fails no rank, and is raised later.
+        """
         result: tuple[_Result, bytes] | None = None
         error: BaseException | None = None
         with defer_interrupts() as interrupts:
             try:
                 try:
                     result = work()
-                    interrupts.deliver()
+                    if not is_final:
+                        interrupts.deliver()
                 except BaseException as caught:
                     error = caught
                 gathered = self.raise_on_any(error, b"" if result is None else result[1])
@@ -196,12 +205,39 @@ class Group:
             raise RankError(f"{self.rank_name(left[0])} {reason}{_and_more(left)}")
         lengths = [int.from_bytes(head[:_LENGTH_BYTES], "little") for head in heads]
         longest = max(lengths)
-        padded = (
-            self._all_gather_equal(data.ljust(longest))
-            if longest > _SHORT_BYTES
-            else [head[_LENGTH_BYTES:] for head in heads]
-        )
-        return [message[:length] for message, length in zip(padded, lengths, strict=True)]
+        messages = [head[_LENGTH_BYTES:] for head in heads]
+        if longest * self.size > _PADDED_BYTES_MAX:
+            # Padding would cost ranks times the longest message, even if one rank alone has a long one.
+            sources = [rank for rank, length in enumerate(lengths) if length > _SHORT_BYTES]
+            own = bytes_to_tensor(data)
+            tensors = [own if rank == self.rank else own.new_empty(lengths[rank]) for rank in sources]
+            for rank, tensor in zip(sources, self.broadcast_all(tensors, sources), strict=True):
+                messages[rank] = tensor_to_bytes(tensor)
+        elif longest > _SHORT_BYTES:
+            messages = self._all_gather_equal(data.ljust(longest))
+        return [message[:length] for message, length in zip(messages, lengths, strict=True)]
+
+    def exchange(self, data: Sequence[Tensor]) -> list[Tensor]:
+        """Sends a message to each rank, and returns the message of each rank. No byte is padded or copied to others.
+
+        Args:
+            data: One-dimensional uint8 tensors on the CPU, of any lengths, in rank order.
+        """
+        if self.process_group is None:
+            return list(data)
+        own = torch.tensor([len(tensor) for tensor in data], device=self.control_device)
+        lengths = torch.empty_like(own)
+        dist.all_to_all_single(lengths, own, group=self.process_group)
+        sent, received = own.tolist(), lengths.tolist()
+        filled = [tensor for tensor in data if len(tensor) > 0]
+        message = (filled[0] if len(filled) == 1 else torch.cat(list(data))).to(self.control_device)
+        buffer = torch.empty(sum(received), dtype=torch.uint8, device=self.control_device)
+        dist.all_to_all_single(buffer, message, received, sent, group=self.process_group)
+        return list(buffer.to(_CPU).split(received))
+
+    def gather(self, data: Tensor) -> list[Tensor]:
+        """Returns the data of all ranks on rank 0, and empty tensors on the others. Otherwise as `exchange`."""
+        return self.exchange([data] + [data[:0]] * (self.size - 1))
 
     def broadcast(self, data: Tensor | None, source: int) -> Tensor:
         """Returns the bytes of rank `source`: a one-dimensional uint8 tensor on the CPU. Other ranks pass `None`."""
@@ -223,9 +259,8 @@ class Group:
 
     def broadcast_text(self, text: str | None, source: int) -> str:
         """Returns the text of rank `source`. Other ranks pass `None`."""
-        data = None if text is None else torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-        received = self.broadcast(data, source)
-        return ctypes.string_at(received.data_ptr(), len(received)).decode()
+        data = None if text is None else bytes_to_tensor(text.encode())
+        return tensor_to_bytes(self.broadcast(data, source)).decode()
 
     def any_of(self, flags: Sequence[bool]) -> list[bool]:
         """Returns for each flag whether any rank has set it. All ranks pass equally many flags."""
@@ -254,8 +289,7 @@ class Group:
         """Returns the bytes of all ranks, whose lengths are equal."""
         rows, work = self._begin_all_gather(data)
         work.wait()
-        # PyTorch has no other fast conversion to bytes that works without NumPy.
-        return [ctypes.string_at(row.data_ptr(), len(data)) for row in rows.to(_CPU)]
+        return list(map(tensor_to_bytes, rows.to(_CPU)))
 
     def _begin_all_gather(self, data: bytes, timeout: timedelta | None = None) -> "tuple[Tensor, dist.Work]":
         """Begins to gather bytes of equal lengths. Returns a row for each rank, filled once the work is complete.
@@ -263,7 +297,7 @@ class Group:
         On the CPU, `timeout` replaces the group's.
         """
         # Explicit devices, since the caller may have set another default device.
-        own = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.control_device)
+        own = bytes_to_tensor(data).to(self.control_device)
         rows = torch.empty((self.size, len(data)), dtype=torch.uint8, device=self.control_device)
         if self.control_device.type == "cpu":
             # The ring all-gather of gloo wakes each rank once for each other rank, and takes twice as long.
@@ -313,6 +347,20 @@ def open_on_all(
     result, gathered = group.gather_results(open_and_work)
     assert result is not None
     return result, gathered
+
+
+def bytes_to_tensor(data: bytes) -> Tensor:
+    """Copies bytes to a one-dimensional uint8 tensor on the CPU."""
+    # An explicit device, since the caller may have set another default device.
+    tensor = torch.empty(len(data), dtype=torch.uint8, device=_CPU)
+    ctypes.memmove(tensor.data_ptr(), data, len(data))
+    return tensor
+
+
+def tensor_to_bytes(data: Tensor) -> bytes:
+    """Returns the bytes of a one-dimensional uint8 tensor on the CPU."""
+    # PyTorch has no other fast conversion to bytes that works without NumPy.
+    return ctypes.string_at(data.data_ptr(), len(data))
 
 
 def _backends(process_group: "ProcessGroup | None") -> dict[str, str]:

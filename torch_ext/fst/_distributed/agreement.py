@@ -1,6 +1,5 @@
 """Agreement of all ranks on options, requests and plan before any data is transferred."""
 
-import ctypes
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, TypeVar
@@ -11,7 +10,7 @@ from torch import Tensor
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.region import Region
 from fst._core.classes import GroupPlan
-from fst._core.group import Group
+from fst._core.group import Group, tensor_to_bytes
 from fst._distributed.shards import ShardRequest, encode
 
 _Result = TypeVar("_Result")
@@ -54,7 +53,7 @@ def summarize(
 ) -> tuple[Tensor, Summary]:
     """Returns this rank's encoded requests for a load to `device`, and their summary."""
     encoded = encode(requests, checkpoint.positions)
-    digest = hashlib.sha256(ctypes.string_at(encoded.data_ptr(), encoded.nbytes)).hexdigest()
+    digest = hashlib.sha256(tensor_to_bytes(encoded.view(torch.uint8))).hexdigest()
     page_cache = checkpoint.page_cache() if device.type == "cpu" else ""
     copy = checkpoint.copy_name() if options.verify else ""
     has_regions_only = all(isinstance(shard, Region) for _, shard in requests)

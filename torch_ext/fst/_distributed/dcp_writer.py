@@ -20,11 +20,11 @@ from torch.futures import Future
 from fst._core import ops
 from fst._core.arguments import Digests, Path, Size, digests_of, metadata_of, path_of, size_of
 from fst._core.dtypes import SCALAR_TYPES
-from fst._core.group import Group
+from fst._core.group import Group, bytes_to_tensor, tensor_to_bytes
 from fst._core.interrupts import defer_interrupts
 from fst._core.urls import is_remote, local_path_of, without_secrets
 from fst._distributed.descriptions import Description, StoredTensor, box_layout
-from fst._distributed.group_save import GroupCheckpoint
+from fst._distributed.group_save import GroupCheckpoint, SaveArguments, agree_on_save
 from fst._distributed.save_distributed import path_in_directory
 from fst._save.check import DEFAULT_SHARD_BYTES, check_max_shard_bytes
 
@@ -77,12 +77,14 @@ class StorageWriter(storage.StorageWriter):
         self.path = path_of(path)
         self._group = group
         self._max_shard_bytes = check_max_shard_bytes(max_shard_bytes)
-        self._metadata = digests_of(digests, metadata_of(metadata)) or {}
+        self._metadata, self._digests = metadata_of(metadata), digests
+        digests_of(digests, self._metadata)
         self._window_bytes = None if window_bytes is None else size_of(window_bytes, "window_bytes")
         self._save_id = str(uuid.uuid4())
         self._is_coordinator = False
         self._checkpoint: GroupCheckpoint | None = None
-        self._state: dict[str, bytes] = {}
+        # Values that are not tensors, as bytes, of all ranks on the coordinator.
+        self._state: dict[str, Tensor] = {}
 
     @property
     def checkpoint_id(self) -> str:
@@ -143,26 +145,34 @@ class StorageWriter(storage.StorageWriter):
                 f"{group.size}; pass the process_group of the save as group="
             )
 
-        def resolve() -> tuple[dict[str, Tensor], bytes]:
+        tensors: dict[str, Tensor] = {}
+        state: dict[str, Tensor] = {}
+
+        def prepare() -> SaveArguments:
             if self._is_coordinator != (group.rank == 0):
                 raise ValueError(f"{self._shown}: rank 0 of the group must coordinate the save")
-            return self._resolve(plan.items, planner)
+            path = path_in_directory(self.path)
+            description = _resolve(plan.items, planner, group.rank, tensors, state)
+            return SaveArguments(
+                path,
+                "path",
+                self._max_shard_bytes,
+                self._metadata,
+                self._digests,
+                self._window_bytes,
+                description,
+                note=bool(state),
+            )
 
-        tensors, messages = group.gather_results(resolve)
-        parts = [_split_message(message) for message in messages]
-        description = _description([items for items, _ in parts])
-        self._state = {name: data for _, state in parts for name, data in state.items()}
-        self._checkpoint = GroupCheckpoint(
-            path_in_directory(self.path),
-            description,
-            self._max_shard_bytes,
-            self._metadata,
-            self._window_bytes or group.window_bytes,
-            has_index=bool(self._state),
-        )
-        done: Future[list[WriteResult]] = Future()
-        done.set_result([WriteResult(item.index, _size_of(item), None) for item in plan.items])
+        self._checkpoint, have_state = agree_on_save(prepare, group)
+        if any(have_state):
+            self._checkpoint.has_index = True
+            self._state = _gather_state(state, group)
+        state.clear()
         self._checkpoint.write(tensors, group)
+        done: Future[list[WriteResult]] = Future()
+        # PyTorch would send a result for each item to the coordinator, which does not need it.
+        done.set_result([])
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -174,32 +184,56 @@ class StorageWriter(storage.StorageWriter):
         finally:
             self._checkpoint.abandon()
             self._checkpoint = None
+            self._state = {}
 
-    def _resolve(self, items: Sequence[WriteItem], planner: SavePlanner) -> tuple[dict[str, Tensor], bytes]:
-        """Returns the tensors of this rank, and the message about its items for all ranks."""
-        tensors: dict[str, Tensor] = {}
-        described = []
-        state: dict[str, bytes] = {}
-        for item in items:
-            name = item.index.fqn
-            data = planner.resolve_data(item)
-            if item.type == WriteItemType.BYTE_IO:
-                assert isinstance(data, io.BytesIO)
-                state[name] = data.getvalue()
-                continue
-            assert isinstance(data, Tensor)
-            assert item.tensor_data is not None
-            if name in tensors:
-                raise ValueError(
-                    f'tensor "{name}": a rank writes several chunks of it; a rank can write one chunk of a tensor'
-                )
-            size, chunk, dtype = item.tensor_data.size, item.tensor_data.chunk, item.tensor_data.properties.dtype
-            if dtype not in SCALAR_TYPES:
-                raise NotImplementedError(f'tensor "{name}": safetensors has no dtype for {dtype}')
-            tensors[name] = data.detach()
-            described.append([name, SCALAR_TYPES[dtype], list(size), list(chunk.offsets), list(chunk.sizes)])
-        head = json.dumps([described, {name: len(data) for name, data in state.items()}]).encode()
-        return tensors, b"".join([len(head).to_bytes(8, "little"), head, *state.values()])
+
+def _resolve(
+    items: Sequence[WriteItem],
+    planner: SavePlanner,
+    rank: int,
+    tensors: dict[str, Tensor],
+    state: dict[str, Tensor],
+) -> Description:
+    """Adds the tensors of a rank, and its values that are no tensors. Returns the description of the tensors."""
+    stored: list[tuple[str, StoredTensor]] = []
+    index_of: dict[tuple[Any, ...], int] = {}
+    for item in items:
+        name = item.index.fqn
+        data = planner.resolve_data(item)
+        if item.type == WriteItemType.BYTE_IO:
+            assert isinstance(data, io.BytesIO)
+            content = data.getbuffer()
+            state[name] = torch.frombuffer(content, dtype=torch.uint8) if content else bytes_to_tensor(b"")
+            continue
+        assert isinstance(data, Tensor)
+        assert item.tensor_data is not None
+        if name in tensors:
+            raise ValueError(
+                f'tensor "{name}": a rank writes several chunks of it; a rank can write one chunk of a tensor'
+            )
+        size, chunk, dtype = item.tensor_data.size, item.tensor_data.chunk, item.tensor_data.properties.dtype
+        if dtype not in SCALAR_TYPES:
+            raise NotImplementedError(f'tensor "{name}": safetensors has no dtype for {dtype}')
+        tensors[name] = data.detach()
+        layout = index_of.setdefault((chunk.offsets, chunk.sizes), len(index_of))
+        stored.append((name, StoredTensor(SCALAR_TYPES[dtype], tuple(size), layout)))
+    layouts = [box_layout(rank, starts, lengths) for starts, lengths in index_of]
+    # The plans of ranks have no common order.
+    return Description(layouts, dict(sorted(stored)))
+
+
+def _gather_state(state: Mapping[str, Tensor], group: Group) -> dict[str, Tensor]:
+    """Returns the values of all ranks on the first rank, and none on the others."""
+    lengths = json.dumps({name: len(value) for name, value in state.items()}).encode()
+    names = group.gather(bytes_to_tensor(lengths))
+    values = list(state.values())
+    received = group.gather(values[0] if len(values) == 1 else torch.cat([bytes_to_tensor(b""), *values]))
+    gathered: dict[str, Tensor] = {}
+    if group.rank == 0:
+        for described, data in zip(names, received, strict=True):
+            of_rank = json.loads(tensor_to_bytes(described))
+            gathered.update(zip(of_rank, data.split(list(of_rank.values())), strict=True))
+    return gathered
 
 
 def group_of_plan(ranks: int | None, group: "ProcessGroup | None", path: str) -> Group:
@@ -220,39 +254,3 @@ def group_of_plan(ranks: int | None, group: "ProcessGroup | None", path: str) ->
         return own
     is_world = ranks is not None and ranks > 1 and ranks == dist.get_world_size()
     return Group.of(None, _CPU) if is_world else Group.alone(_CPU)
-
-
-def _split_message(message: bytes) -> tuple[list[Any], dict[str, bytes]]:
-    """Returns the items and the values that are no tensors of a rank."""
-    begin = 8 + int.from_bytes(message[:8], "little")
-    described, lengths = json.loads(message[8:begin])
-    state = {}
-    for name, length in lengths.items():
-        state[name] = message[begin : begin + length]
-        begin += length
-    return described, state
-
-
-def _description(items_of_rank: Sequence[Sequence[Any]]) -> Description:
-    """Returns the description of the tensors whose chunks the ranks hold."""
-    boxes: dict[str, list[tuple[int, Sequence[int], Sequence[int]]]] = {}
-    heads: dict[str, tuple[int, tuple[int, ...]]] = {}
-    for rank, items in enumerate(items_of_rank):
-        for name, dtype, size, starts, lengths in items:
-            head = dtype, tuple(size)
-            if heads.setdefault(name, head) != head:
-                raise ValueError(f'tensor "{name}": the ranks do not agree on its dtype and shape')
-            if 0 not in lengths:
-                boxes.setdefault(name, []).append((rank, starts, lengths))
-    layouts: dict[tuple[int, ...], int] = {}
-    tensors: dict[str, StoredTensor] = {}
-    # The plans of ranks have no common order.
-    for name in sorted(heads):
-        dtype, shape = heads[name]
-        layout = tuple(box_layout(len(shape), boxes.get(name, [])))
-        tensors[name] = StoredTensor(dtype, shape, layouts.setdefault(layout, len(layouts)))
-    return Description([list(layout) for layout in layouts], tensors)
-
-
-def _size_of(item: WriteItem) -> int:
-    return item.tensor_storage_size() or 0

@@ -3,10 +3,10 @@
 A description does not grow with the number of ranks, apart from the ranks of each mesh.
 """
 
-import ctypes
 import hashlib
 import json
 import math
+import zlib
 from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fst._core.dtypes import CASTABLE, DTYPES, SCALAR_TYPES
 from fst._core.errors import UnsupportedDtypeError
-from fst._core.group import Group
-from fst._distributed.agreement import list_ranks
+from fst._core.group import Group, bytes_to_tensor, tensor_to_bytes
+from fst._distributed.agreement import list_ranks, number_distinct
 from fst._distributed.dtensors import is_dtensor, normalize_placements
 from fst._distributed.meshes import MeshLayouts, mesh_ranks
 from fst._save.check import check_dense
@@ -31,6 +31,9 @@ _REPLICATED = (-1, 0)
 
 # Layout of a tensor that each rank whose description has its name holds whole.
 EVERYWHERE: list[int] = []
+
+# Most ranks that unite descriptions. Each of them receives every layout, which has the ranks of its mesh.
+_UNITERS_MAX = 64
 
 
 class StoredTensor(NamedTuple):
@@ -65,17 +68,7 @@ class Description(NamedTuple):
 
     def encode(self) -> bytes:
         """Returns the description as bytes for other ranks."""
-        tensors = self.tensors.values()
-        content = [self.layouts, list(self.tensors), [t.dtype for t in tensors], [t.layout for t in tensors]]
-        return json.dumps([*content, [t.shape for t in tensors]]).encode()
-
-    @staticmethod
-    def decode(data: Tensor) -> "Description":
-        """Returns the description of another rank, given its bytes as uint8 on the CPU."""
-        # As in `Group`: PyTorch has no other fast conversion to bytes that works without NumPy.
-        layouts, names, dtypes, indices, shapes = json.loads(ctypes.string_at(data.data_ptr(), len(data)))
-        tensors = map(StoredTensor, dtypes, map(tuple, shapes), indices)
-        return Description(layouts, dict(zip(names, tensors, strict=True)))
+        return _encode(self, range(len(self.tensors)))
 
     def numbers(self, files: Sequence[Mapping[str, object]]) -> Tensor:
         """Returns the layouts and the tensors as the planner takes them, given the tensors in each file."""
@@ -143,12 +136,38 @@ def describe(
     return Description(layouts, stored), local_tensors
 
 
-def box_layout(ndim: int, boxes: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> list[int]:
-    """Encodes index regions that tile a tensor: for each its rank, the first indices and the lengths."""
-    numbers = [_BOXES, len(boxes), ndim]
-    for rank, starts, lengths in boxes:
-        numbers += (rank, *starts, *lengths)
-    return numbers
+def box_layout(rank: int, starts: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    """Encodes the index region of a tensor that a rank holds. The regions of all ranks tile the tensor."""
+    return [_BOXES, 0 if 0 in lengths else 1, len(starts), *([] if 0 in lengths else [rank, *starts, *lengths])]
+
+
+def unite(own: Description, group: Group) -> Description:
+    """Unites the descriptions of all ranks, which differ. Every rank calls this function with its own.
+
+    Each rank unites the tensors whose names have its number, and sends them to all. So a rank receives the tensors of
+    the checkpoint once, and no rank compares those of all ranks.
+
+    Raises:
+        ValueError: As in `merge`, on all ranks.
+    """
+    uniters = min(group.size, _UNITERS_MAX)
+    positions: list[list[int]] = [[] for _ in range(group.size)]
+    for position, name in enumerate(own.tensors):
+        positions[zlib.crc32(name.encode()) % uniters].append(position)
+    contents, content_of_rank = _exchange_distinct([_part(own, part) for part in positions], group)
+    _, messages = group.gather_results(lambda: (None, _merge_part(contents, content_of_rank)))
+    layouts: dict[str, int] = {}
+    entries: list[tuple[Any, ...]] = []
+    for message in messages:
+        error, texts, *columns, indices = json.loads(message)
+        if error:
+            raise ValueError(error)
+        numbers = [layouts.setdefault(text, len(layouts)) for text in texts]
+        entries += zip(*columns, [numbers[index] for index in indices], strict=True)
+    # A rank has one tensor at a position.
+    entries.sort(key=lambda entry: entry[0])
+    tensors = {name: StoredTensor(dtype, tuple(shape), layout) for _, name, dtype, shape, layout in entries}
+    return Description([json.loads(text) for text in layouts], tensors)
 
 
 def merge(descriptions: Sequence[Description], description_of_rank: Sequence[int]) -> Description:
@@ -179,20 +198,29 @@ def merge(descriptions: Sequence[Description], description_of_rank: Sequence[int
         return index_of[key]
 
     tensors_of_all: dict[str, StoredTensor] = {}
-    holders: dict[str, list[int]] = {}
+    # Of each tensor, the descriptions that have it, and its layout in each.
+    holders: dict[str, list[tuple[int, int]]] = {}
     for index, (layouts, tensors) in enumerate(descriptions):
         indices = [index_in_united(layout) for layout in layouts]
+        are_boxes = [layout[:1] == [_BOXES] for layout in layouts]
         for name, tensor in tensors.items():
             renumbered = tensor._replace(layout=indices[tensor.layout])
-            if tensors_of_all.setdefault(name, renumbered) != renumbered:
+            # Ranks have different boxes.
+            compared = tensor._replace(layout=-1) if are_boxes[tensor.layout] else renumbered
+            if tensors_of_all.setdefault(name, compared) != compared:
                 _raise_difference(name, descriptions, ranks_of)
-            holders.setdefault(name, []).append(index)
-    layout_of: dict[tuple[int, tuple[int, ...]], int] = {}
+            holders.setdefault(name, []).append((index, renumbered.layout))
+    layout_of: dict[tuple[tuple[int, int], ...], int] = {}
     for name, holding in holders.items():
         tensor = tensors_of_all[name]
-        key = tensor.layout, tuple(holding)
-        if key not in layout_of:
-            ranks = sorted(rank for index in holding for rank in ranks_of[index])
+        key = tuple(holding)
+        if key not in layout_of and tensor.layout < 0:
+            boxes = [united[layout] for _, layout in holding]
+            ndim, count = len(tensor.shape), sum(layout[1] for layout in boxes)
+            all_boxes = [_BOXES, count, ndim, *(number for layout in boxes for number in layout[3:])]
+            layout_of[key] = index_in_united(all_boxes)
+        elif key not in layout_of:
+            ranks = sorted(rank for index, _ in holding for rank in ranks_of[index])
             layout = united[tensor.layout] or _replicated(ranks)
             restricted = _restrict(layout, set(ranks))
             if restricted is None:
@@ -211,6 +239,63 @@ def merge(descriptions: Sequence[Description], description_of_rank: Sequence[int
 def digest(data: bytes) -> str:
     """Returns a hash of an encoded description."""
     return hashlib.sha256(data).hexdigest()
+
+
+def _encode(description: Description, positions: Sequence[int]) -> bytes:
+    """Encodes tensors, given the position of each in the state dict of its rank."""
+    stored = description.tensors.values()
+    columns = [list(positions), list(description.tensors), [tensor.dtype for tensor in stored]]
+    shapes, layouts = [tensor.shape for tensor in stored], [tensor.layout for tensor in stored]
+    return json.dumps([description.layouts, *columns, shapes, layouts]).encode()
+
+
+def _part(description: Description, positions: Sequence[int]) -> bytes:
+    """Encodes the tensors at some positions, with the layouts that they use."""
+    names = list(description.tensors)
+    used: dict[int, int] = {}
+    tensors = {}
+    for position in positions:
+        dtype, shape, layout = description.tensors[names[position]]
+        tensors[names[position]] = StoredTensor(dtype, shape, used.setdefault(layout, len(used)))
+    return _encode(Description([description.layouts[layout] for layout in used], tensors), positions)
+
+
+def _exchange_distinct(parts: Sequence[bytes], group: Group) -> tuple[list[bytes], list[int]]:
+    """Sends a part to each rank, equal parts for a rank from one sender only.
+
+    Returns:
+        The distinct parts for this rank, in the order of their first ranks, and the index of the part of each rank.
+    """
+    digests = group.exchange([bytes_to_tensor(hashlib.sha256(part).digest()) for part in parts])
+    digest_of_rank = [tensor_to_bytes(received) for received in digests]
+    content_of_rank = number_distinct(digest_of_rank)
+    firsts = [digest_of_rank.index(digest) for digest in dict.fromkeys(digest_of_rank)]
+    requests = group.exchange([bytes_to_tensor(b"+" if rank in firsts else b"") for rank in range(group.size)])
+    sent = [part if len(request) > 0 else b"" for part, request in zip(parts, requests, strict=True)]
+    received = group.exchange([bytes_to_tensor(part) for part in sent])
+    return [tensor_to_bytes(received[rank]) for rank in firsts], content_of_rank
+
+
+def _merge_part(contents: Sequence[bytes], content_of_rank: Sequence[int]) -> bytes:
+    """Unites distinct parts. Returns the message for all ranks: an error, or the tensors with their order."""
+    descriptions = []
+    # The first rank that has a tensor, and the position of the tensor there, are its place in the checkpoint.
+    places: dict[str, tuple[int, int]] = {}
+    for index, content in enumerate(contents):
+        layouts, positions, names, dtypes, shapes, indices = json.loads(content)
+        tensors = map(StoredTensor, dtypes, map(tuple, shapes), indices)
+        descriptions.append(Description(layouts, dict(zip(names, tensors, strict=True))))
+        first = content_of_rank.index(index)
+        for name, position in zip(names, positions, strict=True):
+            places.setdefault(name, (first, position))
+    try:
+        merged = merge(descriptions, content_of_rank)
+    except ValueError as error:
+        return json.dumps([str(error), [], []]).encode()
+    stored = merged.tensors.values()
+    columns = [[places[name] for name in merged.tensors], list(merged.tensors), [tensor.dtype for tensor in stored]]
+    shapes, indices = [tensor.shape for tensor in stored], [tensor.layout for tensor in stored]
+    return json.dumps(["", list(map(json.dumps, merged.layouts)), *columns, shapes, indices]).encode()
 
 
 def _replicated(ranks: Sequence[int]) -> list[int]:
@@ -273,6 +358,8 @@ def _raise_difference(name: str, descriptions: Sequence[Description], ranks_of: 
 def _layout_text(layout: Sequence[int]) -> str:
     if not layout:
         return "whole on each rank"
+    if layout[0] == _BOXES:
+        return "in chunks"
     ndim = layout[1]
     numbers = layout[-2 * ndim :]
     shards = zip(numbers[::2], numbers[1::2], strict=True)

@@ -1,24 +1,96 @@
 """Saves a checkpoint by all ranks of a group: every rank writes a part of each file."""
 
-import ctypes
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fst._core.arguments import Digests, digests_of
 from fst._core.classes import CheckpointSave, GroupSave, SavePlan
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
-from fst._core.urls import is_remote, local_path_of
-from fst._distributed.agreement import check_equal
-from fst._distributed.descriptions import Description
+from fst._core.urls import is_remote, local_path_of, without_secrets
+from fst._distributed.agreement import check_equal, comparable, list_ranks
+from fst._distributed.descriptions import Description, digest, merge, unite
 from fst._distributed.exchange import Exchange
 from fst._save.shards import split, write_state
 
 _CPU = torch.device("cpu")
+
+
+@dataclasses.dataclass
+class SaveArguments:
+    """Arguments of a save on one rank, and the description of its tensors.
+
+    Attributes:
+        path: As in `GroupCheckpoint`, from the argument with the name `path_argument`.
+        path_argument: Name of an argument.
+        max_shard_bytes, metadata, digests, window_bytes: As in `save_distributed`, after checks.
+        description: The tensors of this rank.
+        others: Further arguments that must be equal on all ranks, by name.
+        note: A value in JSON for all ranks, which may differ.
+    """
+
+    path: str
+    path_argument: str
+    max_shard_bytes: int | None
+    metadata: dict[str, str] | None
+    digests: Digests
+    window_bytes: int | None
+    description: Description
+    others: Mapping[str, str | int | None] = dataclasses.field(default_factory=dict)
+    note: Any = None
+
+    def compared(self, group: Group) -> dict[str, str | int | None]:
+        """Returns the arguments that must be equal on all ranks, by name."""
+        return {
+            # Local paths may differ if they lead to one directory, which is checked when it has files.
+            self.path_argument: without_secrets(self.path) if is_remote(self.path) else "a local directory",
+            "max_shard_bytes": self.max_shard_bytes,
+            "metadata": comparable(json.dumps(self.metadata, sort_keys=True)),
+            "digests": self.digests,
+            "window_bytes": group.window_bytes if self.window_bytes is None else self.window_bytes,
+            **self.others,
+        }
+
+
+def agree_on_save(prepare: Callable[[], SaveArguments], group: Group) -> "tuple[GroupCheckpoint, list[Any]]":
+    """Compares the arguments of all ranks, and unites the descriptions of their tensors.
+
+    Args:
+        prepare: Returns the arguments of this rank. If it fails on one rank, all ranks raise.
+        group: The ranks that save together. All of them call this function.
+
+    Returns:
+        The checkpoint, and the notes of all ranks in rank order.
+
+    Raises:
+        ValueError: The ranks do not agree on an argument or a tensor. The message names it, its values and the ranks.
+    """
+
+    def summarize() -> tuple[SaveArguments, bytes]:
+        own = prepare()
+        return own, json.dumps([own.compared(group), digest(own.description.encode()), own.note]).encode()
+
+    own, messages = group.gather_results(summarize)
+    compared, digests, notes = zip(*map(json.loads, messages), strict=True)
+    for argument in own.compared(group):
+        check_equal(argument, [arguments.get(argument) for arguments in compared])
+    is_equal = len(set(digests)) == 1
+    description = merge([own.description], [0] * group.size) if is_equal else unite(own.description, group)
+    checkpoint = GroupCheckpoint(
+        own.path,
+        description,
+        own.max_shard_bytes,
+        digests_of(own.digests, own.metadata) or {},
+        group.window_bytes if own.window_bytes is None else own.window_bytes,
+        own.path_argument,
+    )
+    return checkpoint, list(notes)
 
 
 @dataclasses.dataclass
@@ -31,6 +103,7 @@ class GroupCheckpoint:
         max_shard_bytes: Upper bound for the bytes of tensors in a file. `None` for one file.
         metadata: Text for the header of each file.
         window_bytes: Upper bound for this rank's send and receive buffers, in bytes.
+        path_argument: Name of the argument with the path, for errors.
         has_index: Whether there is an index, also for a single file.
     """
 
@@ -39,6 +112,7 @@ class GroupCheckpoint:
     max_shard_bytes: int | None
     metadata: Mapping[str, str]
     window_bytes: int
+    path_argument: str
     has_index: bool = False
 
     def __post_init__(self) -> None:
@@ -80,6 +154,8 @@ class GroupCheckpoint:
                     save = GroupSave(plan, group.rank, paths, uploads, local_tensors)
                     return save, Exchange(plan, group, _Windows(save), _CPU)
 
+                if not is_remote(self.path):
+                    self._check_directory(paths, group)
                 save, exchange = group.run_on_all(open_files)
                 exchange.run()
                 self._finish(save, plan.has_digests(), group)
@@ -87,11 +163,11 @@ class GroupCheckpoint:
                 self.abandon()
                 raise
 
-    def commit(self, state: Mapping[str, bytes] | None = None) -> None:
+    def commit(self, state: Mapping[str, Tensor] | None = None) -> None:
         """Makes the written files the checkpoint, on rank 0. Does nothing on other ranks.
 
         Args:
-            state: Values that are not tensors, which belong to the checkpoint.
+            state: Values that are not tensors, as bytes, which belong to the checkpoint.
         """
         if self._save.paths:
             metadata = write_state(self._save, state) if state else None
@@ -103,18 +179,31 @@ class GroupCheckpoint:
 
     def _finish(self, save: GroupSave, has_digests: bool, group: Group) -> None:
         """Seals headers with digests, flushes what all ranks have written, and gathers the parts that they sent."""
-        hashes: list[bytes] = []
+        hashes: list[Tensor] = []
         if has_digests:
-            _, hashes = group.gather_results(lambda: (None, _bytes_of(save.hashes())))
+            # Only the rank with the headers needs them.
+            hashes = group.gather(group.run_on_all(save.hashes))
 
         def finish() -> tuple[None, bytes]:
             if has_digests and group.rank == 0:
-                save.seal(_tensor_of(b"".join(hashes[1:])))
+                save.seal(torch.cat(hashes[1:] or [torch.empty(0, dtype=torch.uint8, device=_CPU)]))
             save.finish()
             return None, json.dumps(save.sent_parts).encode()
 
         _, parts = group.gather_results(finish)
         self._sent_parts = [part for data in parts for part in json.loads(data)]
+
+    def _check_directory(self, paths: list[str], group: Group) -> None:
+        """Raises a ValueError on all ranks if a rank does not see the files of rank 0, even if it writes nothing."""
+        own = json.dumps([os.path.dirname(self.path), os.path.lexists(local_path_of(paths[0]))]).encode()
+        directories, are_seen = zip(*map(json.loads, group.all_gather_bytes(own)), strict=True)
+        if not all(are_seen):
+            check_equal(self.path_argument, directories)
+            blind = list_ranks([rank for rank, is_seen in enumerate(are_seen) if not is_seen])
+            raise ValueError(
+                f"{self.path_argument} {directories[0]} is not the same directory on all ranks: {blind} cannot see the "
+                "files that rank 0 has created there; pass a directory that all ranks share"
+            )
 
     def _begin(self, group: Group) -> tuple[SavePlan, list[str], list[str]]:
         """Plans the save on all ranks, and creates its files on rank 0.
@@ -161,14 +250,3 @@ class _Windows:
 
     def finish(self) -> None:
         pass
-
-
-def _bytes_of(data: Tensor) -> bytes:
-    # PyTorch has no other fast conversion to bytes that works without NumPy.
-    return ctypes.string_at(data.data_ptr(), len(data))
-
-
-def _tensor_of(data: bytes) -> Tensor:
-    tensor = torch.empty(len(data), dtype=torch.uint8, device=_CPU)
-    ctypes.memmove(tensor.data_ptr(), data, len(data))
-    return tensor

@@ -1,10 +1,10 @@
 """`save_distributed`: saves a checkpoint by the ranks of a process group."""
 
-import json
+import uuid
 from collections.abc import Mapping
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,9 +27,9 @@ from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._core.urls import below, is_url, local_path_of
-from fst._distributed.agreement import check_equal, comparable, distinct_on_all, number_distinct
-from fst._distributed.descriptions import Description, describe, digest, merge
-from fst._distributed.group_save import GroupCheckpoint
+from fst._distributed.agreement import comparable
+from fst._distributed.descriptions import describe
+from fst._distributed.group_save import GroupCheckpoint, SaveArguments, agree_on_save
 from fst._save.background import background as background_saves
 from fst._save.check import DEFAULT_SHARD_BYTES, check_aliases, check_max_shard_bytes, check_values
 from fst._save.host_copy import HostCopy
@@ -41,8 +41,8 @@ _CPU = torch.device("cpu")
 # Name from which the names of the files derive.
 NAME = "model.safetensors"
 
-# Groups for saves in the background, by the groups of their callers.
-_background_groups: "WeakKeyDictionary[ProcessGroup, ProcessGroup]" = WeakKeyDictionary()
+# Groups for saves in the background with their names, by the groups of their callers.
+_background_groups: "WeakKeyDictionary[ProcessGroup, tuple[str, Group]]" = WeakKeyDictionary()
 
 
 @overload
@@ -139,7 +139,9 @@ def save_distributed(
     """
     control_group = Group.of(group, _CPU)
 
-    def prepare() -> tuple[_Prepared, bytes]:
+    local_tensors: dict[str, Tensor] = {}
+
+    def prepare() -> SaveArguments:
         background_saves.raise_lost()
         if not isinstance(max_snapshots, int) or max_snapshots < 1:
             raise ValueError(f"max_snapshots must be an int of at least 1, not {max_snapshots!r}")
@@ -149,35 +151,27 @@ def save_distributed(
                 "save_file"
             )
         path = path_in_directory(directory)
-        limit, texts = check_max_shard_bytes(max_shard_bytes), digests_of(digests, metadata_of(metadata))
-        window = size_of(control_group.window_bytes if window_bytes is None else window_bytes, "window_bytes")
-        options = [limit, comparable(json.dumps(texts)), comparable(str(dtype)), window, background, max_snapshots]
+        limit, texts = check_max_shard_bytes(max_shard_bytes), metadata_of(metadata)
+        digests_of(digests, texts)
+        window = None if window_bytes is None else size_of(window_bytes, "window_bytes")
         _check_state_dict(state_dict)
         cast_to = dtype_of(dtype)
         dtypes = None if cast_to is None else ops.requested_dtypes(list(state_dict), cast_to)
-        description, local_tensors = describe(state_dict, dtypes, control_group)
-        check_aliases(local_tensors)
-        encoded = description.encode()
-        message = json.dumps([options, digest(encoded), len(encoded)]).encode()
-        return _Prepared(path, limit, texts or {}, window, description, encoded, local_tensors), message
-
-    def agree() -> tuple[GroupCheckpoint, dict[str, Tensor]]:
-        """Compares the arguments of all ranks. Returns the checkpoint, and the local tensors of this rank."""
-        own, messages = control_group.gather_results(prepare)
-        options, digests, lengths = zip(*map(json.loads, messages), strict=True)
-        for argument, values in zip(_OPTIONS, zip(*options, strict=True), strict=True):
-            check_equal(argument, values)
-        data = torch.frombuffer(bytearray(own.encoded), dtype=torch.uint8)
-        distinct = distinct_on_all(data, digests, lengths, control_group)
-        descriptions = [own.description] if len(distinct) == 1 else [Description.decode(tensor) for tensor in distinct]
-        merged = merge(descriptions, number_distinct(digests))
-        return GroupCheckpoint(own.path, merged, own.max_shard_bytes, own.metadata, own.window_bytes), own.tensors
+        description, own_tensors = describe(state_dict, dtypes, control_group)
+        check_aliases(own_tensors)
+        local_tensors.update(own_tensors)
+        others = {"dtype": comparable(str(dtype)), "background": background, "max_snapshots": max_snapshots}
+        names = _background_names(control_group) if background else None
+        return SaveArguments(
+            path, "directory", limit, texts, digests, window, description, others=others, note=names
+        )
 
     def write(checkpoint: GroupCheckpoint, tensors: Mapping[str, Tensor], save_group: Group) -> None:
         with defer_interrupts():
             try:
                 checkpoint.write(tensors, save_group)
-                save_group.run_on_all(checkpoint.commit)
+                # An interrupt of another rank does not undo what rank 0 commits.
+                save_group.gather_results(lambda: (checkpoint.commit(), b""), is_final=True)
             finally:
                 checkpoint.abandon()
 
@@ -186,36 +180,20 @@ def save_distributed(
     background_saves.wait(snapshots - 1 if background else 0)
     with defer_interrupts():
         if not background:
-            write(*agree(), control_group)
+            write(agree_on_save(prepare, control_group)[0], local_tensors, control_group)
             return None
         saves: list[tuple[GroupCheckpoint, Group]] = []
 
         def copy() -> HostCopy:
-            checkpoint, tensors = agree()
-            saves.append((checkpoint, _background_group(control_group)))
-            return control_group.run_on_all(lambda: HostCopy(checkpoint.used_elements(tensors, control_group)))
+            checkpoint, names = agree_on_save(prepare, control_group)
+            saves.append((checkpoint, control_group.run_on_all(lambda: _background_group(control_group, names))))
+            return control_group.run_on_all(lambda: HostCopy(checkpoint.used_elements(local_tensors, control_group)))
 
         def write_copy(tensors: Mapping[str, Tensor]) -> None:
             checkpoint, save_group = saves.pop()
             write(checkpoint, tensors, save_group)
 
         return background_saves.start(copy, write_copy, snapshots)
-
-
-# Arguments that must be equal on all ranks.
-_OPTIONS = ("max_shard_bytes", "metadata", "dtype", "window_bytes", "background", "max_snapshots")
-
-
-class _Prepared(NamedTuple):
-    """Arguments of a save, with the tensors of this rank and their description."""
-
-    path: str
-    max_shard_bytes: int | None
-    metadata: dict[str, str]
-    window_bytes: int
-    description: Description
-    encoded: bytes
-    tensors: dict[str, Tensor]
 
 
 def path_in_directory(directory: Path) -> str:
@@ -232,16 +210,51 @@ def _check_state_dict(state_dict: Mapping[str, Tensor]) -> None:
             raise TypeError(f'"{name}" is a ShardedTensor; pass a DTensor, or save it with fst.dcp.StorageWriter')
 
 
-def _background_group(group: Group) -> Group:
-    """Returns a gloo group of the same ranks, for collectives of another thread. The first call creates it."""
-    if group.process_group is None:
+def _background_names(group: Group) -> list[str]:
+    """Returns the name of the gloo group that this rank has for saves in the background, if any, and a new name."""
+    known = None if group.process_group is None else _background_groups.get(group.process_group)
+    return ["" if known is None else known[0], f"fst saves {uuid.uuid4()}"]
+
+
+def _background_group(group: Group, names: list[Any]) -> Group:
+    """Returns a gloo group of the same ranks, for collectives of another thread. The first call creates it.
+
+    Ranks may have different numbers of groups, so that PyTorch would name it differently on each. `names` has the
+    `_background_names` of all ranks.
+    """
+    process_group = group.process_group
+    if process_group is None:
         return Group.alone(_CPU)
-    if group.process_group not in _background_groups:
-        ranks = dist.get_process_group_ranks(group.process_group)
-        _background_groups[group.process_group] = dist.new_group(
-            ranks, _timeout_of(group.process_group), "gloo", use_local_synchronization=True, group_desc="fst saves"
-        )
-    return Group.of(_background_groups[group.process_group], _CPU)
+    known, new_name = names[0]
+    if known == "" or any(name != known for name, _ in names):
+        try:
+            created = _create_gloo_group(process_group, new_name)
+        except Exception as error:
+            raise RuntimeError(
+                f"the gloo group of saves in the background cannot be created: {error}. Check that the ranks reach "
+                "each other over TCP, such as by GLOO_SOCKET_IFNAME, or pass background=False"
+            ) from error
+        _background_groups[process_group] = new_name, Group.of(created, _CPU)
+    return _background_groups[process_group][1]
+
+
+def _create_gloo_group(process_group: "ProcessGroup", name: str) -> "ProcessGroup":
+    """Creates a gloo group of the ranks of a group, in their order, under a name that all of them know."""
+    # `new_group` names a group by the number of groups that a rank has, and needs all ranks of the world otherwise.
+    c10d = dist.distributed_c10d
+    ranks = dist.get_process_group_ranks(process_group)
+    created, _ = c10d._new_process_group_helper(
+        len(ranks),
+        dist.get_rank(process_group),
+        ranks,
+        dist.Backend("gloo"),
+        c10d._get_default_store(),
+        group_name=name,
+        timeout=_timeout_of(process_group) or c10d.default_pg_timeout,
+        group_desc="fst saves",
+    )
+    c10d._world.pg_group_ranks[created] = {rank: index for index, rank in enumerate(ranks)}
+    return created
 
 
 def _timeout_of(process_group: "ProcessGroup") -> timedelta | None:

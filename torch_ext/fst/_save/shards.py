@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from fst._core import ops
@@ -57,8 +56,7 @@ def split(tensors: Mapping[str, _Tensor], max_shard_bytes: int) -> list[dict[str
     return list(split_by_size(tensors.items(), max_shard_bytes)) or [{}]
 
 
-def write_state(save: CheckpointSave, values: Mapping[str, bytes]) -> dict[str, str]:
-    """Writes values that are not tensors in a file beside. Returns the metadata with which the index names it."""
-    tensors = [torch.frombuffer(bytearray(value), dtype=torch.uint8) for value in values.values()]
-    ops.save_shard(tensors, list(values), save.state_path, None, save.permissions_from[0])
+def write_state(save: CheckpointSave, values: Mapping[str, Tensor]) -> dict[str, str]:
+    """Writes values that are not tensors, as bytes, in a file beside. Returns the index's metadata that names it."""
+    ops.save_shard(list(values.values()), list(values), save.state_path, None, save.permissions_from[0])
     return {STATE_KEY: os.path.basename(save.state_path)}
