@@ -23,6 +23,7 @@ import fst
 import fst._save.background
 from fst import RankError
 from fst._core.classes import CheckpointSave, GroupSave
+from fst._distributed.exchange import window_traffic
 from fst._distributed.meshes import MeshLayouts
 from fst._save.host_copy import HostCopy
 from ranks import Ranks, on_ranks
@@ -449,6 +450,22 @@ def test_ranks_with_names_and_directories_of_their_own(tmp_path):
     other.mkdir(exist_ok=True)
     with pytest.raises(ValueError, match=r"do not agree on directory: .*/m on ranks 0, 1, 2; .*/other on rank 3"):
         fst.save_distributed({"a": torch.ones(4)}, other)
+
+
+@on_ranks(4)
+def test_digests_keep_rows_on_their_ranks(tmp_path):
+    rows = dtensor_of(torch.randn(1024, 512), meshes()["line"], [Shard(0)])
+    sent = []
+
+    def count(*arguments):
+        sent.append(sum(window_traffic(*arguments).send_splits))
+        return window_traffic(*arguments)
+
+    with mock.patch("fst._distributed.exchange.window_traffic", count):
+        fst.save_distributed({"a": rows}, tmp_path / "m", digests="blake3")
+    assert sum(sent) < 0.01 * rows.numel()
+    dist.barrier()
+    fst.verify(tmp_path / "m")
 
 
 # Saves in the background.
