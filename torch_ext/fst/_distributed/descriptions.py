@@ -204,12 +204,12 @@ def merge(descriptions: Sequence[Description], description_of_rank: Sequence[int
         indices = [index_in_united(layout) for layout in layouts]
         are_boxes = [layout[:1] == [_BOXES] for layout in layouts]
         for name, tensor in tensors.items():
-            renumbered = tensor._replace(layout=indices[tensor.layout])
+            layout = indices[tensor.layout]
             # Ranks have different boxes.
-            compared = tensor._replace(layout=-1) if are_boxes[tensor.layout] else renumbered
+            compared = StoredTensor(tensor.dtype, tensor.shape, -1 if are_boxes[tensor.layout] else layout)
             if tensors_of_all.setdefault(name, compared) != compared:
                 _raise_difference(name, descriptions, ranks_of)
-            holders.setdefault(name, []).append((index, renumbered.layout))
+            holders.setdefault(name, []).append((index, layout))
     layout_of: dict[tuple[tuple[int, int], ...], int] = {}
     for name, holding in holders.items():
         tensor = tensors_of_all[name]
@@ -230,7 +230,7 @@ def merge(descriptions: Sequence[Description], description_of_rank: Sequence[int
                     "ranks of its mesh"
                 )
             layout_of[key] = index_in_united(restricted)
-        tensors_of_all[name] = tensor._replace(layout=layout_of[key])
+        tensors_of_all[name] = StoredTensor(tensor.dtype, tensor.shape, layout_of[key])
     # Replaces the placeholder, which no tensor has any more, by a layout.
     united[index_in_united(EVERYWHERE)] = _replicated([0])
     return Description(united, tensors_of_all)

@@ -162,9 +162,7 @@ def save_distributed(
         local_tensors.update(own_tensors)
         others = {"dtype": comparable(str(dtype)), "background": background, "max_snapshots": max_snapshots}
         names = _background_names(control_group) if background else None
-        return SaveArguments(
-            path, "directory", limit, texts, digests, window, description, others=others, note=names
-        )
+        return SaveArguments(path, "directory", limit, texts, digests, window, description, others=others, note=names)
 
     def write(checkpoint: GroupCheckpoint, tensors: Mapping[str, Tensor], save_group: Group) -> None:
         with defer_interrupts():
