@@ -10,6 +10,7 @@ mod forks;
 mod gds;
 mod gpu_load;
 mod host_load;
+mod interrupts;
 mod kernels;
 mod load_failures;
 mod model;

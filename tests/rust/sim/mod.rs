@@ -129,6 +129,14 @@ impl Sim {
         sim
     }
 
+    /// Lets no queued work run until the end of `body`.
+    pub fn while_busy<T>(&self, body: impl FnOnce() -> T) -> T {
+        call!(fst_simcuda::control::sim_schedule(Schedule::Busy));
+        let result = body();
+        call!(fst_simcuda::control::sim_schedule(Schedule::Random));
+        result
+    }
+
     /// Makes the `at`-th later call of a kind fail, counted from 1.
     pub fn inject(&self, fault: Fault, at: u64) {
         call!(fst_simcuda::control::sim_inject(fault, at));

@@ -151,6 +151,8 @@ pub enum Schedule {
     /// Work runs as late as possible: while a host thread waits for work. A query
     /// of an event lets one item of work run.
     Lazy,
+    /// No work runs, as behind a kernel of the program that does not end.
+    Busy,
 }
 
 /// Counts since the last reset.

@@ -101,7 +101,11 @@ impl Driver {
 
     /// Returns whether work may start to run.
     pub fn may_run(&self) -> bool {
-        self.schedule == Schedule::Random || self.waiting > 0 || self.permits > 0
+        match self.schedule {
+            Schedule::Random => true,
+            Schedule::Lazy => self.waiting > 0 || self.permits > 0,
+            Schedule::Busy => false,
+        }
     }
 
     /// Returns all counts.
