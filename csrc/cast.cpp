@@ -199,10 +199,10 @@ void CastBatch::add(size_t index, uint64_t source, c10::ScalarType from, const a
   if (from == target.scalar_type()) {
     // The core does not know all dtypes of PyTorch, but copies bytes.
     const auto byte = number_of(at::kByte);
-    push(index, target.device(), Conversion{source, address, elements * target.element_size(), byte, byte, 0});
+    push(index, target.device(), Conversion{source, address, elements * target.element_size(), byte, byte, 0, 0});
   } else {
     push(index, target.device(),
-         Conversion{source, address, elements, number_of(from), number_of(target.scalar_type()), 0});
+         Conversion{source, address, elements, number_of(from), number_of(target.scalar_type()), 0, 0});
   }
 }
 
@@ -213,7 +213,7 @@ void CastBatch::add_put(size_t index, const at::Tensor& positions, const at::Ten
   const auto bits = number_of(as_bits(target).scalar_type());
   push(index, target.device(),
        Conversion{address_of(values), mutable_address_of(target), static_cast<uint64_t>(values.numel()), bits, bits,
-                  address_of(positions)});
+                  address_of(positions), static_cast<uint64_t>(target.numel())});
 }
 
 void CastBatch::push(size_t index, c10::Device device, const Conversion& conversion) {

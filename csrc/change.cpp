@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "cast.h"
 #include "error.h"
@@ -57,6 +58,20 @@ void check_change(size_t index, const Change& change) {
     refuse(c10::str("the positions are ", describe_staged(positions), ", and the values ", describe_staged(values),
                     ", but must be 1-d uint32 and as many values, at most the ", target.numel(),
                     " elements of the target"));
+  }
+}
+
+// Throws unless all positions in host memory are in their target. No write goes beyond a target, but one that is left out
+// must be an error.
+void check_positions(size_t index, const at::Tensor& positions, const at::Tensor& target) {
+  const auto dense = positions.contiguous();
+  const auto bytes = bytes_of(dense);
+  const rust::Slice<const uint32_t> numbers(reinterpret_cast<const uint32_t*>(bytes.data()), dense.numel());
+  const auto elements = target.numel();
+  const auto beyond = [&](uint32_t number) { return std::cmp_greater_equal(number, elements); };
+  if (const auto found = std::ranges::find_if(numbers, beyond); found != numbers.end()) {
+    throw_invalid_argument(c10::str("change ", index, ": position ", *found, " is not among the ", elements,
+                                    " elements of the target; nothing was written"));
   }
 }
 
@@ -183,6 +198,9 @@ std::vector<Change> changes_of(at::TensorList targets, const c10::List<std::opti
   changes.reserve(targets.size());
   for (size_t index = 0; index < targets.size(); ++index) {
     const std::optional<at::Tensor> at = positions[index];
+    if (at && has_memory(*at) && at->is_cpu() && at->scalar_type() == at::kUInt32) {
+      check_positions(index, *at, targets[index]);
+    }
     changes.push_back(Change{targets[index], at.value_or(at::Tensor()), values[index]});
   }
   return changes;

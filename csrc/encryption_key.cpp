@@ -10,9 +10,7 @@ namespace fst {
 namespace {
 
 rust::Slice<const uint8_t> key_bytes_of(const at::Tensor& tensor) {
-  if (tensor.scalar_type() != at::kByte) {
-    throw_invalid_argument("a key takes uint8 tensors");
-  }
+  check_vector("a key", tensor, at::kByte);
   return bytes_of(tensor);
 }
 
@@ -39,8 +37,9 @@ c10::intrusive_ptr<OpenEncryptionKey> OpenEncryptionKey::for_save() const {
   return c10::make_intrusive<OpenEncryptionKey>(call_core([&] { return key_for_save(*key_); }));
 }
 
-void OpenEncryptionKey::rotate(const std::string& path, const c10::intrusive_ptr<OpenEncryptionKey>& key) const {
-  call_core([&] { rotate_key(to_rust(path), *key_, key->key()); });
+bool OpenEncryptionKey::rotate(const std::string& path, const c10::intrusive_ptr<OpenEncryptionKey>& key,
+                               int64_t limit_ms) const {
+  return call_core([&] { return rotate_key(to_rust(path), *key_, key->key(), limit_ms); });
 }
 
 OpenCipher::OpenCipher(const at::Tensor& key, const at::Tensor& salt, int64_t opslimit, int64_t memlimit)

@@ -40,7 +40,8 @@ class OpenEncryptionKey : public torch::CustomClassHolder {
   void unregister_key() const { key_->unregister_key(); }
 
   // Makes the local files that a path leads to open with another key, without encrypting their data again.
-  void rotate(const std::string& path, const c10::intrusive_ptr<OpenEncryptionKey>& key) const;
+  // Returns false if one stays locked for so long. A negative limit is none.
+  bool rotate(const std::string& path, const c10::intrusive_ptr<OpenEncryptionKey>& key, int64_t limit_ms) const;
 
   const EncryptionKey& key() const { return *key_; }
 

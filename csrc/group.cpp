@@ -24,28 +24,16 @@ rust::Box<GroupPlan> plan_of(const OpenCheckpoint& checkpoint, const std::vector
                              const std::string& strategy, int64_t window_bytes) {
   std::vector<ShardRequests> lists;
   for (const auto& list : requests) {
-    if (!has_memory(list) || list.scalar_type() != at::kLong || list.dim() != 1 || !list.is_cpu()) {
-      throw_invalid_argument("requests must be 1-d int64 tensors on the CPU");
-    }
-    const auto numbers = list.contiguous();
+    const auto numbers = numbers_of("a list of requests", list);
     ShardRequests copied;
-    copied.numbers.reserve(numbers.numel());
-    const auto* first = reinterpret_cast<const int64_t*>(address_of(numbers));
-    std::copy_n(first, numbers.numel(), std::back_inserter(copied.numbers));
+    copied.numbers.reserve(numbers.size());
+    std::ranges::copy(numbers, std::back_inserter(copied.numbers));
     lists.push_back(std::move(copied));
   }
   return call_core([&] {
     return plan_group(checkpoint.core(), slice_of(lists), slice_of(list_of_rank), slice_of(caches), strategy,
                       window_bytes);
   });
-}
-
-void check_buffer(const at::Tensor& buffer, c10::Device device) {
-  if (!has_memory(buffer) || buffer.scalar_type() != at::kByte || buffer.dim() != 1 || !buffer.is_contiguous() ||
-      buffer.device() != device) {
-    throw_invalid_argument(c10::str("the buffer is ", buffer.toString(), " of shape ", buffer.sizes(), " on ",
-                                    buffer.device(), ", but must be a contiguous 1-d uint8 tensor on ", device));
-  }
 }
 
 uint64_t address_in(const at::Tensor& buffer, uint64_t offset, uint64_t bytes) {
@@ -162,7 +150,7 @@ GroupLoad::GroupLoad(const c10::intrusive_ptr<OpenGroupPlan>& plan, int64_t rank
 
 void GroupLoad::read(int64_t window, const at::Tensor& send) {
   const at::AutoDispatchBelowADInplaceOrView guard;
-  check_buffer(send, device_);
+  check_vector("the send buffer", send, at::kByte, device_);
   const size_t index = plan_->check_window(window);
   const auto local = call_core([&] { return rank_plan_->local_ranges(index); });
   const auto sent = call_core([&] { return rank_plan_->send_ranges(index); });
@@ -184,7 +172,7 @@ void GroupLoad::read(int64_t window, const at::Tensor& send) {
 
 void GroupLoad::unpack(int64_t window, const at::Tensor& received) {
   const at::AutoDispatchBelowADInplaceOrView guard;
-  check_buffer(received, device_);
+  check_vector("the receive buffer", received, at::kByte, device_);
   struct Copy {
     at::Tensor target;
     c10::ScalarType from;

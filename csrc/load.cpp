@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "cast.h"
@@ -58,13 +59,16 @@ void check_output(const Spec& spec, const at::Tensor& out, OutputDtype dtype) {
   }
 }
 
-// Returns a tensor without values. PyTorch's error for host memory is neither an OutOfMemoryError nor names the tensor.
+// Returns a tensor without values. PyTorch's error for a lack of host memory is neither an OutOfMemoryError nor names the
+// tensor. Other errors, such as that of a GPU after an illegal access, keep their classes.
 at::Tensor empty(const Spec& spec, c10::Device device, c10::ScalarType type) {
   try {
     return at::empty(shape_of(spec), at::device(device).dtype(type));
-  } catch (const c10::OutOfMemoryError&) {
-    throw;
-  } catch (const c10::Error&) {
+  } catch (const c10::Error& error) {
+    if (!device.is_cpu() || std::string_view(error.what_without_backtrace()).find("you tried to allocate") ==
+                                std::string_view::npos) {
+      throw;
+    }
     // The core has checked that the size in bits fits 63 bits, and a cast makes it 8 times as large at most.
     const auto bytes = static_cast<uint64_t>(c10::multiply_integers(shape_of(spec))) * c10::elementSize(type);
     throw_as_torch_error(std::string(out_of_memory(spec.name, bytes, rust::String(device.str()))));

@@ -17,7 +17,7 @@ void check_memory(const at::Tensor& tensor) {
 
 void check_bytes(const at::Tensor& tensor) {
   check_memory(tensor);
-  if (!tensor.is_cpu() || !tensor.is_contiguous()) {
+  if (!tensor.is_cpu() || !tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) {
     throw_invalid_argument("a tensor is not contiguous on the CPU; pass tensor.cpu().contiguous()");
   }
 }
@@ -75,6 +75,26 @@ TensorMemory memory_of(const at::Tensor& tensor) {
     return {};
   }
   return {address_of(tensor), tensor.scalar_type(), tensor.sizes().vec(), tensor.strides().vec()};
+}
+
+void check_vector(const std::string& argument, const at::Tensor& tensor, c10::ScalarType dtype, c10::Device device,
+                  std::optional<int64_t> elements) {
+  const auto refuse = [&](const std::string& found) {
+    throw_invalid_argument(c10::str(argument, " ", found, ", but must be a contiguous 1-d ", c10::toString(dtype),
+                                    " tensor on ", device, elements ? c10::str(" of ", *elements, " elements") : ""));
+  };
+  if (!has_memory(tensor)) {
+    refuse(describe_missing_memory(tensor));
+  }
+  if (tensor.scalar_type() != dtype || tensor.dim() != 1 || !tensor.is_contiguous() || tensor.device() != device ||
+      tensor.numel() != elements.value_or(tensor.numel())) {
+    refuse(c10::str("is ", tensor.toString(), " of shape ", tensor.sizes(), " on ", tensor.device()));
+  }
+}
+
+rust::Slice<const int64_t> numbers_of(const std::string& argument, const at::Tensor& tensor) {
+  check_vector(argument, tensor, at::kLong);
+  return {static_cast<const int64_t*>(tensor.const_data_ptr()), static_cast<size_t>(tensor.numel())};
 }
 
 rust::Slice<const uint8_t> bytes_of(const at::Tensor& tensor) {

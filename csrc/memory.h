@@ -5,6 +5,7 @@
 #include <rust/cxx.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -28,6 +29,15 @@ uint64_t mutable_address_of(const at::Tensor& tensor);
 // has no memory.
 using TensorMemory = std::tuple<uint64_t, c10::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
 TensorMemory memory_of(const at::Tensor& tensor);
+
+// Throws c10::ValueError, with the name of the argument, unless a tensor is contiguous, 1-d and of this dtype on this
+// device, and has this number of elements, if it is given.
+void check_vector(const std::string& argument, const at::Tensor& tensor, c10::ScalarType dtype,
+                  c10::Device device = at::kCPU, std::optional<int64_t> elements = std::nullopt);
+
+// Returns the elements of an int64 vector on the CPU. Throws c10::ValueError, with the name of the argument, for any other
+// tensor.
+rust::Slice<const int64_t> numbers_of(const std::string& argument, const at::Tensor& tensor);
 
 // Return the bytes of a contiguous tensor on the CPU. Throw c10::ValueError for any other tensor.
 rust::Slice<const uint8_t> bytes_of(const at::Tensor& tensor);

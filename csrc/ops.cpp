@@ -237,7 +237,8 @@ TORCH_LIBRARY(fst, m) {
       .def("unregister_key", &OpenEncryptionKey::unregister_key)
       .def("save_shard", save_encrypted_shard)
       .def("for_save", &OpenEncryptionKey::for_save)
-      .def("rotate", &OpenEncryptionKey::rotate, "", {torch::arg("path"), torch::arg("key")});
+      .def("rotate", &OpenEncryptionKey::rotate, "",
+           {torch::arg("path"), torch::arg("key"), torch::arg("limit_ms") = -1});
   m.class_<Loader>("Loader")
       .def(torch::init(stream_files), "Returns tensors one by one while the next ones load.",
            {torch::arg("paths"), torch::arg("device") = c10::Device(c10::kCPU), torch::arg("names") = none,

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "cast.h"
@@ -22,12 +23,7 @@ namespace {
 
 rust::Box<SavePlan> plan_of(Strings names, const at::Tensor& numbers, const OpenSavePlan::MetadataOfFiles& metadata,
                             int64_t ranks, int64_t window_bytes, bool has_parts) {
-  if (numbers.scalar_type() != at::kLong || numbers.dim() != 1) {
-    throw_invalid_argument("numbers must be a 1-d int64 tensor on the CPU");
-  }
-  const auto bytes = bytes_of(numbers);
-  const rust::Slice<const int64_t> decoded(reinterpret_cast<const int64_t*>(bytes.data()),
-                                           bytes.size() / sizeof(int64_t));
+  const auto decoded = numbers_of("the list of numbers", numbers);
   std::vector<NewMetadata> files;
   files.reserve(metadata.size());
   for (size_t index = 0; index < metadata.size(); ++index) {
@@ -216,15 +212,8 @@ class Pieces {
 };
 
 void check_buffer(const at::Tensor& buffer, const std::vector<int64_t>& splits) {
-  int64_t bytes = 0;
-  for (const int64_t split : splits) {
-    bytes += split;
-  }
-  if (!has_memory(buffer) || buffer.scalar_type() != at::kByte || buffer.dim() != 1 || !buffer.is_contiguous() ||
-      buffer.numel() != bytes) {
-    throw_invalid_argument(c10::str("the buffer is ", buffer.toString(), " of shape ", buffer.sizes(),
-                                    ", but must be a contiguous 1-d uint8 tensor of ", bytes, " bytes"));
-  }
+  const auto bytes = std::accumulate(splits.begin(), splits.end(), int64_t{0});
+  check_vector("the buffer", buffer, at::kByte, buffer.device(), bytes);
 }
 
 // `used` has the first used element of the local tensor, and the count of used ones.

@@ -43,10 +43,8 @@ rust::Box<OpenRequest> request_of(const OpenOptions& options) {
     request->set_key((*options.key)->key(), options.accepts_plain);
   }
   if (const auto& headers = options.headers) {
-    if (!has_memory(*headers) || headers->scalar_type() != at::kByte || headers->dim() != 1 || !headers->is_cpu()) {
-      throw_invalid_argument("headers must be a 1-d uint8 tensor on the CPU, as Checkpoint.headers() returns it");
-    }
-    request->set_headers(bytes_of(headers->contiguous()));
+    check_vector("the list of headers", *headers, at::kByte);
+    request->set_headers(bytes_of(*headers));
   }
   return request;
 }

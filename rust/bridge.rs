@@ -96,6 +96,8 @@ mod ffi {
         to: i8,
         /// Address of the `u32` positions in the target, or 0 if its elements are contiguous.
         positions: u64,
+        /// Number of elements of the target, with positions. Others are not written.
+        target_elements: u64,
     }
 
     /// Order in which a stream returns its tensors.
@@ -329,7 +331,8 @@ mod ffi {
         fn register_key(self: &EncryptionKey);
         fn unregister_key(self: &EncryptionKey);
         fn key_for_save(key: &EncryptionKey) -> Result<Box<EncryptionKey>>;
-        fn rotate_key(path: &str, old_key: &EncryptionKey, new_key: &EncryptionKey) -> Result<()>;
+        /// Returns false if a file stays locked for this time in milliseconds. A negative one is no limit.
+        fn rotate_key(path: &str, old_key: &EncryptionKey, new_key: &EncryptionKey, limit_ms: i64) -> Result<bool>;
 
         type Cipher;
         fn new_cipher(key: &[u8], salt: &[u8], opslimit: u64, memlimit: u64) -> Result<Box<Cipher>>;

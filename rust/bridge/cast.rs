@@ -53,11 +53,11 @@ pub(super) fn missing_kernels(ordinal: i32) -> String {
 }
 
 pub(super) fn conversion(conversion: &ffi::Conversion) -> Result<batch::Conversion> {
-    let ffi::Conversion { source, target, elements, from, to, positions } = *conversion;
+    let ffi::Conversion { source, target, elements, from, to, positions, target_elements } = *conversion;
     let dtype = |value: i8| {
         let unknown = || Error::new(Kind::Internal, format!("no dtype has the scalar type {value}"));
         Dtype::from_scalar_type(value).ok_or_else(unknown)
     };
     let positions = (positions != 0).then_some(positions);
-    Ok(batch::Conversion { source, target, elements, from: dtype(from)?, to: dtype(to)?, positions })
+    Ok(batch::Conversion { source, target, elements, from: dtype(from)?, to: dtype(to)?, positions, target_elements })
 }

@@ -26,6 +26,8 @@ pub struct Conversion {
     /// Address of the `u32` positions in the destination, or `None` if its elements are contiguous, too. Both dtypes are
     /// the same then.
     pub positions: Option<u64>,
+    /// Number of elements of the destination, with positions.
+    pub target_elements: u64,
 }
 
 /// Bytes of the wider side that a thread converts at a time: large enough that distribution costs nothing, small enough
@@ -52,8 +54,9 @@ impl Conversion {
 
     /// Returns the write by position, or `None` for a cast.
     pub fn put(&self) -> Option<Put> {
-        let Conversion { source: values, target, elements, .. } = *self;
-        self.positions.map(|positions| Put { positions, values, target, elements, item_bytes: self.from.item_bytes() })
+        let Conversion { source: values, target, elements, target_elements, .. } = *self;
+        let item_bytes = self.from.item_bytes();
+        self.positions.map(|positions| Put { positions, values, target, elements, target_elements, item_bytes })
     }
 
     /// Returns the bytes that an element moves.
@@ -112,8 +115,7 @@ impl Conversion {
 ///
 /// # Safety
 /// Sources must be readable memory of this process. Targets must be writable, must not overlap anything else, and must
-/// not be used by other code until this returns. Positions must be readable, ascending without duplicates, and in their
-/// target.
+/// not be used by other code until this returns. Positions must be readable, and ascending without duplicates.
 ///
 /// # Errors
 /// `internal` for a conversion that does not exist. Nothing has been written then.

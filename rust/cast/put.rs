@@ -17,6 +17,8 @@ pub struct Put {
     pub target: u64,
     /// Number of positions.
     pub elements: u64,
+    /// Number of elements of the target. Nothing is written to positions beyond them.
+    pub target_elements: u64,
     /// Bytes of an element: 1, 2, 4, 8 or 16.
     pub item_bytes: u64,
 }
@@ -30,7 +32,7 @@ impl Put {
     /// Writes all elements. Does nothing if their size is not possible. Addresses may have any alignment.
     ///
     /// # Safety
-    /// Positions and values are readable. The target is writable at all positions, and nothing else uses these elements.
+    /// Positions and values are readable. The target is writable, and nothing else uses the elements at the positions.
     pub unsafe fn run(&self) {
         // SAFETY: the caller's promise is the same.
         unsafe {
@@ -52,10 +54,13 @@ impl Put {
         let values = ptr::with_exposed_provenance::<T>(to_usize(self.values));
         let target = ptr::with_exposed_provenance_mut::<T>(to_usize(self.target));
         for index in 0..to_usize(self.elements) {
-            // SAFETY: the index is less than the number of positions and values, and the position is in the target.
+            // SAFETY: the index is less than the number of positions and values, and the position was compared.
             unsafe {
-                let position = to_usize(u64::from(positions.add(index).read_unaligned()));
-                target.add(position).write_unaligned(values.add(index).read_unaligned());
+                let position = u64::from(positions.add(index).read_unaligned());
+                if position >= self.target_elements {
+                    continue;
+                }
+                target.add(to_usize(position)).write_unaligned(values.add(index).read_unaligned());
             }
         }
     }

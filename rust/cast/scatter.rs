@@ -126,19 +126,19 @@ impl Table {
         Ok(())
     }
 
-    /// Adds elements to write by position. Without elements, adds nothing. The caller guarantees that all positions are
-    /// in the target. Fails with `internal` if the kernel writes no elements of this size, an address is not aligned to
-    /// its elements, or the number of tiles exceeds 32 bits.
+    /// Adds elements to write by position. Without elements, adds nothing. Positions beyond the target are not written.
+    /// Fails with `internal` if the kernel writes no elements of this size, an address is not aligned to its elements, or
+    /// the number of tiles exceeds 32 bits.
     pub fn push_put(&mut self, put: Put) -> Result<()> {
         let invalid = |why: &str| Error::new(Kind::Internal, format!("{put:?} {why}"));
-        let Put { positions, values, target, elements, item_bytes } = put;
+        let Put { positions, values, target, elements, target_elements, item_bytes } = put;
         let put_bytes = u8::try_from(item_bytes).ok().filter(|_| Put::is_possible(item_bytes));
         let put_bytes = put_bytes.ok_or_else(|| invalid("has elements that the kernel does not write"))?;
         let is_aligned = [values, target].iter().all(|address| address.is_multiple_of(item_bytes));
         if !is_aligned || !positions.is_multiple_of(POSITION_BYTES) {
             return Err(invalid("has an address that is not aligned to its elements"));
         }
-        if elements > 0 {
+        if let Some(last) = target_elements.checked_sub(1).filter(|_| elements > 0) {
             let tiles = elements.div_ceil(TILE_POSITIONS);
             let first_tile = self.add_tiles(tiles).ok_or_else(|| invalid("has too many tiles for one table"))?;
             self.tasks.push(Task {
@@ -146,7 +146,7 @@ impl Table {
                 target,
                 row_elements: elements,
                 source_stride_bytes: positions,
-                rows: 1,
+                rows: u32::try_from(last).unwrap_or(u32::MAX),
                 first_tile,
                 put_bytes,
                 ..Task::default()

@@ -14,6 +14,7 @@ use crate::save::file_kernel::FileKernel;
 use crate::source::files::Files;
 use crate::source::{Place, Source};
 use rustix::io::Errno;
+use std::cell::Cell;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -21,6 +22,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 /// Failure, for errors of the system.
 const CANNOT_WRITE: &str = "cannot write a key slot";
@@ -37,17 +39,40 @@ pub fn rotate<P: AsRef<Path>>(
     new: &EncryptionKey,
     kernel: &dyn FileKernel,
 ) -> Result<()> {
-    let watch = Watch::begin();
+    rotate_within(paths, old, new, kernel, None).map(drop)
+}
+
+/// Does what [`rotate`] does, but returns false if the first file stays locked for the time `limit`, so that the caller can
+/// handle its signals between two calls.
+pub fn rotate_within<P: AsRef<Path>>(
+    paths: &[P],
+    old: &EncryptionKey,
+    new: &EncryptionKey,
+    kernel: &dyn FileKernel,
+    mut limit: Option<Duration>,
+) -> Result<bool> {
+    let (watch, begin) = (Watch::begin(), Instant::now());
     let new = new.for_save()?;
     for place in Files::resolve(paths, &|| watch.check())?.places {
         watch.check()?;
-        match place {
-            Place::Path(path) => rotate_file(&path, old, &new, kernel, &|| watch.check())?,
+        let path = match place {
+            Place::Path(path) => path,
             Place::Url(location) => return Err(unchangeable(&location)),
             Place::Opened(object) => return Err(unchangeable(object.location())),
+        };
+        let is_over = Cell::new(false);
+        let check = || {
+            is_over.set(limit.is_some_and(|limit| begin.elapsed() > limit));
+            let message = "waited for another process that has locked the file";
+            if is_over.get() { Err(Error::new(Kind::Interrupted, message).at(&path)) } else { watch.check() }
+        };
+        match open_locked(&path, &check) {
+            Err(_) if is_over.get() => return Ok(false),
+            opened => rotate_file(&path, opened?, old, &new, kernel, &|| watch.check())?,
         }
+        limit = None;
     }
-    Ok(())
+    Ok(true)
 }
 
 fn unchangeable(location: &Location) -> Error {
@@ -57,12 +82,12 @@ fn unchangeable(location: &Location) -> Error {
 
 fn rotate_file(
     path: &Path,
+    (local, file, _lock): (LocalFile, Arc<File>, Option<FileLock>),
     old: &EncryptionKey,
     new: &EncryptionKey,
     kernel: &dyn FileKernel,
     check: Check<'_>,
 ) -> Result<()> {
-    let (local, file, _lock) = open_locked(path, check)?;
     let length = local.length;
     let json = Header::read_bytes(&Source::File(Arc::new(local)), check)?;
     let header = Header::parse(&json, length).map_err(|error| error.at(path))?;

@@ -20,6 +20,7 @@ fn widen(sizes: &[usize], threads: usize) {
             from: Dtype::BF16,
             to: Dtype::F32,
             positions: None,
+            target_elements: 0,
         });
         first += size;
     }
@@ -55,6 +56,7 @@ fn large_copies_have_all_bytes_at_any_alignment() {
             from: Dtype::U8,
             to: Dtype::U8,
             positions: None,
+            target_elements: 0,
         };
         // SAFETY: both pointers are valid for the bytes.
         unsafe { batch::run(&[conversion], 2) }.unwrap();
@@ -70,7 +72,7 @@ fn put(dtype: Dtype, elements: usize, threads: usize) {
     let positions: Vec<u32> = (0..elements as u32).map(|number| number * 3 + number % 2).collect();
     let mut target = vec![0xEE; elements * item_bytes * 3 + item_bytes];
     let mut expected = target.clone();
-    for (value, &position) in values.chunks(item_bytes).zip(&positions) {
+    for (value, &position) in values.chunks(item_bytes).zip(&positions).take(elements.saturating_sub(1)) {
         expected[position as usize * item_bytes..][..item_bytes].copy_from_slice(value);
     }
     let conversion = Conversion {
@@ -80,8 +82,10 @@ fn put(dtype: Dtype, elements: usize, threads: usize) {
         from: dtype,
         to: dtype,
         positions: Some(positions.as_ptr().expose_provenance() as u64),
+        // The last position is beyond the elements that may be written.
+        target_elements: positions.last().map_or(0, |&last| u64::from(last)),
     };
-    // SAFETY: values, positions and target are valid, and all positions are in the target.
+    // SAFETY: values, positions and target are valid.
     unsafe { batch::run(&[conversion], threads) }.unwrap();
     assert!(target == expected, "{elements} elements of {dtype:?}");
 }
@@ -98,7 +102,7 @@ fn elements_are_written_by_position() {
 #[test]
 fn unsupported_cast_is_an_internal_error() {
     let conversion =
-        Conversion { source: 1, target: 1, elements: 0, from: Dtype::C64, to: Dtype::F32, positions: None };
+        Conversion { source: 1, target: 1, elements: 0, from: Dtype::C64, to: Dtype::F32, positions: None, target_elements: 0 };
     for wrong in [conversion, Conversion { from: Dtype::F16, positions: Some(1), ..conversion }] {
         // SAFETY: there are no elements.
         let error = unsafe { batch::run(&[wrong], 1) }.unwrap_err();

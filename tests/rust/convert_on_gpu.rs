@@ -54,6 +54,7 @@ fn tensors_are_converted_on_the_callers_stream() {
             from: Dtype::F32,
             to,
             positions: None,
+            target_elements: 0,
         });
         let before = vec![0x11; source_bytes];
         let mut expected = before.clone();

@@ -10,6 +10,7 @@ use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
 use fst::device::Scratch;
 use fst::device::cuda::Cuda;
+use fst::device::cuda::driver::{FUNCTIONS, check_functions};
 use fst::device::cuda::kernels::IMAGE;
 use fst::dtype::Dtype;
 use fst::error::Kind;
@@ -23,6 +24,8 @@ use fst::save::memory::SourceMemory;
 use fst::save::{DeviceStream, Extent, Save};
 use fst::staging::{PAGE_BYTES, Request, Staging};
 use safetensors::SafeTensors;
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Calls between two moments, with the objects that were live at the later one.
@@ -413,5 +416,24 @@ fn a_save_of_small_tensors_costs_one_copy_per_chunk() {
         // A GPU without free memory is saved from tensor by tensor.
         let calls = save(&sim, &gpu, count, false);
         assert!(calls.copies >= count as u64 && calls.launches == 0, "{calls:?}");
+    }
+}
+
+#[test]
+fn a_driver_that_lacks_a_function_is_named_as_too_old() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("rust/device");
+    let files = ["cuda.rs", "cuda/convert.rs", "cuda/driver.rs", "cuda/gds.rs", "cuda/gpu.rs", "cuda/kernels.rs"];
+    let text = files.map(|file| std::fs::read_to_string(directory.join(file)).unwrap()).concat();
+    let called = text.split("sys::cu").skip(1).filter_map(|rest| {
+        let end = rest.find(|character: char| !character.is_alphanumeric() && character != '_')?;
+        let is_call = rest.starts_with(char::is_uppercase) && rest[end..].starts_with('(');
+        is_call.then(|| format!("cu{}", &rest[..end]))
+    });
+    let called: BTreeSet<String> = called.collect();
+    assert_eq!(called, FUNCTIONS.split_whitespace().map(String::from).collect());
+    for absent in called {
+        let error = check_functions(|name| name != absent).unwrap_err();
+        assert_eq!(error.kind(), Kind::Device);
+        assert!(error.to_string().contains(&format!("too old: it lacks {absent};")), "{error}");
     }
 }

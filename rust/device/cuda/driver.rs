@@ -9,19 +9,44 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Returns whether the driver is installed. The search tries many names, so it ends with the first success. After a
-/// failure, which may be for lack of descriptors, the next load searches again.
-fn has_driver() -> bool {
+/// Functions of the driver that fst calls, all of which that of CUDA 12.0 has. cudarc panics where one is absent.
+pub const FUNCTIONS: &str = "\
+    cuCtxGetCurrent cuCtxGetDevice cuCtxSetCurrent cuDeviceGet cuDeviceGetPCIBusId cuDevicePrimaryCtxRelease_v2 \
+    cuDevicePrimaryCtxRetain cuEventCreate cuEventDestroy_v2 cuEventQuery cuEventRecord cuEventSynchronize \
+    cuGetErrorName cuGetErrorString cuInit cuLaunchKernel cuMemHostRegister_v2 cuMemHostUnregister \
+    cuMemcpy2DAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyHtoDAsync_v2 cuModuleGetFunction cuModuleLoadData \
+    cuModuleUnload cuStreamCreate cuStreamDestroy_v2 cuStreamIsCapturing cuStreamSynchronize cuStreamWaitEvent \
+    cuThreadExchangeStreamCaptureMode";
+
+/// Checks that the driver is installed and complete. The search tries many names, so it ends with the first success. After
+/// a failure, which may be for lack of descriptors, the next load searches again.
+fn check_driver() -> Result<()> {
     static IS_FOUND: AtomicBool = AtomicBool::new(false);
     if !IS_FOUND.load(Ordering::Relaxed) {
         // SAFETY: only opens the library.
-        IS_FOUND.store(unsafe { sys::is_culib_present() }, Ordering::Relaxed);
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Error::new(Kind::Device, "libcuda, the CUDA driver, cannot be opened; is it installed?"));
+        }
+        // SAFETY: only looks up symbols.
+        check_functions(|name| unsafe { sys::culib().get::<unsafe extern "C" fn()>(name.as_bytes()) }.is_ok())?;
+        IS_FOUND.store(true, Ordering::Relaxed);
     }
-    IS_FOUND.load(Ordering::Relaxed)
+    Ok(())
 }
 
-/// Name of `cuEventElapsedTime` in every driver. cudarc knows only the name that drivers have since CUDA 12.8, and panics
-/// where a driver lacks a name. All other functions that fst calls are in the driver of CUDA 12.0.
+/// Checks that a driver has all functions that fst calls.
+///
+/// # Errors
+/// `device`, with the name of the first function that it lacks.
+pub fn check_functions(has: impl Fn(&str) -> bool) -> Result<()> {
+    FUNCTIONS.split_whitespace().find(|name| !has(name)).map_or(Ok(()), |name| {
+        let message =
+            format!("the CUDA driver is too old: it lacks {name}; install a driver for CUDA 12.0 or newer");
+        Err(Error::new(Kind::Device, message))
+    })
+}
+
+/// Name of `cuEventElapsedTime` in every driver. cudarc knows only the name that drivers have since CUDA 12.8.
 const ELAPSED_TIME: &[u8] = b"cuEventElapsedTime";
 type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
 
@@ -47,9 +72,7 @@ impl Context {
     /// # Errors
     /// `device` if there is no driver or no such GPU.
     pub fn retain(ordinal: i32) -> Result<Arc<Context>> {
-        if !has_driver() {
-            return Err(Error::new(Kind::Device, "libcuda, the CUDA driver, cannot be opened; is it installed?"));
-        }
+        check_driver()?;
         // SAFETY: the first call of the driver; it may be repeated.
         check("cuInit", unsafe { sys::cuInit(0) })?;
         let mut device = 0;

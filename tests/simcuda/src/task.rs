@@ -17,6 +17,7 @@ pub struct Task {
     pub target: u64,
     pub row_elements: u64,
     pub source_stride_bytes: u64,
+    /// With positions, the last one that may be written.
     pub rows: u32,
     pub first_tile: u32,
     pub from: u8,
@@ -47,7 +48,8 @@ pub fn accesses_of(tasks: &[Task], positions: &[Vec<u8>], tile_count: u32) -> Re
         if u64::from(task.first_tile) != next_tile {
             return Err(format!("{next_tile} tiles come before {task:?}"));
         }
-        let elements = task.row_elements.checked_mul(u64::from(task.rows)).filter(|&elements| elements > 0);
+        let rows = if task.put_bytes == 0 { task.rows } else { 1 };
+        let elements = task.row_elements.checked_mul(u64::from(rows)).filter(|&elements| elements > 0);
         let accesses_of_task = elements.and_then(|elements| {
             next_tile += if task.put_bytes == 0 {
                 elements.div_ceil(TILE_BYTES / source_bytes.max(target_bytes))
@@ -104,7 +106,7 @@ impl Task {
         };
         match self.to {
             _ if self.put_bytes > 0 => {
-                let is_possible = matches!(self.put_bytes, 1 | 2 | 4 | 8 | 16) && self.rows == 1;
+                let is_possible = matches!(self.put_bytes, 1 | 2 | 4 | 8 | 16);
                 is_possible.then(|| (u64::from(self.put_bytes), u64::from(self.put_bytes)))
             }
             to if to == self.from => Some((1, 1)),
@@ -138,7 +140,7 @@ impl Task {
             return Some(Accesses { source, positions: None, target });
         }
         let numbers: Vec<u64> = positions.chunks_exact(4).map(|bytes| u64::from(u32_at(bytes, 0))).collect();
-        let (first, last) = (*numbers.first()?, *numbers.last()?);
+        let (first, last) = (*numbers.first()?, (*numbers.last()?).min(u64::from(self.rows)));
         let ascend = numbers.windows(2).all(|pair| pair[0] < pair[1]);
         let begin = self.target.checked_add(first * target_bytes).filter(|_| ascend)?;
         let target = Region::linear(begin, (last - first + 1) * target_bytes)?;

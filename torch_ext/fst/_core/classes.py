@@ -83,6 +83,12 @@ class EncryptionKey(CoreObject):
         """Returns the key for the files of one save, which share one salt if the key is from a passphrase."""
         return EncryptionKey.of(self._object.for_save())
 
+    def rotate(self, path: str, key: "EncryptionKey") -> None:
+        """Makes the local files that a path leads to open with another key."""
+        # Python handles signals between two waits for the lock of a file.
+        while not self._object.rotate(path, key._object, 100):
+            pass
+
 
 @methods_translate_errors
 class Memory:
