@@ -25,23 +25,23 @@ int8_t number_of(c10::ScalarType type) { return static_cast<int8_t>(type); }
 std::string name_of(c10::ScalarType type) { return c10::toString(type); }
 
 void split_from(const at::Tensor& tensor, uint64_t element_bytes, uint64_t begin,
-                const std::function<void(const at::Tensor&, uint64_t)>& use) {
+                const std::function<void(const at::Tensor&, uint64_t)>& use, uint64_t bytes_max) {
   const uint64_t elements = tensor.numel();
   if (elements == 0) {
     return;
   }
-  if (elements * element_bytes <= kScratchBytes) {
+  if (elements * element_bytes <= bytes_max) {
     use(tensor, begin);
     return;
   }
   const int64_t rows = tensor.size(0);
   const uint64_t row_elements = elements / rows;
   const uint64_t row_bytes = row_elements * element_bytes;
-  const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(kScratchBytes / row_bytes));
+  const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(bytes_max / row_bytes));
   for (int64_t row = 0; row < rows; row += step) {
     const auto part =
-        row_bytes > kScratchBytes ? tensor.select(0, row) : tensor.narrow(0, row, std::min(step, rows - row));
-    split_from(part, element_bytes, begin + row * row_elements, use);
+        row_bytes > bytes_max ? tensor.select(0, row) : tensor.narrow(0, row, std::min(step, rows - row));
+    split_from(part, element_bytes, begin + row * row_elements, use, bytes_max);
   }
 }
 
@@ -186,8 +186,8 @@ void copy_elements(const at::Tensor& target, const at::Tensor& source, bool non_
 }
 
 void split(const at::Tensor& tensor, uint64_t element_bytes,
-           const std::function<void(const at::Tensor&, uint64_t)>& use) {
-  split_from(tensor, element_bytes, 0, use);
+           const std::function<void(const at::Tensor&, uint64_t)>& use, uint64_t bytes_max) {
+  split_from(tensor, element_bytes, 0, use, bytes_max);
 }
 
 void CastBatch::add(size_t index, uint64_t source, c10::ScalarType from, const at::Tensor& target) {

@@ -30,9 +30,9 @@ at::Tensor as_bits(const at::Tensor& tensor);
 void copy_elements(const at::Tensor& target, const at::Tensor& source, bool non_blocking = true);
 
 // Splits a tensor into views and calls `use` with each of them and the number of elements before it. A view takes at
-// most kScratchBytes, with `element_bytes` for each element.
+// most this number of bytes, with `element_bytes` for each element.
 void split(const at::Tensor& tensor, uint64_t element_bytes,
-           const std::function<void(const at::Tensor&, uint64_t)>& use);
+           const std::function<void(const at::Tensor&, uint64_t)>& use, uint64_t bytes_max = kScratchBytes);
 
 // Orders devices, for use as keys of a map.
 struct DeviceOrder {

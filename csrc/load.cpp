@@ -34,6 +34,9 @@ namespace fst {
 
 namespace {
 
+// Scratch memory for which PyTorch takes the smallest segment of a GPU, of 2 MiB.
+constexpr uint64_t kSmallScratchBytes = uint64_t{1} << 20;
+
 // Smallest tensor that gets huge pages, as in NumPy.
 constexpr size_t kHugePagesBytesMin = size_t{4} << 20;
 
@@ -175,6 +178,18 @@ at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type) 
     fill_with_zeros(tensor);
   }
   return tensor;
+}
+
+at::Tensor allocate_scratch(c10::Device device, const std::function<uint64_t(uint64_t)>& prepare) {
+  const auto options = at::device(device).dtype(at::kByte);
+  for (const uint64_t most : {kScratchBytes, kSmallScratchBytes}) {
+    const auto bytes = static_cast<int64_t>(prepare(most));
+    try {
+      return at::empty({bytes}, options);
+    } catch (const c10::OutOfMemoryError&) {
+    }
+  }
+  return at::empty({0}, options);
 }
 
 std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, const LoadOptions& options) {

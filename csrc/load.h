@@ -8,6 +8,7 @@
 #include <c10/util/ArrayRef.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -41,6 +42,10 @@ void fill_with_zeros(const at::Tensor& tensor);
 
 // Increases the versions of tensors, by which autograd detects that one it saved has changed. Some may be undefined.
 void mark_changed(at::TensorList tensors);
+
+// Returns scratch memory of the size that `prepare` returns for a plan of which it takes at most a number of bytes. A
+// device with too little memory gets a plan that needs little, and at last none, with which the core copies piece by piece.
+at::Tensor allocate_scratch(c10::Device device, const std::function<uint64_t(uint64_t)>& prepare);
 
 // Returns a new tensor for a region, which is complete if the region has no data.
 at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type);

@@ -218,11 +218,15 @@ void Loader::prefetch() {
 
 void Loader::submit(const std::vector<Destination>& destinations) {
   use_current_stream();
-  const uint64_t bytes = call_core([&] { return stream().prepare(slice_of(destinations)); });
-  warn_of_missing_kernels(device_);
   const auto current = current_stream(device_);
-  if (!scratch_.defined() || scratch_.nbytes() < bytes || scratch_stream_ != current) {
-    scratch_ = at::empty({static_cast<int64_t>(bytes)}, at::device(device_).dtype(at::kByte));
+  const bool is_kept = scratch_.defined() && scratch_stream_ == current;
+  const auto grown = allocate_scratch(device_, [&](uint64_t most) {
+    const uint64_t bytes = call_core([&] { return stream().prepare(slice_of(destinations), most); });
+    return is_kept && scratch_.nbytes() >= bytes ? 0 : bytes;
+  });
+  warn_of_missing_kernels(device_);
+  if (!is_kept || grown.nbytes() > scratch_.nbytes()) {
+    scratch_ = grown;
     scratch_stream_ = current;
     call_core([&] { stream().set_scratch(mutable_address_of(scratch_), scratch_.nbytes()); });
   }

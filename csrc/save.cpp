@@ -45,16 +45,6 @@ std::vector<MetadataEntry> metadata_entries_of(const Metadata& metadata) {
   return entries;
 }
 
-// Allocates memory with which a save is faster, or none of it if the device has too little.
-at::Tensor allocate_scratch(uint64_t bytes, c10::Device device) {
-  const auto options = at::device(device).dtype(at::kByte);
-  try {
-    return at::empty({static_cast<int64_t>(bytes)}, options);
-  } catch (const c10::OutOfMemoryError&) {
-    return at::empty({0}, options);
-  }
-}
-
 // Passes the bytes of tensors to the core in the order of the file.
 class Appender {
  public:
@@ -83,7 +73,7 @@ class Appender {
     std::vector<at::Tensor> memory;
     std::vector<MemoryRange> scratch;
     for (const uint64_t bytes : save_->scratch_bytes(extents)) {
-      memory.push_back(allocate_scratch(bytes, streams_.device(scratch.size())));
+      memory.push_back(allocate_scratch(streams_.device(scratch.size()), [&](uint64_t) { return bytes; }));
       scratch.push_back(MemoryRange{mutable_address_of(memory.back()), memory.back().nbytes()});
     }
     call_core([&] { save_->append(extents, slice_of(scratch)); });

@@ -49,9 +49,13 @@ void DeviceTransfer::start() {
     return;
   }
   // A block that is too small remains in use. All of them together have less than twice the bytes of the last one.
-  const uint64_t bytes = std::bit_ceil(prepare(transfer, destinations));
-  if (!scratch_.defined() || scratch_.nbytes() < bytes) {
-    scratch_ = at::empty({static_cast<int64_t>(bytes)}, at::device(device_).dtype(at::kByte));
+  const auto missing = [&](uint64_t most) {
+    const uint64_t bytes = std::bit_ceil(prepare(transfer, destinations, most));
+    return scratch_.defined() && scratch_.nbytes() >= bytes ? 0 : bytes;
+  };
+  const auto grown = allocate_scratch(device_, missing);
+  if (!scratch_.defined() || grown.nbytes() > scratch_.nbytes()) {
+    scratch_ = grown;
     in_flight_.push_back(scratch_);
   }
   call_core([&] { transfer.submit(mutable_address_of(scratch_), scratch_.nbytes()); });
@@ -68,10 +72,7 @@ void DeviceTransfer::run() {
     if (is_direct(transfer, output)) {
       destinations.push_back(destination(output));
     } else {
-      const uint64_t element_bytes = c10::elementSize(stored_type(specs_[output.index]));
-      split(output.tensor, element_bytes, [&](const at::Tensor& part, uint64_t elements_before) {
-        indirect.push_back(Output{output.index, output.begin + elements_before * element_bytes, part});
-      });
+      indirect.push_back(output);
     }
   }
   outputs_.clear();
@@ -108,15 +109,32 @@ Destination DeviceTransfer::destination(const Output& output) const {
 // all outputs: the core orders each fill after the work queued on the current stream, which includes these copies.
 void DeviceTransfer::fill_through_scratch(AnyTransfer& transfer, const std::vector<Output>& outputs) const {
   const auto aligned = [](uint64_t bytes) { return (bytes + kScratchAlignment - 1) & ~(kScratchAlignment - 1); };
-  uint64_t needed = 0;
-  for (const auto& output : outputs) {
-    needed += aligned(stored_bytes(output));
-  }
-  if (needed == 0) {
+  std::vector<Output> parts;
+  const auto split_all = [&](uint64_t most) {
+    parts.clear();
+    uint64_t needed = 0;
+    for (const auto& output : outputs) {
+      const uint64_t element_bytes = c10::elementSize(stored_type(specs_[output.index]));
+      split(
+          output.tensor, element_bytes,
+          [&](const at::Tensor& part, uint64_t elements_before) {
+            parts.push_back(Output{output.index, output.begin + elements_before * element_bytes, part});
+            needed += aligned(stored_bytes(parts.back()));
+          },
+          most);
+    }
+    return std::min(needed, most);
+  };
+  const auto scratch = allocate_scratch(device_, split_all);
+  if (parts.empty()) {
     return;
   }
-  const uint64_t scratch_bytes = std::min(needed, kScratchBytes);
-  const auto scratch = at::empty({static_cast<int64_t>(scratch_bytes)}, at::device(device_).dtype(at::kByte));
+  const uint64_t scratch_bytes = scratch.nbytes();
+  if (scratch_bytes == 0) {
+    const Spec& spec = specs_[parts.front().index];
+    throw_as_torch_error(
+        std::string(out_of_memory(spec.name, stored_bytes(parts.front()), rust::String(device_.str()))));
+  }
   std::vector<Destination> destinations;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
   uint64_t used = 0;
@@ -129,7 +147,7 @@ void DeviceTransfer::fill_through_scratch(AnyTransfer& transfer, const std::vect
     copies.clear();
     used = 0;
   };
-  for (const auto& output : outputs) {
+  for (const auto& output : parts) {
     const uint64_t bytes = stored_bytes(output);
     if (used + bytes > scratch_bytes) {
       flush();
@@ -153,9 +171,10 @@ AnyTransfer& DeviceTransfer::open() {
   return **transfer_;
 }
 
-// Plans a batch. Returns the bytes of scratch memory that it needs.
-uint64_t DeviceTransfer::prepare(AnyTransfer& transfer, const std::vector<Destination>& destinations) const {
-  const uint64_t bytes = call_core([&] { return transfer.prepare(slice_of(destinations)); });
+// Plans a batch. Returns the bytes of scratch memory that it needs, at most this number if that is possible.
+uint64_t DeviceTransfer::prepare(AnyTransfer& transfer, const std::vector<Destination>& destinations,
+                                 uint64_t scratch_bytes_max) const {
+  const uint64_t bytes = call_core([&] { return transfer.prepare(slice_of(destinations), scratch_bytes_max); });
   warn_of_missing_kernels(device_);
   return bytes;
 }
@@ -164,11 +183,11 @@ void DeviceTransfer::fill(AnyTransfer& transfer, const std::vector<Destination>&
   if (destinations.empty()) {
     return;
   }
-  const uint64_t bytes = prepare(transfer, destinations);
   // The core orders its use of the scratch memory before later work on the current stream, so PyTorch's allocator may
   // reuse the memory at once.
-  const auto scratch = at::empty({static_cast<int64_t>(bytes)}, at::device(device_).dtype(at::kByte));
-  call_core([&] { transfer.fill(mutable_address_of(scratch), bytes); });
+  const auto scratch =
+      allocate_scratch(device_, [&](uint64_t most) { return prepare(transfer, destinations, most); });
+  call_core([&] { transfer.fill(mutable_address_of(scratch), scratch.nbytes()); });
 }
 
 }  // namespace fst

@@ -53,7 +53,8 @@ class DeviceTransfer {
   uint64_t stored_bytes(const Output& output) const;
   Destination destination(const Output& output) const;
   void fill_through_scratch(AnyTransfer& transfer, const std::vector<Output>& outputs) const;
-  uint64_t prepare(AnyTransfer& transfer, const std::vector<Destination>& destinations) const;
+  uint64_t prepare(AnyTransfer& transfer, const std::vector<Destination>& destinations,
+                   uint64_t scratch_bytes_max) const;
   void fill(AnyTransfer& transfer, const std::vector<Destination>& destinations) const;
 
   const Selection& selection_;

@@ -378,7 +378,7 @@ mod ffi {
         type AnyTransfer;
         fn transfer(self: &Selection, ordinal: i32, stream: u64) -> Result<Box<AnyTransfer>>;
         fn can_cast(self: &AnyTransfer, from: i8, to: i8) -> bool;
-        fn prepare(self: &mut AnyTransfer, destinations: &[Destination]) -> Result<u64>;
+        fn prepare(self: &mut AnyTransfer, destinations: &[Destination], scratch_bytes_max: u64) -> Result<u64>;
         unsafe fn fill(self: &mut AnyTransfer, scratch_address: u64, scratch_bytes: u64) -> Result<()>;
         fn windows(self: &AnyTransfer) -> usize;
         unsafe fn submit(self: &mut AnyTransfer, scratch_address: u64, scratch_bytes: u64) -> Result<()>;
@@ -395,7 +395,7 @@ mod ffi {
         fn stream(self: &Selection, ordinal: i32, stream: u64, order: Order) -> Result<Box<AnyStream>>;
         fn set_stream(self: &AnyStream, stream: u64) -> Result<()>;
         fn can_cast(self: &AnyStream, from: i8, to: i8) -> bool;
-        fn prepare(self: &mut AnyStream, destinations: &[Destination]) -> Result<u64>;
+        fn prepare(self: &mut AnyStream, destinations: &[Destination], scratch_bytes_max: u64) -> Result<u64>;
         unsafe fn set_scratch(self: &AnyStream, address: u64, bytes: u64) -> Result<()>;
         unsafe fn submit(self: &mut AnyStream) -> Result<()>;
         fn take(self: &AnyStream) -> Result<usize>;

@@ -44,12 +44,7 @@ pub(super) fn key_for_save(key: &EncryptionKey) -> Result<Box<EncryptionKey>> {
 }
 
 /// Makes the files that a path leads to open with another key.
-pub(super) fn rotate_key(
-    path: &str,
-    old_key: &EncryptionKey,
-    new_key: &EncryptionKey,
-    limit_ms: i64,
-) -> Result<bool> {
+pub(super) fn rotate_key(path: &str, old_key: &EncryptionKey, new_key: &EncryptionKey, limit_ms: i64) -> Result<bool> {
     let limit = u64::try_from(limit_ms).ok().map(Duration::from_millis);
     guard_with_log(|| rotate_within(&[path], old_key.key(), new_key.key(), &Linux, limit))
 }

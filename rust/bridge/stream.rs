@@ -36,10 +36,11 @@ impl AnyStream {
     }
 
     /// Plans a batch, and returns how much scratch memory it needs, in bytes.
-    pub(super) fn prepare(&mut self, destinations: &[ffi::Destination]) -> Result<u64> {
+    pub(super) fn prepare(&mut self, destinations: &[ffi::Destination], scratch_bytes_max: u64) -> Result<u64> {
         guard(|| {
             let destinations = decode_destinations(&self.regions, destinations)?;
-            let batch = on_device!(&self.stream, stream => stream.planner().prepare(&destinations))?;
+            let batch =
+                on_device!(&self.stream, stream => stream.planner().prepare_within(&destinations, scratch_bytes_max))?;
             let tensors = destinations.iter().map(|destination| destination.tensor).collect();
             let (_, batch) = self.prepared.insert((tensors, batch));
             Ok(to_u64(batch.scratch_bytes()))

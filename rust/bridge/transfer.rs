@@ -50,11 +50,11 @@ impl AnyTransfer {
     }
 
     /// Plans a batch, and returns how much scratch memory it needs, in bytes.
-    pub(super) fn prepare(&mut self, destinations: &[ffi::Destination]) -> Result<u64> {
+    pub(super) fn prepare(&mut self, destinations: &[ffi::Destination], scratch_bytes_max: u64) -> Result<u64> {
         guard(|| {
             let batch = on_device!(&self.transfer, transfer => {
                 let planner = transfer.planner();
-                planner.prepare(&decode_destinations(planner.regions(), destinations)?)
+                planner.prepare_within(&decode_destinations(planner.regions(), destinations)?, scratch_bytes_max)
             })?;
             Ok(to_u64(self.batch.insert(batch).scratch_bytes()))
         })

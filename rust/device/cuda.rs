@@ -214,10 +214,16 @@ impl Cuda {
         let table = table_of(copies, lane.scratch.address)?;
         let table_begin = bytes.next_multiple_of(TABLE_ALIGNMENT);
         let length = table_begin + table.bytes();
-        table.write_to(slot.get_mut(table_begin..length).ok_or_else(misfit)?)?;
         if to_u64(length) > lane.scratch.bytes {
-            return Err(misfit());
+            if copies.iter().any(|copy| copy.cast.is_some()) {
+                let message =
+                    format!("the GPU has no memory of {length} bytes for a cast; free some, or load without dtype");
+                return Err(Error::new(Kind::OutOfMemory, message));
+            }
+            copies.iter().try_for_each(|copy| self.copy_rows(lane, slot, copy))?;
+            return laps.record(Stage::Copy, bytes_of(copies), lane.stream);
         }
+        table.write_to(slot.get_mut(table_begin..length).ok_or_else(misfit)?)?;
         let from = slot.as_ptr().cast::<c_void>();
         // SAFETY: the slot does not change until the copy is done. The scratch memory belongs to the batch, and only
         // this stream uses this part of it.
@@ -430,6 +436,7 @@ impl Device for Cuda {
         let has_kernel = is_scattered(copies) && self.planned_kernels().is_some();
         self.queue(has_kernel, |lane, laps| {
             if has_kernel {
+                // Without enough scratch memory, the pieces are copied one by one.
                 return self.scatter(lane, slot, bytes, copies, laps);
             }
             copies.iter().try_for_each(|copy| self.copy_rows(lane, slot, copy))?;

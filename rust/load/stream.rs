@@ -16,7 +16,6 @@ use crate::checkpoint::region::TensorRegion;
 use crate::device::{Device, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::load::transfer::{Batch, Planner, Transfer, TransferObserver};
-use crate::num::to_u64;
 use crate::options::Options;
 use crate::os::sigint::{POLL_INTERVAL, Watch};
 use crate::plan::Chunk;
@@ -157,13 +156,6 @@ impl<D: Device> Stream<D> {
     /// then.
     pub unsafe fn submit(&self, tensors: &[usize], batch: Batch) -> Result<()> {
         let scratch = self.shared.lock().scratch;
-        if to_u64(batch.scratch_bytes()) > scratch.bytes {
-            let (needed, given) = (batch.scratch_bytes(), scratch.bytes);
-            return Err(Error::new(
-                Kind::Internal,
-                format!("a batch needs {needed} bytes of scratch memory, not {given}"),
-            ));
-        }
         let after = self.device.record_caller()?;
         for tensor in batch.chunks().iter().flat_map(Chunk::tensors) {
             self.shared.outstanding(tensor)?.fetch_add(1, Ordering::Relaxed);
@@ -210,7 +202,11 @@ impl<D: Device> Stream<D> {
             if turn == state.submitted_count {
                 return Err(Error::new(Kind::Internal, format!("all {turn} submitted tensors were taken")));
             }
-            watch.get_or_insert_with(Watch::begin).check()?;
+            // The thread ends its waits, too, even after the wait of this call.
+            state.is_interrupted |= watch.get_or_insert_with(Watch::begin).check().is_err();
+            if state.is_interrupted {
+                return Err(interrupted());
+            }
             state = self.shared.wait(state);
         };
         // Tensors of one chunk share an event.
@@ -254,6 +250,10 @@ impl<D: Device> Drop for Stream<D> {
             tracing::debug!(%error, "while ending a stream");
         }
     }
+}
+
+fn interrupted() -> Error {
+    Error::new(Kind::Interrupted, "ended by SIGINT (Ctrl-C); the stream is closed")
 }
 
 fn panicked() -> Error {
@@ -353,8 +353,7 @@ impl<D: Device> TransferObserver for ReadyCounter<D> {
     }
 
     fn check_interrupt(&self) -> Result<()> {
-        let is_interrupted = self.shared.lock().is_interrupted;
-        if is_interrupted { Err(Error::new(Kind::Interrupted, "the stream was interrupted")) } else { Ok(()) }
+        if self.shared.lock().is_interrupted { Err(interrupted()) } else { Ok(()) }
     }
 
     fn copies_started(&self, chunk: &Chunk) -> Result<()> {

@@ -9,6 +9,7 @@ use crate::device::{Device, Scratch};
 use crate::error::{Error, Result};
 use crate::load::staged::{StagedEngine, whole_pages};
 use crate::load::verifier::Verifier;
+use crate::num::to_u64;
 use crate::options::{Options, ReaderChoice};
 use crate::os::sigint::Watch;
 use crate::os::threads;
@@ -17,6 +18,9 @@ use crate::profile::{self, Memory, Stage};
 use crate::reader::ChosenReader;
 use crate::source::Source;
 use std::sync::Arc;
+
+/// Smallest chunks of a plan for little scratch memory, in bytes.
+const CHUNK_BYTES_MIN: u64 = 64 << 10;
 
 /// Fills destinations on one device with the bytes of tensor regions.
 ///
@@ -293,12 +297,25 @@ impl<D: Device> Planner<D> {
 
     /// Plans a batch.
     pub fn prepare(&self, destinations: &[Destination]) -> Result<Batch> {
+        self.prepare_within(destinations, u64::MAX)
+    }
+
+    /// Plans a batch that needs at most this number of bytes of scratch memory, if small chunks need so little.
+    pub fn prepare_within(&self, destinations: &[Destination], scratch_bytes_max: u64) -> Result<Batch> {
         let _span = profile::span(Stage::Plan);
         let bytes = destinations.iter().map(|destination| destination.end.saturating_sub(destination.begin));
-        let limits = self.engine.limits(bytes.fold(0, u64::saturating_add));
-        let chunks = plan(&self.regions, destinations, &limits)?;
-        let needs = self.engine.batch_needs(&chunks);
-        Ok(Batch { chunks, needs })
+        let mut limits = self.engine.limits(bytes.fold(0, u64::saturating_add));
+        loop {
+            let chunks = plan(&self.regions, destinations, &limits)?;
+            let needs = self.engine.batch_needs(&chunks);
+            let half = limits.chunk_bytes / 2;
+            let smaller = half - half % limits.alignment.max(1);
+            let is_possible = smaller >= CHUNK_BYTES_MIN.max(2 * limits.alignment).max(2 * limits.unit_bytes);
+            if to_u64(needs.scratch_bytes) <= scratch_bytes_max || !is_possible {
+                return Ok(Batch { chunks, needs });
+            }
+            (limits.chunk_bytes, limits.copies_max) = (smaller, (limits.copies_max / 2).max(1));
+        }
     }
 
     /// Adds the name of the first affected tensor to the error of a reader, which does not know tensors.

@@ -101,8 +101,15 @@ fn elements_are_written_by_position() {
 
 #[test]
 fn unsupported_cast_is_an_internal_error() {
-    let conversion =
-        Conversion { source: 1, target: 1, elements: 0, from: Dtype::C64, to: Dtype::F32, positions: None, target_elements: 0 };
+    let conversion = Conversion {
+        source: 1,
+        target: 1,
+        elements: 0,
+        from: Dtype::C64,
+        to: Dtype::F32,
+        positions: None,
+        target_elements: 0,
+    };
     for wrong in [conversion, Conversion { from: Dtype::F16, positions: Some(1), ..conversion }] {
         // SAFETY: there are no elements.
         let error = unsafe { batch::run(&[wrong], 1) }.unwrap_err();

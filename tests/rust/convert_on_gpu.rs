@@ -30,7 +30,18 @@ fn put(sim: &Sim, gpu: &Gpu, dtype: Dtype, elements: usize) -> (Conversion, Vec<
     let (source, target) = (gpu.allocate(elements * item_bytes), gpu.allocate(expected.len()));
     gpu.queue_fill(source, elements * item_bytes);
     let (from, to, positions) = (dtype, dtype, Some(positions));
-    (Conversion { source, target, elements: elements as u64, from, to, positions }, expected)
+    (
+        Conversion {
+            source,
+            target,
+            elements: elements as u64,
+            from,
+            to,
+            positions,
+            target_elements: elements as u64 * 3 + 1,
+        },
+        expected,
+    )
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn load_one(model: &Model, gpu: &Gpu<'_>, options: Options) -> Result<()> {
     Load::all(gpu, model).run(options)
 }
 
-fn stream(load: &Load<'_>) -> Stream<Cuda> {
+fn stream(load: &Load<'_>) -> Result<()> {
     let device = Arc::new(cuda(load.gpu));
     let stream = Stream::open(&load.checkpoint, Arc::clone(&load.regions), device, ROOMY, Order::Submitted).unwrap();
     let batch = stream.planner().prepare(&load.destinations()).unwrap();
@@ -51,8 +51,10 @@ fn stream(load: &Load<'_>) -> Stream<Cuda> {
     let tensors: Vec<usize> = (0..load.regions.len()).collect();
     // SAFETY: the blocks are used again only after the stream has ended.
     unsafe { stream.submit(&tensors, batch) }.unwrap();
-    tensors.iter().for_each(|_| drop(stream.take().unwrap()));
-    stream
+    for _ in &tensors {
+        stream.take()?;
+    }
+    stream.finish()
 }
 
 fn background(load: &Load<'_>) -> Result<()> {
@@ -91,6 +93,7 @@ fn replace_slots(gpu: &Gpu<'_>, model: &Model) -> Result<()> {
 }
 
 fn wait_for_event(gpu: &Gpu<'_>, sim: &Sim) -> Result<()> {
+    gpu.queue_fill(gpu.allocate(1), 1);
     let event = gpu.with_context(|| {
         let event = sim.cuda.create_event().unwrap();
         sim.cuda.record_event(event, gpu.stream).unwrap();
@@ -107,12 +110,13 @@ fn wait_for_event(gpu: &Gpu<'_>, sim: &Sim) -> Result<()> {
 fn an_interrupt_ends_every_wait_for_a_busy_gpu() {
     type Run = fn(&Gpu<'_>, &Sim) -> Result<()>;
     let one = || Model::new(&[(Dtype::F32, &[300][..])]);
-    let waits: [(&str, Run); 9] = [
+    let waits: [(&str, Run); 10] = [
         ("slots of ended loads", |gpu, _| load_many(gpu, &Model::new(&[(Dtype::F32, &[300][..])]))),
         ("slots of a load", |gpu, _| load_one(&mixed_model(), gpu, TIGHT)),
         ("end of a load", |gpu, _| load_one(&mixed_model(), gpu, ROOMY)),
         ("end of a load in the background", |gpu, _| background(&Load::all(gpu, &mixed_model()))),
-        ("end of a stream", |gpu, _| stream(&Load::all(gpu, &mixed_model())).finish()),
+        ("stream", |gpu, _| stream(&Load::all(gpu, &mixed_model()))),
+        ("end of a stream", |gpu, _| stream(&Load::all(gpu, &Model::new(&[(Dtype::F32, &[300][..])])))),
         ("save", |gpu, _| save(gpu)),
         ("release", |gpu, _| release(gpu, &Model::new(&[(Dtype::F32, &[300][..])]))),
         ("slots of another size", |gpu, _| replace_slots(gpu, &Model::new(&[(Dtype::F32, &[300][..])]))),

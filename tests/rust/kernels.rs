@@ -349,7 +349,16 @@ const CASES: &[Case] = &[
 /// Writes two elements of 4 bytes to positions in the target.
 fn launch_put(sim: &Sim, upload: &Upload<'_>, positions: u64, values: u64) -> Result<(), Status> {
     let mut table = Table::default();
-    table.push_put(Put { positions, values, target: upload.target, elements: 2, target_elements: 1 << 32, item_bytes: 4 }).unwrap();
+    table
+        .push_put(Put {
+            positions,
+            values,
+            target: upload.target,
+            elements: 2,
+            target_elements: 1 << 32,
+            item_bytes: 4,
+        })
+        .unwrap();
     let function = sim.cuda.function(upload.module, SCATTER_INLINE).unwrap();
     sim.cuda.launch(function, GRID, upload.gpu.stream, &[bytes_of_batch(&table.batches().next().unwrap())])
 }

@@ -16,7 +16,7 @@ use fst::checkpoint::verify::Verify;
 use fst::device::cuda::kernels::IMAGE;
 use fst::device::cuda::{self, Cuda};
 use fst::device::host::Host;
-use fst::device::{self, Device};
+use fst::device::{self, Device, Scratch};
 use fst::dtype::Dtype;
 use fst::error::Kind;
 use fst::format::digests::DIGESTS_KEY;
@@ -252,6 +252,39 @@ fn casts_match_those_on_the_cpu() {
             assert_eq!(cufile.counters().reads > 0, is_direct);
         } else {
             drop(transfer);
+        }
+    }
+}
+
+/// Scratch memory of any size suffices for small tensors. Casts need a little.
+#[test]
+fn loads_work_with_little_scratch_memory_or_none() {
+    let model = Model::new(&vec![(Dtype::F32, &[300][..]); 400]);
+    let options = Options { chunk_bytes: 1 << 20, staging_bytes: 4 << 20, ..TIGHT };
+    for sim in schedules() {
+        let gpu = Gpu::new(&sim, 0);
+        for (most, has_casts) in [(256 << 10, true), (256 << 10, false), (0, false), (0, true)] {
+            let load = Load::all(&gpu, &model);
+            let mut transfer = load.open(options.clone()).unwrap();
+            let narrow = Cast::new(Dtype::F32, Dtype::BF16).unwrap();
+            let cast = (has_casts && transfer.planner().can_cast(narrow)).then_some(narrow);
+            let mut destinations = load.destinations();
+            destinations.iter_mut().for_each(|destination| destination.cast = cast);
+            let batch = transfer.planner().prepare_within(&destinations, most as u64).unwrap();
+            assert!(most == 0 || batch.scratch_bytes() <= most, "{}", batch.scratch_bytes());
+            let bytes = batch.scratch_bytes().min(most);
+            let address = if bytes > 0 { gpu.allocate(bytes) } else { 0 };
+            // SAFETY: nothing else uses the memory.
+            let filled = unsafe { transfer.fill(&batch, Scratch { address, bytes: bytes as u64 }) };
+            if most == 0 && cast.is_some() {
+                assert_eq!(filled.unwrap_err().kind(), Kind::OutOfMemory);
+                continue;
+            }
+            filled.unwrap();
+            transfer.finish().unwrap();
+            if cast.is_none() {
+                load.assert_holds(&model);
+            }
         }
     }
 }

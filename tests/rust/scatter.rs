@@ -66,8 +66,12 @@ fn serialized_table_matches_the_kernel() {
     let mut table = Table::default();
     table.push(StridedCopy { target: 64, from: Dtype::F64, to: Dtype::F8E8M0, ..bytes(0x0102, 3, 2, 50) }).unwrap();
     let elements = TILE_POSITIONS + 1;
-    table.push_put(Put { positions: 20, values: 6, target: 2, elements: 0, target_elements: 1, item_bytes: 2 }).unwrap();
-    table.push_put(Put { positions: 20, values: 6, target: 2, elements, target_elements: 1 << 32, item_bytes: 2 }).unwrap();
+    table
+        .push_put(Put { positions: 20, values: 6, target: 2, elements: 0, target_elements: 1, item_bytes: 2 })
+        .unwrap();
+    table
+        .push_put(Put { positions: 20, values: 6, target: 2, elements, target_elements: 1 << 32, item_bytes: 2 })
+        .unwrap();
     table.push(bytes(5, 1, 1, 0)).unwrap();
     let mut slot = [0xEE; 3 * TASK_BYTES + 3];
     assert_eq!(table.write_to(&mut slot[..3 * TASK_BYTES - 1]).unwrap_err().kind(), Kind::Internal);

@@ -40,8 +40,7 @@ fn check_driver() -> Result<()> {
 /// `device`, with the name of the first function that it lacks.
 pub fn check_functions(has: impl Fn(&str) -> bool) -> Result<()> {
     FUNCTIONS.split_whitespace().find(|name| !has(name)).map_or(Ok(()), |name| {
-        let message =
-            format!("the CUDA driver is too old: it lacks {name}; install a driver for CUDA 12.0 or newer");
+        let message = format!("the CUDA driver is too old: it lacks {name}; install a driver for CUDA 12.0 or newer");
         Err(Error::new(Kind::Device, message))
     })
 }

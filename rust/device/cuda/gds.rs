@@ -199,6 +199,12 @@ impl Engine<Vec<Arc<Lent<Event>>>> for DirectEngine {
         let Some(count) = to_usize(scratch.bytes).saturating_sub(GPU_PAGE_BYTES).checked_div(slot_bytes) else {
             return Ok(Workers { threads: 1, per_chunk: 1 });
         };
+        if count == 0 {
+            let message = format!(
+                "the GPU has no memory of {slot_bytes} bytes for GPUDirect Storage; FST_READER=auto needs none"
+            );
+            return Err(Error::new(Kind::OutOfMemory, message));
+        }
         let base = scratch.address.next_multiple_of(to_u64(GPU_PAGE_BYTES));
         let bytes = count * slot_bytes;
         let _bound = self.cuda.gpu.context.bind()?;
