@@ -58,7 +58,7 @@ void check_output(const Spec& spec, const at::Tensor& out, OutputDtype dtype) {
   const bool has_dtype = dtype == OutputDtype::kAny || out.scalar_type() == stored_type(spec);
   if (!has_dtype || out.sizes() != shape_of(spec)) {
     refuse("the file holds " + describe_type(stored_type(spec), shape_of(spec)) + ", but the output is " +
-           describe_type(out.scalar_type(), out.sizes()));
+           describe_type(out.scalar_type(), out.sizes()) + ", which must be equal");
   }
 }
 
@@ -92,9 +92,8 @@ c10::Device resolve_device(c10::Device device) {
                            "; load to \"cpu\", and move them with Tensor.to");
   }
   if (device.index() < -1) {
-    throw_invalid_argument("a CUDA device is not available: its index is above " +
-                           std::to_string(std::numeric_limits<c10::DeviceIndex>::max()) +
-                           ", the largest that PyTorch can store");
+    throw_invalid_argument("a CUDA device is not available: PyTorch counts devices from 0 to " +
+                           std::to_string(std::numeric_limits<c10::DeviceIndex>::max()));
   }
   if (!at::hasCUDA()) {
     throw_invalid_argument(device.str() + " is not available: PyTorch finds no CUDA device; `fst doctor` says why");

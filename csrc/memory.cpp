@@ -54,7 +54,7 @@ std::string describe_missing_memory(const at::Tensor& tensor) {
     return c10::str("is not dense, but has the layout ", tensor.layout(), "; pass that of to_dense()");
   }
   if (tensor.is_meta()) {
-    return "is on meta and has no values";
+    return "is on meta and has no values; load or initialize it first";
   }
   return "has no memory of its own: it wraps other tensors, as a DTensor or FakeTensor does, or its storage was freed; "
          "pass a tensor that holds the values, such as that of DTensor.to_local(), DTensor.full_tensor() or clone()";

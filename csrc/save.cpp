@@ -115,6 +115,9 @@ NewTensor describe_dense(const std::string& name, const at::Tensor& tensor) {
 
 NewTensor describe(const std::string& name, const at::Tensor& tensor) {
   auto described = describe_dense(name, tensor);
+  if (tensor.is_meta()) {
+    refuse(name, describe_missing_memory(tensor));
+  }
   if (!tensor.device().is_cpu() && !tensor.device().is_cuda()) {
     refuse(name, "is on " + tensor.device().str() + ", but only cpu and cuda tensors can be saved");
   }

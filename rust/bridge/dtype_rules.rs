@@ -1,12 +1,15 @@
 //! Dtypes that loads request by patterns.
 
-use super::ffi;
+use super::{cast, ffi};
 use crate::checkpoint::dtype_rules::DtypeRules;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 
 /// Number of the dtype of tensors that keep theirs.
 const KEPT: i8 = -1;
+
+/// Number of float32.
+const FLOAT: i8 = 6;
 
 /// Decodes rules.
 pub(super) fn rules(rules: &[ffi::DtypeRule]) -> DtypeRules {
@@ -15,6 +18,11 @@ pub(super) fn rules(rules: &[ffi::DtypeRule]) -> DtypeRules {
 
 /// Returns the number of the dtype that patterns request for each of all names, or -1.
 pub(super) fn requested(names: Vec<String>, patterns: Vec<String>, dtypes: Vec<i8>) -> Result<Vec<i8>> {
+    for &number in dtypes.iter().filter(|number| **number != KEPT && !cast::can_convert(FLOAT, **number)) {
+        let name = Dtype::from_scalar_type(number).map_or("unknown", Dtype::name);
+        let message = format!("dtype is {name}, but must be a floating-point dtype of 8 bits or more");
+        return Err(Error::new(Kind::InvalidArgument, message));
+    }
     let rule = |(pattern, scalar_type)| ffi::DtypeRule { pattern, scalar_type };
     let requested: Vec<_> = patterns.into_iter().zip(dtypes).map(rule).collect();
     let all = || names.iter().map(|name| &**name);

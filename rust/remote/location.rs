@@ -200,6 +200,13 @@ impl fmt::Debug for Location {
     }
 }
 
+/// Returns the URL for a path that would be one with two slashes, such as `s3:/bucket/key`, or the path of `file:/path`.
+pub fn with_slashes(path: &str) -> Option<String> {
+    let (scheme, rest) = path.split_once(':')?;
+    let rest = if scheme == "file" { return Some(rest.to_owned()) } else { rest.trim_start_matches('/') };
+    SCHEMES.iter().any(|(name, _)| *name == scheme).then(|| format!("{scheme}://{rest}"))
+}
+
 /// Returns whether a path is a URL: letters, digits, `+`, `-` and `.` before `://`.
 pub fn is_url(path: &Path) -> bool {
     path.to_str().and_then(|text| text.split_once("://")).is_some_and(|(scheme, _)| {

@@ -9,7 +9,7 @@ use super::permissions::Permissions;
 use crate::error::{Error, Kind, Result};
 use crate::os::file_lock::FileLock;
 use crate::os::local_file::check_regular;
-use crate::source::files::{check_local, local_path};
+use crate::source::files::{check_local, intended, local_path};
 use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, accessat, linkat, openat, statat, unlinkat};
 use rustix::io::{Errno, retry_on_intr};
 use std::ffi::{OsStr, OsString};
@@ -52,7 +52,7 @@ impl Target {
     /// `invalid-argument` if `path` exists and is not a regular file, or cannot be the path of a file.
     pub fn open(path: &Path) -> Result<Target> {
         let path = &*check_local(path)?;
-        if path.file_name().is_none() {
+        if path.file_name().is_none() || (path.as_os_str().as_bytes().ends_with(b"/") && !path.is_dir()) {
             return Err(Error::new(Kind::InvalidArgument, "has no file name; give the path of a file").at(path));
         }
         let failed = |error: io::Error| cannot_create(error, path);
@@ -282,7 +282,7 @@ fn check_writable(directory: &OwnedFd, name: &OsStr) -> io::Result<()> {
 fn cannot_create(error: io::Error, path: &Path) -> Error {
     let is_missing = error.kind() == io::ErrorKind::NotFound;
     let error = Error::from_io(error, path, "cannot create");
-    if is_missing { error.note("create its directory first") } else { error }
+    if is_missing { error.note(intended(path).as_deref().unwrap_or("create its directory first")) } else { error }
 }
 
 /// Removes a file after an error. Returns the error, which says so if the file remains.

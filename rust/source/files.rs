@@ -32,6 +32,9 @@ const TENSORS_SUFFIX: &str = ".tensors";
 /// Number of names in a directory that are looked at for the error of a missing file.
 const NAMES_BESIDE_MAX: usize = 1000;
 
+/// Minimum Jaro-Winkler similarity of a name beside a missing file that is not the name of a checkpoint's file.
+const SIMILARITY_MIN: f64 = 0.9;
+
 /// Files of a checkpoint.
 #[derive(Debug, Default)]
 pub struct Files {
@@ -272,27 +275,53 @@ impl Resolver<'_> {
     }
 }
 
-/// Adds to the error for a missing path what the caller may have meant: a repository of the Hub, the home directory, or a
-/// file beside it.
+/// Adds to the error for a missing path what the caller may have meant, or the name beside it that is most similar.
 fn suggest(error: Error, path: &Path) -> Error {
-    if path.starts_with("~") {
-        return error.note("`~` is not replaced by the home directory here");
+    if let Some(file) = path.ancestors().map(|each| each.components().as_path()).find(|each| each.is_file()) {
+        return error.note(&format!("{} is a file, not a directory", file.display()));
     }
+    if let Some(intended) = intended(path).or_else(|| repository_of(path)) {
+        return error.note(&intended);
+    }
+    let missing = file_name(path);
+    let similarity = |name: &str| strsim::jaro_winkler(&missing, name);
+    let mut names = names_beside(path);
+    if names.iter().any(|name| is_checkpoint_name(name)) {
+        names.retain(|name| is_checkpoint_name(name));
+    } else {
+        names.retain(|name| similarity(name) >= SIMILARITY_MIN);
+    }
+    names.sort_unstable();
+    match names.iter().rev().max_by(|a, b| similarity(a).total_cmp(&similarity(b))) {
+        Some(name) => error.note(&format!("check the path: its directory holds {name}")),
+        None => error.note("check the path"),
+    }
+}
+
+/// Returns what the caller may have meant by a path that does not exist: a URL with a mistake, or the home directory.
+pub fn intended(path: &Path) -> Option<String> {
+    if path.starts_with("~") {
+        return Some("`~` is not replaced by the home directory here; pass an absolute path".to_owned());
+    }
+    location::with_slashes(path.to_str()?).map(|url| format!("the URL is {url}"))
+}
+
+/// Returns the repository of the Hub that a path may name.
+fn repository_of(path: &Path) -> Option<String> {
+    let text = path.to_str()?;
     let is_name = |part: &str| {
         part.starts_with(|first: char| first.is_ascii_alphanumeric())
             && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
     };
-    let is_file =
-        |name: &str| is_index(name) || [FILE_SUFFIX, TENSORS_SUFFIX].iter().any(|suffix| name.ends_with(suffix));
-    match path.to_str().and_then(|text| text.split_once('/')) {
-        Some((owner, name)) if is_name(owner) && is_name(name) && !is_file(name) && !Path::new(owner).exists() => {
-            error.note(&format!("a repository of the Hugging Face Hub is hf://{owner}/{name}"))
-        }
-        _ => match names_beside(path).into_iter().filter(|name| is_file(name)).min() {
-            Some(name) => error.note(&format!("check the path: its directory holds {name}")),
-            None => error.note("check the path"),
-        },
-    }
+    let (owner, rest) = text.strip_prefix("huggingface.co/").unwrap_or(text).split_once('/')?;
+    let (name, file) = rest.split_once('/').unwrap_or((rest, FILE_SUFFIX));
+    let is_repository = is_name(owner) && is_name(name) && !is_checkpoint_name(name) && is_checkpoint_name(file);
+    (is_repository && !Path::new(owner).exists())
+        .then(|| format!("a repository of the Hugging Face Hub is hf://{owner}/{rest}"))
+}
+
+fn is_checkpoint_name(name: &str) -> bool {
+    is_index(name) || [FILE_SUFFIX, TENSORS_SUFFIX].iter().any(|suffix| name.ends_with(suffix))
 }
 
 /// Lists the first names in the directory of a path, or none if it cannot be read.

@@ -129,7 +129,8 @@ def _tensors_of(arrays: dict[str, Array]) -> dict[str, torch.Tensor]:
 def _tensor_of(name: str, array: Array) -> torch.Tensor:
     """Returns a contiguous tensor with the elements of an array. Shares the memory of a contiguous array."""
     if not isinstance(array, np.ndarray | np.generic):
-        raise TypeError(f'tensor "{name}": expected a NumPy array, not {type(array).__name__}')
+        hint = "; fst.torch.save_file saves tensors" if isinstance(array, torch.Tensor) else ""
+        raise TypeError(f'tensor "{name}": expected a NumPy array, not {type(array).__name__}{hint}')
     dtype = getattr(torch, array.dtype.name, None)
     if not isinstance(dtype, torch.dtype):
         raise errors.SafetensorError(f'tensor "{name}": safetensors has no dtype for {array.dtype.name}')

@@ -15,8 +15,10 @@ from fst._checkpoint.safe_open import safe_open
 from fst._core import errors
 from fst._core.arguments import metadata_of, names_of, path_of
 from fst._core.errors import SafetensorError
+from fst._module.match import wrapped_names
 from fst._safetensors_api import safetensors_errors
 from fst._save.aliasing import alias_groups, shared_groups, storage_ptr, storage_size
+from fst._save.check import check_values
 from fst._save.save import write_file
 
 __all__ = [
@@ -158,7 +160,9 @@ def save_model(
         >>> fst.tensor_names("linear.safetensors")
         ['bias', 'weight']
     """
+    _check_module(model)
     state = model.state_dict()
+    check_values(state, f"{type(model).__name__}.state_dict()")
     # Sparse tensors have no storage, which the search for shared memory would need.
     _check_dense(state)
     file_metadata = metadata_of(metadata)
@@ -168,7 +172,7 @@ def save_model(
             del state[name]
     if force_contiguous:
         state = {name: tensor.contiguous() for name, tensor in state.items()}
-    _check(state, " Or call save_model(..., force_contiguous=True).")
+    _check(state, " Or use save_model(..., force_contiguous=True).")
     _write(state, filename, file_metadata)
 
 
@@ -202,6 +206,7 @@ def load_model(
         >>> fst.torch.load_model(torch.nn.Linear(3, 4), "model.safetensors")
         (set(), [])
     """
+    _check_module(model)
     loaded = load_file(filename, device, backend=backend)
     left_out = _left_out(model.state_dict(), loaded)
     incompatible = model.load_state_dict(loaded, strict=False)
@@ -215,6 +220,7 @@ def load_model(
         for kind, names in (("Missing", missing), ("Unexpected", unexpected)):
             if names:
                 lines.append(f"    {kind} key(s) in state_dict: " + ", ".join(f'"{name}"' for name in sorted(names)))
+        lines += [f"    {problem}" for problem in wrapped_names(sorted(missing), unexpected, "module")[0]]
         raise RuntimeError("\n".join(lines))
     return missing, unexpected
 
@@ -246,6 +252,11 @@ def _check(tensors: dict[str, Tensor], other_remedy: str = "") -> None:
             )
         if tensor.is_meta:
             raise NotImplementedError(f'Cannot copy out of meta tensor; no data! Tensor "{name}" is on meta')
+
+
+def _check_module(model: torch.nn.Module) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}; the model comes before the path")
 
 
 def _check_dense(tensors: dict[str, Tensor]) -> None:

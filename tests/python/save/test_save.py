@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import fst
 from forked import run_in_fork
+from fst._save.aliasing import have_bytes_in_common
 from rawfile import DTYPES, assert_all_same, assert_same, random_raw
 from suite import DEVICES
 
@@ -52,7 +53,7 @@ INVALID = {
     "no mapping": ([torch.ones(1)], {}, TypeError, "tensors must be a mapping .* not list"),
     "a name that is no str": ({1: torch.ones(1)}, {}, TypeError, "str only, not int"),
     "no tensor": ({"a": [1.0]}, {}, TypeError, 'tensor "a": expected a torch.Tensor, not list'),
-    "sparse": ({"a": torch.ones(2).to_sparse()}, {}, ValueError, 'tensor "a": .*sparse.*dense'),
+    "sparse": ({"a": torch.ones(2).to_sparse()}, {}, ValueError, 'tensor "a": .*Sparse.*dense'),
     "meta": ({"a": torch.ones(2, device="meta")}, {}, ValueError, 'tensor "a": .*meta'),
     "the same tensor twice": ({"b": SHARED, "a": SHARED}, {}, ValueError, 'share memory: "a", "b"'),
     "a view": (
@@ -93,9 +94,37 @@ def test_invalid_arguments(tmp_path, case):
 
 
 def test_disjoint_views_of_one_tensor(tmp_path):
-    rows = torch.arange(6.0).reshape(2, 3)
-    fst.save_file({"q": rows[0], "k": rows[1]}, tmp_path / "m.safetensors")
-    assert_all_same(fst.load_file(tmp_path / "m.safetensors"), {"q": rows[0], "k": rows[1]})
+    """Their extents may overlap, as those of columns, as long as no byte is in two tensors."""
+    whole = torch.arange(24.0).reshape(4, 6)
+    parts = torch.view_as_real(torch.randn(3, dtype=torch.complex64))
+    for tensors in (
+        {"q": whole[0], "k": whole[1]},
+        {"q": whole[:, :2], "k": whole[:, 2:4], "v": whole[:, 4:]},
+        {"q": whole[::2, ::2], "k": whole[1::2, 1::2], "v": whole[::2, 1::4]},
+        {"q": parts[:, 0], "k": parts[:, 1]},
+    ):
+        fst.save_file(tensors, tmp_path / "m.safetensors")
+        assert_all_same(fst.load_file(tmp_path / "m.safetensors"), tensors)
+    # The third tensor shares bytes with the first one only, whose extent contains that of the second.
+    with pytest.raises(ValueError, match='share memory: "a", "c"'):
+        fst.save_file({"a": whole[:, ::3], "b": whole[1, 1:3], "c": whole[2:, :1]}, tmp_path / "m.safetensors")
+
+
+_DIMS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), max_size=3)
+_VIEWS = st.tuples(st.sampled_from([torch.uint8, torch.int16, torch.int32]), _DIMS, st.integers(0, 12))
+
+
+@given(_VIEWS, _VIEWS)
+def test_bytes_in_common(one, two):
+    base = torch.zeros(400, dtype=torch.uint8)
+    views, found = [], []
+    for dtype, dims, first in (one, two):
+        views.append(base.view(dtype).as_strided([size for size, _ in dims], [step for _, step in dims], first))
+        positions = {first}
+        for size, step in dims:
+            positions = {each + index * step for each in positions for index in range(size)}
+        found.append({each * dtype.itemsize + byte for each in positions for byte in range(dtype.itemsize)})
+    assert have_bytes_in_common(*views) == bool(found[0] & found[1])
 
 
 def test_invalid_paths(tmp_path):

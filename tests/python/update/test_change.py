@@ -133,10 +133,13 @@ def test_autograd_sees_writes_without_recording_them(view):
 
 
 REFUSED = {
-    "target on meta": ((torch.zeros(2, device="meta"), None, torch.zeros(2)), "change 1: a tensor is on meta"),
+    "target on meta": ((torch.zeros(2, device="meta"), None, torch.zeros(2)), "change 1: the target is on meta"),
     "expanded target": ((torch.zeros(1).expand(2), None, torch.zeros(2)), "several elements that share memory"),
     "sparse values": ((torch.zeros(2), None, torch.zeros(2).to_sparse()), "the tensor of values is not dense"),
-    "values on meta": ((torch.zeros(2), None, torch.zeros(2, device="meta")), "change 1: a tensor is on meta"),
+    "values on meta": (
+        (torch.zeros(2), None, torch.zeros(2, device="meta")),
+        "tensor of values is on meta",
+    ),
     "dtype": ((torch.zeros(2), None, torch.zeros(2).half()), "must be of the target's dtype Float"),
     "shape": ((torch.zeros(2), None, torch.zeros(2, 1)), r"shape \[2, 1\], but the target has \[2\]"),
     "int64 positions": ((torch.zeros(2), torch.tensor([0]), torch.zeros(1)), "the positions are Long"),

@@ -9,7 +9,12 @@ from torch import Tensor
 from fst._core.arguments import DIGESTS_KEY, Paths, paths_of
 from fst._core.classes import Checkpoint
 from fst._core.encryption_key import EncryptionKey, core_key
-from fst._core.errors import SafetensorError
+from fst._core.errors import SafetensorError, TensorNotFoundError
+
+
+def not_found(name: str, error: TensorNotFoundError) -> TensorNotFoundError:
+    """Returns the error for a tensor that does not exist, with safetensors' text in front."""
+    return TensorNotFoundError(f"File does not contain tensor {name}: {error}")
 
 
 class OpenCheckpoint(Checkpoint):

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.checkpoint import OpenCheckpoint, not_found
 from fst._checkpoint.region import Region
 from fst._core.classes import UNBOUNDED
 from fst._core.dtypes import shape_in_torch
-from fst._core.errors import SafetensorError
+from fst._core.errors import SafetensorError, TensorNotFoundError
 from fst._core.index_range import flatten
 
 # Names of tensors, each with a slice of its rows, or None for all of them.
@@ -132,7 +132,7 @@ def plan_regions(checkpoint: OpenCheckpoint, plan: Plan | None) -> tuple[list[st
         return names, None
     if not isinstance(plan, Mapping):
         raise TypeError(f"plan must be a dict of names to slices or None, not {type(plan).__name__}")
-    _check_names(plan, names)
+    _check_names(checkpoint, plan, names)
     names = [name for name in names if name in plan]
     if not names:
         raise SafetensorError("prefetch plan selects no tensors")
@@ -155,13 +155,16 @@ def plan_regions(checkpoint: OpenCheckpoint, plan: Plan | None) -> tuple[list[st
     return names, regions
 
 
-def _check_names(plan: Plan, names: Sequence[str]) -> None:
+def _check_names(checkpoint: OpenCheckpoint, plan: Plan, names: Sequence[str]) -> None:
     known = set(names)
     for name, rows in plan.items():
         if not isinstance(name, str):
             raise SafetensorError("prefetch plan keys must be tensor names")
         if name not in known:
-            raise SafetensorError(f"File does not contain tensor {name}")
+            try:
+                checkpoint.tensor_info(name)
+            except TensorNotFoundError as error:
+                raise not_found(name, error) from None
         if not isinstance(rows, slice | None):
             raise SafetensorError(f"prefetch plan values must be None or a slice, got {type(rows)} for {name}")
 

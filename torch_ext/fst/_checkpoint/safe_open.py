@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.checkpoint import OpenCheckpoint, not_found
 from fst._checkpoint.framework import NUMPY, PYTORCH, Output, find_framework
 from fst._checkpoint.prefetch import Plan, PrefetchLoader, plan_regions
 from fst._checkpoint.slice import Loaded, Slice, Source
@@ -162,7 +162,7 @@ class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class
         try:
             tensor = self._opened().load_region(_checked(name), None, self._output.load_device)
         except TensorNotFoundError as error:
-            raise _not_found(name, error) from None
+            raise not_found(name, error) from None
         return self._output.convert(tensor)
 
     def get_tensors(self) -> dict[str, Loaded]:
@@ -178,7 +178,7 @@ class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class
         try:
             info = checkpoint.tensor_info(_checked(name))
         except TensorNotFoundError as error:
-            raise _not_found(name, error) from None
+            raise not_found(name, error) from None
         return TensorMeta(info.dtype, list(info.shape), info.nbytes, checkpoint.data_offsets[name])
 
     def get_slice(self, name: str) -> Slice[Loaded]:
@@ -247,11 +247,6 @@ def _checked(name: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"the name of a tensor must be a str, not {type(name).__name__}")
     return name
-
-
-def _not_found(name: str, error: TensorNotFoundError) -> TensorNotFoundError:
-    """Returns the error for a tensor that does not exist, with safetensors' text in front."""
-    return TensorNotFoundError(f"File does not contain tensor {name}: {error}")
 
 
 def _device_of(device: Device) -> torch.device:

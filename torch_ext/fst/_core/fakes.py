@@ -1,7 +1,6 @@
 """Fake (meta) implementations of the operators. Loads read only headers."""
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -9,11 +8,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 import fst._core.library  # noqa: F401  (registers the operators)
-from fst._core.dtypes import CASTABLE, DTYPES
 
 Device = torch.device | str
 
 _CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+# Length of `bytes` of which a program is compiled for any.
+_UNBOUNDED = 1 << 62
 
 
 def _fake_load(operator: Any) -> Callable[..., Any]:
@@ -36,19 +36,21 @@ def _fake(stored: Tensor, device: Device) -> Tensor:
     return torch.empty(stored.shape, dtype=stored.dtype, device=device)
 
 
+def _refuse_meta(operator: Any, tensors: Iterable[Tensor | None], *arguments: Any, **options: Any) -> None:
+    """Raises the error of a kernel if tensors are on meta: PyTorch calls fakes for these, too."""
+    if any(tensor is not None and tensor.is_meta and not isinstance(tensor, FakeTensor) for tensor in tensors):
+        operator.default.redispatch(_CPU_KEYS, *arguments, **options)
+
+
 def _load_into(paths: Sequence[str], names: Sequence[str], out: Sequence[Tensor], *, verify: str = "") -> None:
-    # PyTorch also calls fakes for meta tensors. Returning would silently leave the other outputs unfilled.
-    for name, tensor in zip(names, out, strict=False):
-        if tensor.is_meta and not isinstance(tensor, FakeTensor):
-            raise ValueError(f'[invalid-argument] tensor "{name}": the output is on meta; nothing was written')
+    # Returning would silently leave the other outputs unfilled.
+    _refuse_meta(torch.ops.fst.load_into, out, paths, names, out, verify=verify)
     # Shapes do not change, so programs can be compiled without the checkpoint.
 
 
 def _write_changes(targets: Sequence[Tensor], positions: Sequence[Tensor | None], values: Sequence[Tensor]) -> None:
-    # PyTorch also calls fakes for meta tensors. Returning would look like a write.
-    for index, change in enumerate(zip(targets, positions, values, strict=False)):
-        if any(tensor is not None and tensor.is_meta and not isinstance(tensor, FakeTensor) for tensor in change):
-            raise ValueError(f"[invalid-argument] change {index}: a tensor is on meta; nothing was written")
+    # Returning would look like a write.
+    _refuse_meta(torch.ops.fst._write_changes, [*targets, *positions, *values], targets, positions, values)
 
 
 def _verify(paths: Sequence[str], verify: str = "digests") -> None:
@@ -58,10 +60,8 @@ def _verify(paths: Sequence[str], verify: str = "digests") -> None:
 def _save_file(
     tensors: Sequence[Tensor], names: Sequence[str], path: str, *, metadata: dict[str, str] | None = None
 ) -> None:
-    # PyTorch also calls fakes for meta tensors. Returning would look like a successful save.
-    for name, tensor in zip(names, tensors, strict=False):
-        if tensor.is_meta and not isinstance(tensor, FakeTensor):
-            raise ValueError(f'[invalid-argument] tensor "{name}": is on meta, and has no values to save')
+    # Returning would look like a successful save.
+    _refuse_meta(torch.ops.fst.save_file, tensors, tensors, names, path, metadata=metadata)
 
 
 def _serialize(tensors: Sequence[Tensor], names: Sequence[str], *, metadata: dict[str, str] | None = None) -> Tensor:
@@ -75,6 +75,10 @@ def _serialize(tensors: Sequence[Tensor], names: Sequence[str], *, metadata: dic
 
 
 def _cast(tensors: Sequence[Tensor], *, dtype: torch.dtype) -> list[Tensor]:
+    with unset_fake_temporarily():
+        # The kernel refuses dtypes, also on meta.
+        metas = [torch.empty(0, dtype=tensor.dtype, layout=tensor.layout, device="meta") for tensor in tensors]
+        torch.ops.fst.cast.default.redispatch(_CPU_KEYS, metas, dtype=dtype)
     return [torch.empty(tensor.shape, dtype=dtype, device=tensor.device) for tensor in tensors]
 
 
@@ -87,14 +91,12 @@ def _scatter(
     *,
     dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
-    results = []
-    ends = list(itertools.accumulate(ranks))
-    # The operator checks the arguments when it runs.
-    for begin, end, number in zip([0, *ends], ends, dtypes, strict=False):
-        stored = DTYPES[number]
-        final = dtype if dtype is not None and stored in CASTABLE else stored
-        results.append(bytes.new_empty(sizes[begin:end], dtype=final))
-    return results
+    with unset_fake_temporarily():
+        # The kernel checks the arguments. A length that is not known yet is checked when the program runs.
+        length = bytes.numel() if isinstance(bytes.numel(), int) else _UNBOUNDED
+        meta = torch.empty((length, *bytes.shape[1:]), dtype=bytes.dtype, device="meta")
+        results = torch.ops.fst.scatter.default.redispatch(_CPU_KEYS, meta, offsets, dtypes, sizes, ranks, dtype=dtype)
+    return [bytes.new_empty(result.shape, dtype=result.dtype) for result in results]
 
 
 for _name in ("load_file", "load_files", "load_tensors", "load_slices", "load_boxes"):

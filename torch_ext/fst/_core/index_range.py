@@ -10,6 +10,11 @@ FlatRegions = tuple[list[int], list[int], list[int]]
 
 def flatten(regions: Iterable[Sequence[IndexRange]]) -> FlatRegions:
     """Returns the starts, the lengths and the steps of all regions."""
-    ranges = [index_range for region in regions for index_range in region]
-    starts, lengths, steps = ([index_range[part] for index_range in ranges] for part in range(3))
+    try:
+        ranges = [index_range for region in regions for index_range in region]
+        starts, lengths, steps = ([index_range[part] for index_range in ranges] for part in range(3))
+    except (TypeError, IndexError):
+        raise TypeError(
+            "boxes must hold (start, length, step) for each dimension of each tensor, such as [[(0, 2, 1), (0, 4, 1)]]"
+        ) from None
     return starts, lengths, steps

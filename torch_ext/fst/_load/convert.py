@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fst._core import ops
+from fst._core.arguments import dtype_of, list_of
 from fst._core.dtypes import SCALAR_TYPES
 
 
@@ -41,9 +42,11 @@ def cast(tensors: Tensor | Sequence[Tensor], dtype: torch.dtype) -> Tensor | lis
         >>> fst.cast(torch.tensor([1.0, 500.0]), torch.float8_e4m3fn).float()
         tensor([1., nan])
     """
+    if not isinstance(dtype, torch.dtype):
+        dtype_of(dtype)
     if isinstance(tensors, Tensor):
         return ops.cast([tensors], dtype=dtype)[0]
-    return ops.cast(list(tensors), dtype=dtype)
+    return ops.cast(list_of(list(tensors), Tensor, "tensors"), dtype=dtype)
 
 
 def scatter(

@@ -11,7 +11,7 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.errors import ModuleMismatchError
 from fst._core.group import Group
 from fst._core.urls import without_secrets
-from fst._module.match import Match, non_persistent_buffers
+from fst._module.match import Match, name_problems, non_persistent_buffers, quote
 
 
 def tied_names(match: Match) -> list[list[str]]:
@@ -36,28 +36,21 @@ def check_match(
 ) -> None:
     """Raises a ModuleMismatchError that lists all mismatches."""
     problems = list(match.problems)
-    problems += [
-        f"{_quote(names)}: different values in the checkpoint, one tensor in the module" for names in differing
-    ]
+    problems += [f"{quote(names)}: different values in the checkpoint, one tensor in the module" for names in differing]
     if strict:
-        if match.missing:
-            problems.append(f"missing in the checkpoint: {_quote(match.missing)}")
-        if match.unexpected:
-            problems.append(f"missing in the module: {_quote(match.unexpected)}")
-        problems += [
-            f'"{name}": a non-persistent buffer on meta, which no checkpoint holds; initialize it before the load'
-            for name, buffer in non_persistent_buffers(module)
-            if buffer.is_meta
-        ]
+        problems += name_problems(match.missing, match.unexpected, "module")
+        unset = [name for name, buffer in non_persistent_buffers(module) if buffer.is_meta]
+        if unset:
+            problems.append(
+                f"non-persistent buffers on meta, which no checkpoint holds: {quote(unset)}; initialize them before "
+                "the load, or build the model in accelerate.init_empty_weights(include_buffers=False) and call "
+                "tie_weights()"
+            )
     if problems:
         files = ", ".join(map(without_secrets, checkpoint.paths))
         summary = f"{files} does not fit {type(module).__name__}, and nothing was written:"
         message = "\n    ".join([summary, *problems])
         raise ModuleMismatchError(message, match.missing, match.unexpected, match.misshapen)
-
-
-def _quote(names: list[str]) -> str:
-    return ", ".join(f'"{name}"' for name in names)
 
 
 def call_post_hooks(module: Module, keys: _IncompatibleKeys) -> None:

@@ -102,7 +102,8 @@ def load_module(
         (torch.bfloat16, False, True)
     """
     if not isinstance(module, Module):
-        raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}")
+        hint = "; create it first" if isinstance(module, type) else "; the module comes before the paths"
+        raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}{hint}")
     request = verify_of(verify)
     with defer_interrupts():
         reshard(module)

@@ -1,6 +1,7 @@
 """Matching of a module's tensors with a checkpoint's."""
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from fst._distributed.meshes import MeshLayouts
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+# Part of the names of a compiled module.
+_COMPILED = "_orig_mod."
 _EXTRA_STATE = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX
 
 
@@ -78,6 +81,70 @@ def match_tensors(module: Module, stored: Mapping[str, Tensor]) -> Match:
     found = {key for tensor in match.tensors if tensor.stored_names for key in tensor.keys}
     match.missing = [key for key in match.missing if key not in found]
     return match
+
+
+def name_problems(missing: Sequence[str], unexpected: Sequence[str], side: str) -> list[str]:
+    """Returns messages for names that only the checkpoint or only the module or target, called `side`, has."""
+    problems, missing, unexpected = wrapped_names(missing, unexpected, side)
+    problems += [f"missing in the checkpoint: {quote(missing)}"] if missing else []
+    return problems + ([f"missing in the {side}: {quote(unexpected)}"] if unexpected else [])
+
+
+def wrapped_names(
+    missing: Sequence[str], unexpected: Sequence[str], side: str
+) -> tuple[list[str], Sequence[str], Sequence[str]]:
+    """Returns one message for all names that differ by a prefix, as those of a wrapped module, and the other names."""
+    problems = []
+    prefix, differing = _prefix(missing, unexpected)
+    if differing:
+        inner = prefix[:-1] if all(map(str.isidentifier, prefix[:-1].split("."))) else f'get_submodule("{prefix[:-1]}")'
+        has, lacks, way = side, "checkpoint", f"pass model.{inner}"
+        if side != "module":
+            way = f'pass the tensors under names without it, such as name.removeprefix("{prefix}")'
+    else:
+        prefix, differing = _prefix(unexpected, missing)
+        has, lacks, way = "checkpoint", side, f'pass the tensors under names with it, such as "{prefix}" + name'
+        if side == "module":
+            wrapped = "model"
+            for part in reversed(prefix[:-1].split(".")):
+                wrapped = f'torch.nn.ModuleDict({{"{part}": {wrapped}}})'
+            way = f"pass {wrapped}"
+    if differing:
+        longer = {prefix + name for name in differing}
+        missing = [name for name in missing if name not in differing and name not in longer]
+        unexpected = [name for name in unexpected if name not in differing and name not in longer]
+        count = f"{len(differing):,}" if missing or unexpected else "all"
+        problems.append(
+            f'{count} names differ by the prefix "{prefix}", which the {has} has and the {lacks} lacks: {way}'
+        )
+    else:
+        # Layers that were compiled one by one have a part in the middle of their names.
+        plain = {name.replace(_COMPILED, "") for name in missing} & set(unexpected)
+        if plain:
+            missing = [name for name in missing if name.replace(_COMPILED, "") not in plain]
+            unexpected = [name for name in unexpected if name not in plain]
+            problems.append(
+                f'{len(plain):,} names of the {side} have "{_COMPILED}", which torch.compile adds: '
+                "load before it, or compile layers in place with Module.compile()"
+            )
+    return problems, missing, unexpected
+
+
+def _prefix(longer: Sequence[str], shorter: Sequence[str]) -> tuple[str, set[str]]:
+    """Returns the prefix without which most of the longer names are among the shorter ones, and these."""
+    known = set(shorter)
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for name in longer:
+        for dot, character in enumerate(name):
+            if character == "." and name[dot + 1 :] in known:
+                found[name[: dot + 1]].add(name[dot + 1 :])
+    prefix, differing = max(found.items(), key=lambda item: len(item[1]), default=("", set()))
+    return (prefix, differing) if 2 * len(differing) >= len(known) else ("", set())
+
+
+def quote(names: Sequence[str]) -> str:
+    """Returns names in quotes, with commas between them."""
+    return ", ".join(f'"{name}"' for name in names)
 
 
 def _key_of(name: str, stored: Mapping[str, Tensor]) -> str:

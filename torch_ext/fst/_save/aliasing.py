@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from fst._core.classes import Memory
+
 
 def storage_ptr(tensor: Tensor) -> int:
     """Returns the address of the storage of a tensor, or 0 if it has no memory, for example on meta.
@@ -102,6 +104,9 @@ def _by_storage(tensors: Mapping[str, Tensor]) -> Iterable[list[str]]:
     """Returns the names of the tensors of each storage that has memory."""
     by_storage: defaultdict[tuple[torch.device, int, int], list[str]] = defaultdict(list)
     for name, tensor in tensors.items():
+        if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_nested:
+            # A tensor that wraps others has no storage.
+            Memory.check(name, tensor)
         if not tensor.is_meta:
             storage = tensor.untyped_storage()
             address, size = storage.data_ptr(), storage.nbytes()

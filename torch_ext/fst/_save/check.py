@@ -17,7 +17,6 @@ def check_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the tensors. Raises an error if one cannot be saved, or if tensors share memory."""
     check_values(tensors, "tensors")
     for name, tensor in tensors.items():
-        check_dense(name, tensor)
         Memory.check(name, tensor)
     check_aliases(tensors)
     return dict(tensors)
@@ -32,7 +31,7 @@ def check_values(tensors: Mapping[str, Tensor], argument: str) -> None:
         else:
             hint = '; pass {"name": tensor}' if isinstance(tensors, Tensor) else "; the tensors come before the path"
         raise TypeError(f"{argument} must be a mapping of names to tensors, not {kind}{hint}")
-    names_of(list(tensors), f"the names of {argument}")
+    names_of(list(tensors))
     for name, value in tensors.items():
         if isinstance(value, Tensor):
             continue
@@ -52,10 +51,8 @@ def check_values(tensors: Mapping[str, Tensor], argument: str) -> None:
 
 def check_dense(name: str, tensor: Tensor) -> None:
     """Raises a ValueError if a tensor is sparse or on meta."""
-    if tensor.layout != torch.strided:
-        raise ValueError(f'tensor "{name}": a {tensor.layout} tensor cannot be saved; make it dense first')
-    if tensor.is_meta:
-        raise ValueError(f'tensor "{name}": it is on meta and has no data to save')
+    if tensor.layout != torch.strided or tensor.is_meta:
+        Memory.check(name, tensor)
 
 
 def check_aliases(tensors: Mapping[str, Tensor]) -> None:

@@ -16,7 +16,7 @@ from fst._distributed.load import device_message, fill_shards
 from fst._distributed.meshes import MeshLayouts
 from fst._distributed.shards import Replicated, ShardRequest
 from fst._module.check import check_match, differing_on_any, tied_names
-from fst._module.match import match_tensors
+from fst._module.match import match_tensors, name_problems
 from fst._update.plan import Prepared, Request, Staging, finish_load, transformed_changes
 from fst._update.target import Part, parts_of
 
@@ -78,8 +78,7 @@ def _match_names(common: Request, checkpoint: OpenCheckpoint) -> list[tuple[str,
     unexpected = sorted(stored.keys() - dict(common.named).keys()) if isinstance(common.target, Mapping) else []
     misshapen = []
     if common.strict:
-        problems += [f'"{name}": missing in the checkpoint' for name in missing]
-        problems += [f'"{name}": missing in the target' for name in unexpected]
+        problems += name_problems(missing, unexpected, "target")
     for name, shape, dtype in wholes:
         if name in stored and (tuple(stored[name].shape), stored[name].dtype) != (shape, dtype):
             misshapen.append(name)

@@ -1,6 +1,7 @@
 """Arguments that several subcommands have: paths, names, which mean the same in all of them, and numbers."""
 
 import argparse
+import difflib
 import errno
 import fnmatch
 import glob
@@ -79,7 +80,8 @@ def select(names: Sequence[str], patterns: Sequence[str] | None) -> list[str]:
     for pattern in patterns:
         found = {name for name in names if name == pattern or fnmatch.fnmatchcase(name, pattern)}
         if not found:
-            example = f"; the first of {len(names):,} names is {names[0]!r}" if names else "; there are no tensors"
+            near = difflib.get_close_matches(pattern, names, 1) or names[:1]
+            example = f"; the nearest of {len(names):,} names is {near[0]!r}" if near else "; there are no tensors"
             raise LookupError(f"no name of a tensor matches {pattern!r}{example}")
         matching |= found
     return [name for name in names if name in matching]
