@@ -18,7 +18,7 @@ pub(super) fn rules(rules: &[ffi::DtypeRule]) -> DtypeRules {
 
 /// Returns the number of the dtype that patterns request for each of all names, or -1.
 pub(super) fn requested(names: Vec<String>, patterns: Vec<String>, dtypes: Vec<i8>) -> Result<Vec<i8>> {
-    for &number in dtypes.iter().filter(|number| **number != KEPT && !cast::can_convert(FLOAT, **number)) {
+    if let Some(&number) = dtypes.iter().find(|number| **number != KEPT && !cast::can_convert(FLOAT, **number)) {
         let name = Dtype::from_scalar_type(number).map_or("unknown", Dtype::name);
         let message = format!("dtype is {name}, but must be a floating-point dtype of 8 bits or more");
         return Err(Error::new(Kind::InvalidArgument, message));
