@@ -1,8 +1,10 @@
 """Mistakes of everyday use: each is told in one sentence, with the way out, in the same words by every entrance."""
 
 import contextlib
+import copy
 import io
 import os
+import pickle
 import re
 import zipfile
 from pathlib import Path
@@ -197,6 +199,13 @@ def wrapped(name, model):
     outer = nn.Module()
     outer.add_module(name, model)
     return outer
+
+
+def layers():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    fst.save_file(model.state_dict(), "layers.safetensors")
+    model[0] = torch.compile(model[0])
+    return model
 
 
 def averaged():
@@ -572,7 +581,15 @@ MISTAKES = {
         r'non-persistent buffers on meta, .*: "inverse"; initialize them before the load, or .* tie_weights\(\)',
         {"module": lambda: fst.load_module(WithBuffer().to("meta"), FILE)},
     ),
-    # Closed files
+    "layers compiled one by one": (
+        r'2 names of the module have "_orig_mod.", which torch.compile adds: load before it, or compile layers in',
+        {"module": lambda: fst.load_module(layers(), "layers.safetensors")},
+    ),
+    # Objects of this process
+    "pickled stream": (
+        r"a \w+ of fst cannot be pickled or copied; pass the path, and open it again",
+        {"pickle": lambda: pickle.dumps(fst.stream(FILE)), "copy": lambda: copy.deepcopy(fst.stream(FILE))},
+    ),
     "closed file": (
         r"File is closed",
         {

@@ -55,6 +55,7 @@ def call(method: str, request: Any) -> Any:
     return json.loads(torch.ops.fst._call(method, json.dumps(request, ensure_ascii=False)))
 
 
+@translates_errors
 def requested_dtypes(names: Sequence[str], dtype: Dtype) -> list[torch.dtype | None]:
     """Returns the dtype that `dtype` requests for each of all names, or None."""
     patterns = dtype if isinstance(dtype, Mapping) else {"*": dtype}
@@ -116,6 +117,7 @@ def prepare(device: Device = "cuda") -> None:
     torch.ops.fst.prepare(device_of(device))
 
 
+@translates_errors
 def current_device(device: Device) -> torch.device:
     """Returns a device with its index: "cuda" is the current GPU. Raises the errors of a load to the device."""
     resolved = device_of(device)

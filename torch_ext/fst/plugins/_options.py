@@ -4,7 +4,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from fst._core.arguments import DEFAULT_WINDOW_BYTES
+from fst._core.arguments import DEFAULT_WINDOW_BYTES, size_of
 from fst._core.urls import is_url
 
 Order = Literal["file", "landed"]
@@ -34,9 +34,10 @@ class Options:
     uri: str | None = None
 
     def __post_init__(self) -> None:
-        # `bool` is a subclass of `int`.
-        if type(self.window_bytes) is not int or self.window_bytes < 1:
-            raise ValueError(f"load format fst: window_bytes must be an int of at least 1, not {self.window_bytes!r}")
+        try:
+            object.__setattr__(self, "window_bytes", size_of(self.window_bytes, "window_bytes"))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"load format fst: {error}") from None
         choices = {"order": get_args(Order), "device": get_args(DeviceType), "ranks": get_args(Ranks)}
         for name, allowed in choices.items():
             value = getattr(self, name)
