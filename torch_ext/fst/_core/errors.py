@@ -147,9 +147,7 @@ def methods_translate_errors(wrapper: type[_Class]) -> type[_Class]:
 
     Its objects hold open files or memory of this process, so `pickle` and `copy` refuse them.
     """
-    if "__reduce__" not in vars(wrapper):
-        wrapper.__reduce__ = _refuse_pickle
-    for name, method in list(vars(wrapper).items()):
+    for name, method in {"__reduce__": _refuse_pickle, **vars(wrapper)}.items():
         if isinstance(method, FunctionType):
             setattr(wrapper, name, translates_errors(method))
         elif isinstance(method, (staticmethod, classmethod)):
