@@ -1,7 +1,7 @@
 """Cost of the messages of a save: all ranks of a group, simulated by threads of one process.
 
-    python -m fst_bench.saves.messages
-    python -m fst_bench.saves.messages --ranks 2,8 --tensors 1000
+    python tests/python/distributed/messages.py
+    python tests/python/distributed/messages.py --ranks 2,8 --tensors 1000
 
 Prints a table of Markdown with the CPU time of a rank and of rank 0, and the bytes that they receive, until all ranks
 have the plan. Of PyTorch, these are the messages and the global plan of `torch.distributed.checkpoint`, which gathers
@@ -30,8 +30,7 @@ from fst._core.group import Group
 from fst._distributed.dcp_writer import StorageWriter
 from fst._distributed.descriptions import Description, StoredTensor
 from fst._distributed.group_save import GroupCheckpoint, SaveArguments, agree_on_save
-
-from ..text import seconds, size, table
+from fst_bench.text import seconds, size, table
 
 TENSORS = 18867  # of a mixture of experts with 128 experts in 48 layers
 ROWS, COLUMNS = 64, 16
