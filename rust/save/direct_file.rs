@@ -187,9 +187,12 @@ impl DirectFile {
 
 /// Flushes a file or a directory. Not every file system can.
 pub(super) fn flush(file: &File, kernel: &dyn FileKernel, check: Check<'_>) -> Result<io::Result<()>> {
-    let refused = |error: io::Error| match is_unsupported(&error) {
-        true => Ok(tracing::info!(%error, "the file system cannot flush; a power failure may lose the file")),
-        false => Err(error),
-    };
-    Ok(repeat(check, || kernel.flush(file))?.or_else(refused))
+    let flushed = repeat(check, || kernel.flush(file))?;
+    if let Err(error) = &flushed
+        && is_unsupported(error)
+    {
+        tracing::info!(%error, "the file system cannot flush; a power failure may lose the file");
+        return Ok(Ok(()));
+    }
+    Ok(flushed)
 }

@@ -10,6 +10,7 @@ use crate::os::local_file::LocalFile;
 use crate::os::retry::{Check, repeat};
 use crate::os::sigint::{POLL_INTERVAL, Watch};
 use crate::remote::location::Location;
+use crate::save::direct_file::flush;
 use crate::save::file_kernel::FileKernel;
 use crate::source::files::Files;
 use crate::source::{Place, Source};
@@ -95,7 +96,7 @@ fn rotate_file(
     let failed = |error| Error::from_io(error, path, CANNOT_WRITE);
     for (offset, text) in rotation.writes {
         write_all(kernel, &file, text.as_bytes(), offset).map_err(|error| failed(error).offset(offset))?;
-        kernel.flush(&file).map_err(failed)?;
+        flush(&file, kernel, check)?.map_err(failed)?;
     }
     Ok(())
 }

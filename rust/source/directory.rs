@@ -49,6 +49,9 @@ struct Stem {
     is_of: Use,
 }
 
+/// Files of one checkpoint, with the number and the count of shards.
+type Numbered<N> = Vec<(N, Option<(u64, u64)>)>;
+
 impl Stem {
     /// Parses the name of an index or safetensors file. Also returns the number and the count of a shard.
     fn parse(name: &str) -> Option<(Stem, Option<(u64, u64)>)> {
@@ -116,7 +119,7 @@ pub(crate) fn is_hidden(name: &[u8]) -> bool {
 /// `is-a-directory` if no name is that of a safetensors file, `invalid-argument` if there are several checkpoints,
 /// `file-not-found` if shards are missing.
 pub(super) fn choose<N: AsRef<Path> + Ord>(names: Vec<N>) -> Result<Chosen<N>> {
-    let mut found: BTreeMap<Stem, Vec<(N, Option<(u64, u64)>)>> = BTreeMap::new();
+    let mut found: BTreeMap<Stem, Numbered<N>> = BTreeMap::new();
     let mut remedy = "; give the path of a file or of a checkpoint";
     for name in names.into_iter().filter(|name| !is_hidden(name.as_ref().as_os_str().as_encoded_bytes())) {
         let text = text_of(&name);
@@ -171,7 +174,7 @@ pub(super) fn choose<N: AsRef<Path> + Ord>(names: Vec<N>) -> Result<Chosen<N>> {
 }
 
 /// Checks that all shards of one checkpoint are there.
-fn check_complete<N: AsRef<Path>>(files: &[(N, Option<(u64, u64)>)]) -> Result<()> {
+fn check_complete<N: AsRef<Path>>(files: &Numbered<N>) -> Result<()> {
     let (numbers, counts): (BTreeSet<u64>, BTreeSet<u64>) = files.iter().filter_map(|(_, numbers)| *numbers).unzip();
     let (Some((name, Some((_, count)))), 1) = (files.first(), counts.len()) else {
         let shown = listed(counts.iter().map(|count| format!("shards of {count}")), counts.len());

@@ -90,9 +90,12 @@ fn an_index_has_metadata() {
     }
 }
 
-/// Files of a directory, each with one tensor of the file's own name, and the files that are its checkpoint, or else a part
-/// of the error. An index names the file `.indexed.safetensors`.
-const DIRECTORIES: &[(&[&str], std::result::Result<&[&str], (Kind, &str)>)] = &[
+/// Files that are a checkpoint, or else a part of the error.
+type Choice = std::result::Result<&'static [&'static str], (Kind, &'static str)>;
+
+/// Files of a directory, each with one tensor of the file's own name, and what is chosen. An index names the file
+/// `.indexed.safetensors`.
+const DIRECTORIES: &[(&[&str], Choice)] = &[
     (&["any.safetensors"], Ok(&["any.safetensors"])),
     (&["rank-0.safetensors", "rank-10.safetensors"], Ok(&["rank-0.safetensors", "rank-10.safetensors"])),
     // Programs leave out hidden files.

@@ -50,11 +50,16 @@ impl SaveLock {
 
     /// Ends the lock. The file stays if temporary files of the save do.
     pub(super) fn release(self, leaves_files: bool) {
-        if !leaves_files {
-            let removed = fs::remove_file(&self.path);
-            log_failure(removed.map_err(|error| Error::from_io(error, &self.path, "cannot remove")));
-        }
+        // Some network file systems do not remove open files.
         drop(self.lock);
+        if !leaves_files {
+            let removed = match fs::remove_file(&self.path) {
+                // A process that removes stale files was faster.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                removed => removed.map_err(|error| Error::from_io(error, &self.path, "cannot remove")),
+            };
+            log_failure(removed);
+        }
     }
 }
 

@@ -4,8 +4,8 @@ import atexit
 import ctypes
 import os
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
@@ -68,6 +68,20 @@ class RankError(RuntimeError):
     The message names the failed rank and its exception, of which a long text is cut. The failed rank raises that
     exception itself.
     """
+
+
+@contextmanager
+def collective(activity: str) -> Iterator[None]:
+    """Raises a `RankError` with the activity if a collective operation fails, as it does once a rank has ended."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, (RankError, torch.OutOfMemoryError, NotImplementedError)):
+            raise
+        raise RankError(
+            f"a rank of the group has ended or does not answer, while the ranks were {activity}. Its own error, or the "
+            f"signal that ended it, says why. The backend's error: {error}"
+        ) from error
 
 
 @dataclass(eq=False)
@@ -217,6 +231,7 @@ class Group:
             messages = self._all_gather_equal(data.ljust(longest))
         return [message[:length] for message, length in zip(messages, lengths, strict=True)]
 
+    @collective("exchanging messages")
     def exchange(self, data: Sequence[Tensor]) -> list[Tensor]:
         """Sends a message to each rank, and returns the message of each rank. No byte is padded or copied to others.
 
@@ -262,6 +277,7 @@ class Group:
         data = None if text is None else bytes_to_tensor(text.encode())
         return tensor_to_bytes(self.broadcast(data, source)).decode()
 
+    @collective("exchanging messages")
     def any_of(self, flags: Sequence[bool]) -> list[bool]:
         """Returns for each flag whether any rank has set it. All ranks pass equally many flags."""
         if self.process_group is None or not flags:
@@ -270,6 +286,7 @@ class Group:
         dist.all_reduce(united, dist.ReduceOp.MAX, self.process_group)
         return [bool(flag) for flag in united.tolist()]
 
+    @collective("exchanging messages")
     def broadcast_all(self, data: Sequence[Tensor], sources: Sequence[int]) -> list[Tensor]:
         """Broadcasts tensors on the CPU, each from its source, in flight at once.
 
@@ -285,6 +302,7 @@ class Group:
                 work.wait()
         return [tensor.to(_CPU) for tensor in moved]
 
+    @collective("exchanging messages")
     def _all_gather_equal(self, data: bytes) -> list[bytes]:
         """Returns the bytes of all ranks, whose lengths are equal."""
         rows, work = self._begin_all_gather(data)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fst._core import ops
 from fst._core.classes import GroupLoad, GroupPlan, SavePlan
-from fst._core.group import Group
+from fst._core.group import Group, collective
 from fst._core.interrupts import DeferredInterrupts, defer_interrupts
 
 # Plan of all ranks.
@@ -67,18 +67,18 @@ class Exchange:
                 # The previous window's collective is in flight.
                 self._attempt(interrupts, self._read, window)
             if window > 0:
-                with _context(f"waiting for window {window - 1} of {count}"):
+                with collective(f"waiting for window {window - 1} of {count}"):
                     self._wait()
                     # This flag was sent one window ago and is ready by now. All ranks stop at the same window.
                     if window > 1 and flags.wait_oldest():
                         break
             if window < count:
-                with _context(f"sending window {window} of {count}"):
+                with collective(f"sending window {window} of {count}"):
                     flags.send(self._error is not None)
                     self._begin(window)
             if window > 0:
                 self._attempt(interrupts, self._unpack, window - 1)
-        with _context("waiting for the failure flags of the other ranks"):
+        with collective("waiting for the failure flags of the other ranks"):
             flags.wait_all()
         self._attempt(interrupts, self._work.finish)
 
@@ -232,15 +232,3 @@ def _begin_all_gather(receive: Tensor, send: Tensor, group: Group) -> "list[dist
     rows = receive.view(group.size, -1)
     rows[group.rank].copy_(send)
     return [dist.broadcast(row, group=process_group, group_src=rank, async_op=True) for rank, row in enumerate(rows)]
-
-
-@contextmanager
-def _context(activity: str) -> Iterator[None]:
-    """Adds a note with the current activity to exceptions."""
-    try:
-        yield
-    except BaseException as error:
-        # Python 3.10 has no notes.
-        if hasattr(error, "add_note"):
-            error.add_note(f"The ranks of the group were {activity}.")
-        raise

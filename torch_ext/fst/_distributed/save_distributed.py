@@ -1,7 +1,7 @@
 """`save_distributed`: saves a checkpoint by the ranks of a process group."""
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -241,7 +241,9 @@ def _create_gloo_group(process_group: "ProcessGroup", name: str) -> "ProcessGrou
     # `new_group` names a group by the number of groups that a rank has, and needs all ranks of the world otherwise.
     c10d = dist.distributed_c10d
     ranks = dist.get_process_group_ranks(process_group)
-    created, _ = c10d._new_process_group_helper(
+    # The type of a group's name differs between releases.
+    create: Callable[..., tuple[ProcessGroup, object]] = c10d._new_process_group_helper
+    created, _ = create(
         len(ranks),
         dist.get_rank(process_group),
         ranks,
