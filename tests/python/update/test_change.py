@@ -145,7 +145,11 @@ REFUSED = {
     "int64 positions": ((torch.zeros(2), torch.tensor([0]), torch.zeros(1)), "the positions are Long"),
     "shape of positions": ((torch.zeros(2), positions_of([[0]]), torch.zeros(1)), "must be 1-d uint32"),
     "too few values": ((torch.zeros(2), positions_of([0, 1]), torch.zeros(1)), "as many values"),
-    "too many values": ((torch.zeros(1), positions_of([0, 1]), torch.zeros(2)), "at most the 1 elements"),
+    "too many values": ((torch.zeros(1), positions_of([0, 0]), torch.zeros(2)), "at most the 1 elements"),
+    "position beyond the target": (
+        (torch.zeros(2), positions_of([0, 2]), torch.zeros(2)),
+        "position 2 is not among the 2",
+    ),
 }
 
 
