@@ -69,9 +69,7 @@ fn serialized_table_matches_the_kernel() {
     table
         .push_put(Put { positions: 20, values: 6, target: 2, elements: 0, target_elements: 1, item_bytes: 2 })
         .unwrap();
-    table
-        .push_put(Put { positions: 20, values: 6, target: 2, elements, target_elements: 1 << 32, item_bytes: 2 })
-        .unwrap();
+    table.push_put(Put { positions: 20, values: 6, target: 2, elements, target_elements: 2, item_bytes: 2 }).unwrap();
     table.push(bytes(5, 1, 1, 0)).unwrap();
     let mut slot = [0xEE; 3 * TASK_BYTES + 3];
     assert_eq!(table.write_to(&mut slot[..3 * TASK_BYTES - 1]).unwrap_err().kind(), Kind::Internal);
