@@ -84,6 +84,8 @@ pub struct CheckpointSave {
     had_index: bool,
     /// Whether files are written under temporary names, and linked to their final names.
     is_staged: bool,
+    /// Whether an index names the files while they have both names.
+    is_staged_in_index: bool,
     /// Whether no file had the names in `written` before.
     has_new_names: bool,
     /// Names of the files of the new checkpoint.
@@ -129,7 +131,8 @@ impl CheckpointSave {
         let mut save = CheckpointSave {
             has_index,
             had_index: false,
-            is_staged: !path.is_remote && (has_index || target.is_shared),
+            is_staged: false,
+            is_staged_in_index: false,
             has_new_names: false,
             names: vec![path.name.clone()],
             written: Vec::new(),
@@ -153,13 +156,16 @@ impl CheckpointSave {
                 output::check_target(&save.path.beside(name))?;
             }
         }
-        if save.is_staged {
+        let is_indexed = has_index || save.had_index;
+        if !save.path.is_remote && (is_indexed || target.is_shared) {
             save.names.iter().try_for_each(|name| save.check_link(name))?;
             let (lock, token) = SaveLock::create(&save.path.directory(), &save.path.stem)?;
-            save.is_staged = !has_index || lock.can_be_linked(&save.path.directory(), &save.path.stem, &*kernel());
+            save.is_staged_in_index =
+                is_indexed && lock.can_be_linked(&save.path.directory(), &save.path.stem, &*kernel());
+            save.is_staged = save.is_staged_in_index || (target.is_shared && !has_index);
+            save.has_new_names = save.is_staged || has_index;
             save.lock().lock = Some(lock);
             save.token = token;
-            save.has_new_names = true;
         }
         if save.is_staged {
             save.written = shards(&save.path.stem).iter().map(|name| format!("{name}.{}", save.token)).collect();
@@ -254,7 +260,7 @@ impl CheckpointSave {
             state.uploads.remove(&file);
         }
         state.step = Step::Replacing;
-        if self.has_index && self.is_staged {
+        if self.is_staged_in_index {
             self.write_index(&self.written, content, check)?;
             state.step = Step::Replaced;
         }
@@ -286,7 +292,10 @@ impl CheckpointSave {
     fn is_in_place(&self, step: Step) -> bool {
         // The rename of an index may succeed although the call fails.
         step == Step::Replaced
-            || (!self.path.is_remote && self.has_index && step == Step::Replacing && self.is_named_by_index())
+            || (!self.path.is_remote
+                && (self.has_index || self.had_index)
+                && step == Step::Replacing
+                && self.is_named_by_index())
     }
 
     /// Returns whether the index on the disk is one of this save, or may be.

@@ -94,6 +94,19 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
+/// Removes stale files of a copy of a directory, in which nothing is locked, as after the end of the process.
+fn assert_clean_leaves_one_checkpoint(directory: &Path, case: &str) {
+    let copy = TempDir::new().unwrap();
+    for name in names(directory) {
+        fs::copy(directory.join(&name), copy.path().join(&name)).unwrap();
+    }
+    remove_stale(copy.path(), None, Duration::ZERO, &|| Ok(())).unwrap();
+    assert_eq!(loaded(copy.path()), loaded(directory), "{case}");
+    let left = names(copy.path());
+    let files = left.iter().filter(|name| !name.ends_with(".json")).count();
+    assert_eq!(files, loaded(directory).0, "{case}: {left:?}");
+}
+
 /// Fails from the nth call on, for all n, and ends the save like an exception or like a kill.
 #[test]
 fn failures_leave_the_old_or_the_new_checkpoint() {
@@ -120,6 +133,7 @@ fn failures_leave_the_old_or_the_new_checkpoint() {
                 }
                 if is_killed {
                     std::mem::forget(save_of_new);
+                    assert_clean_leaves_one_checkpoint(path, &case);
                 } else {
                     drop(save_of_new);
                     assert!(is_new || new == 1 || names(path) == before, "{case}: {:?}", names(path));

@@ -55,7 +55,7 @@ impl CheckpointPath {
         } else {
             remove_stale(&self.directory(), Some(&self.stem), stale::AGE, check)?;
             let named = names_in_index(&self.beside(&self.index), check);
-            (names_in(&self.directory())?, named.unwrap_or_default())
+            (names_in(&self.directory())?, named.unwrap_or_default().files)
         };
         let old = present.iter().filter(|name| self.is_of_checkpoint(name, &named)).cloned().collect();
         Ok((present, old))

@@ -2,6 +2,8 @@
 //!
 //! The files of a save are stale if its lock is gone or can be taken, and the index does not name them. A save creates its
 //! lock first and removes it last. So the index is read after the lock was looked for: the save cannot change it any more.
+//!
+//! If the index is of a killed save, what that save had still to remove is stale, too: files of the older checkpoint.
 
 use super::lock::try_lock;
 use super::names::{NameOfSave, SUFFIX, TEMPORARY_SUFFIX, is_number, shard_stem};
@@ -10,6 +12,7 @@ use crate::os::retry::Check;
 use crate::source::directory;
 use crate::source::files::Files;
 use crate::source::index::STATE;
+use crate::source::replaced::SAVE_KEY;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fs::{self, Metadata};
@@ -83,22 +86,70 @@ fn remove_of_save(directory: &Path, save: NameOfSave<'_>, removed: &mut Vec<Remo
     let index = directory.join(format!("{}{SUFFIX}.index.json", save.stem));
     let is_known = lock.is_some() || index.exists() || checkpoint.exists();
     let named = names_in_index(&index, check);
+    let is_in_place = named.as_ref().is_some_and(|named| named.is_of(save));
     let mut is_kept = false;
     for name in names_in(directory)?.iter().filter(|name| NameOfSave::of_file(name) == Some(save)) {
         // Without a lock, only a name that no program but fst gives is enough. What an unreadable index names is unknown.
         let is_stale = lock.is_some()
             || NameOfSave::of_staged(name).is_some()
             || (is_known && NameOfSave::of_state(name).is_some());
-        if is_stale && named.as_ref().is_some_and(|named| !named.contains(name)) {
+        if is_stale && named.as_ref().is_some_and(|named| !named.files.contains(name)) {
             remove(directory.join(name), removed)?;
         } else {
             is_kept = true;
         }
     }
-    if lock.is_some() && !is_kept {
+    if let Some(named) = named.filter(|_| lock.is_some() && is_in_place) {
+        remove_older(directory, save, &named.files, removed, check)?;
+    }
+    // Files that the index names need no lock.
+    if lock.is_some() && (is_in_place || !is_kept) {
         remove(lock_path, removed)?;
     }
     Ok(())
+}
+
+/// Removes the files that a killed save, whose index is in place, had replaced. Stops as soon as another save runs.
+fn remove_older(
+    directory: &Path,
+    save: NameOfSave<'_>,
+    named: &BTreeSet<String>,
+    removed: &mut Vec<Removed>,
+    check: Check<'_>,
+) -> Result<()> {
+    let file = format!("{}{SUFFIX}", save.stem);
+    let index = format!("{file}.index.json");
+    let is_newest = || -> Result<bool> {
+        let is_other =
+            |name: &String| NameOfSave::of_lock(name).is_some_and(|lock| lock.stem == save.stem && lock != save);
+        Ok(!names_in(directory)?.iter().any(is_other)
+            && names_in_index(&directory.join(&index), check).is_some_and(|named| named.is_of(save)))
+    };
+    let is_older = |name: &String| *name == file || shard_stem(name) == Some(save.stem);
+    let older = names_in(directory)?.into_iter().filter(|name| is_older(name) && !named.contains(name));
+    // A checkpoint in a single file has an index only until the files that it has replaced are gone.
+    let last = Some(index.clone()).filter(|_| named.iter().eq([&file]));
+    for name in older.chain(last) {
+        if !is_newest()? {
+            break;
+        }
+        remove(directory.join(name), removed)?;
+    }
+    Ok(())
+}
+
+/// Names of files in a local index.
+#[derive(Default)]
+pub(super) struct Named {
+    pub(super) files: BTreeSet<String>,
+    /// Id of the save that wrote the index.
+    save: Option<String>,
+}
+
+impl Named {
+    fn is_of(&self, save: NameOfSave<'_>) -> bool {
+        self.save.as_deref() == Some(save.token)
+    }
 }
 
 /// Returns the name that a file gets once it is complete: NAME of `.NAME.PROCESS-NUMBER.fst-tmp`.
@@ -113,15 +164,16 @@ pub(super) fn names_in(directory: &Path) -> Result<BTreeSet<String>> {
     Ok(directory::names_in(directory)?.into_iter().filter_map(|name| name.into_string().ok()).collect())
 }
 
-/// Returns the names of files in a local index, or `None` if it is there and cannot be read.
-pub(super) fn names_in_index(index: &Path, check: Check<'_>) -> Option<BTreeSet<String>> {
+/// Returns the names in a local index, or `None` if it is there and cannot be read.
+pub(super) fn names_in_index(index: &Path, check: Check<'_>) -> Option<Named> {
     let files = match Files::resolve(&[index], check) {
-        Err(error) if error.kind() == Kind::FileNotFound => return Some(BTreeSet::new()),
+        Err(error) if error.kind() == Kind::FileNotFound => return Some(Named::default()),
         files => files.ok()?,
     };
     let text = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
-    let state = files.listings.iter().filter_map(|listing| listing.metadata.get(STATE).cloned());
-    Some(files.places.iter().map(|place| text(place.file_name())).chain(state).collect())
+    let metadata = |key| files.listings.iter().find_map(|listing| listing.metadata.get(key).cloned());
+    let (state, save) = (metadata(STATE), metadata(SAVE_KEY));
+    Some(Named { files: files.places.iter().map(|place| text(place.file_name())).chain(state).collect(), save })
 }
 
 fn age_of(file: &Metadata) -> Duration {
