@@ -39,8 +39,7 @@ void split_from(const at::Tensor& tensor, uint64_t element_bytes, uint64_t begin
   const uint64_t row_bytes = row_elements * element_bytes;
   const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(bytes_max / row_bytes));
   for (int64_t row = 0; row < rows; row += step) {
-    const auto part =
-        row_bytes > bytes_max ? tensor.select(0, row) : tensor.narrow(0, row, std::min(step, rows - row));
+    const auto part = row_bytes > bytes_max ? tensor.select(0, row) : tensor.narrow(0, row, std::min(step, rows - row));
     split_from(part, element_bytes, begin + row * row_elements, use, bytes_max);
   }
 }

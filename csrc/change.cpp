@@ -61,8 +61,8 @@ void check_change(size_t index, const Change& change) {
   }
 }
 
-// Throws unless all positions in host memory are in their target. No write goes beyond a target, but one that is left out
-// must be an error.
+// Throws unless all positions in host memory are in their target. No write goes beyond a target, but one that is left
+// out must be an error.
 void check_positions(size_t index, const at::Tensor& positions, const at::Tensor& target) {
   const auto dense = positions.contiguous();
   const auto bytes = bytes_of(dense);

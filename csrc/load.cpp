@@ -62,14 +62,14 @@ void check_output(const Spec& spec, const at::Tensor& out, OutputDtype dtype) {
   }
 }
 
-// Returns a tensor without values. PyTorch's error for a lack of host memory is neither an OutOfMemoryError nor names the
-// tensor. Other errors, such as that of a GPU after an illegal access, keep their classes.
+// Returns a tensor without values. PyTorch's error for a lack of host memory is neither an OutOfMemoryError nor names
+// the tensor. Other errors, such as that of a GPU after an illegal access, keep their classes.
 at::Tensor empty(const Spec& spec, c10::Device device, c10::ScalarType type) {
   try {
     return at::empty(shape_of(spec), at::device(device).dtype(type));
   } catch (const c10::Error& error) {
-    if (!device.is_cpu() || std::string_view(error.what_without_backtrace()).find("you tried to allocate") ==
-                                std::string_view::npos) {
+    if (!device.is_cpu() ||
+        std::string_view(error.what_without_backtrace()).find("you tried to allocate") == std::string_view::npos) {
       throw;
     }
     // The core has checked that the size in bits fits 63 bits, and a cast makes it 8 times as large at most.

@@ -44,7 +44,8 @@ void fill_with_zeros(const at::Tensor& tensor);
 void mark_changed(at::TensorList tensors);
 
 // Returns scratch memory of the size that `prepare` returns for a plan of which it takes at most a number of bytes. A
-// device with too little memory gets a plan that needs little, and at last none, with which the core copies piece by piece.
+// device with too little memory gets a plan that needs little, and at last none, with which the core copies piece by
+// piece.
 at::Tensor allocate_scratch(c10::Device device, const std::function<uint64_t(uint64_t)>& prepare);
 
 // Returns a new tensor for a region, which is complete if the region has no data.

@@ -35,8 +35,8 @@ TensorMemory memory_of(const at::Tensor& tensor);
 void check_vector(const std::string& argument, const at::Tensor& tensor, c10::ScalarType dtype,
                   c10::Device device = at::kCPU, std::optional<int64_t> elements = std::nullopt);
 
-// Returns the elements of an int64 vector on the CPU. Throws c10::ValueError, with the name of the argument, for any other
-// tensor.
+// Returns the elements of an int64 vector on the CPU. Throws c10::ValueError, with the name of the argument, for any
+// other tensor.
 rust::Slice<const int64_t> numbers_of(const std::string& argument, const at::Tensor& tensor);
 
 // Return the bytes of a contiguous tensor on the CPU. Throw c10::ValueError for any other tensor.

@@ -185,8 +185,7 @@ void DeviceTransfer::fill(AnyTransfer& transfer, const std::vector<Destination>&
   }
   // The core orders its use of the scratch memory before later work on the current stream, so PyTorch's allocator may
   // reuse the memory at once.
-  const auto scratch =
-      allocate_scratch(device_, [&](uint64_t most) { return prepare(transfer, destinations, most); });
+  const auto scratch = allocate_scratch(device_, [&](uint64_t most) { return prepare(transfer, destinations, most); });
   call_core([&] { transfer.fill(mutable_address_of(scratch), scratch.nbytes()); });
 }
 

@@ -15,7 +15,8 @@ constexpr uint32_t BLOCK_THREADS = 256;
 
 // Rows of elements to copy or cast. They are `source_stride_bytes` apart in the source and contiguous in the target. If
 // the dtypes are equal, elements are bytes. If `put_bytes` is not 0, the one row has elements of this size, and each
-// goes to its position in the target, if that is at most `last_position`. Same memory layout as the type of this name in rust/cast/scatter.rs.
+// goes to its position in the target, if that is at most `last_position`. Same memory layout as the type of this name
+// in rust/cast/scatter.rs.
 struct Task {
   uint64_t source;  // any alignment; with positions, aligned to its element
   uint64_t target;  // aligned to its element
@@ -327,7 +328,8 @@ FST_HOST_DEVICE void put_tile(const Task& task, uint32_t tile, uint32_t thread, 
     }
 #pragma unroll
     for (uint32_t i = 0; i < ELEMENTS; ++i) {
-      if (first + i * threads < count && at[i] <= task.last_position) store(task.target + at[i] * uint64_t(sizeof(T)), values[i]);
+      if (first + i * threads < count && at[i] <= task.last_position)
+        store(task.target + at[i] * uint64_t(sizeof(T)), values[i]);
     }
   }
 }

@@ -72,12 +72,11 @@ def test_inspect_json(command, sharded):
 
 
 def test_inspect_goes_on_after_a_bad_file(command, sharded):
-    bad = sharded.parent / "bad.safetensors"
+    bad, *others = sorted(sharded.parent.glob("*.safetensors"))
     bad.write_bytes(b"no header")
-    (sharded.parent / "model.safetensors.index.json").unlink(missing_ok=True)
     done = command("inspect", sharded.parent, "--json")
     assert done.returncode == 1
-    assert json.loads(done.stdout)["total"]["tensors"] == 3
+    assert json.loads(done.stdout)["total"]["tensors"] == len(fst.load_files(others))
     assert done.stderr.startswith(f"fst: {bad}")
     assert command("inspect", bad).stdout == ""
 

@@ -105,7 +105,8 @@ def test_no_secret_is_printed(command, tmp_path, monkeypatch):
 
 
 def test_options_are_those_of_the_core():
-    read = re.findall(r'"(FST_[A-Z_]+)"', (CHECKOUT / "rust" / "options.rs").read_text())
+    sources = [CHECKOUT / "rust" / name for name in ("options.rs", "encryption/keyring.rs")]
+    read = re.findall(r'"(FST_[A-Z_]+)"', "".join(source.read_text() for source in sources))
     assert set(doctor.OPTIONS) == set(read)
 
 

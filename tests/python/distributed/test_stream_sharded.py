@@ -135,9 +135,9 @@ def stream_from(path, **arguments):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"window_bytes": 0}, ValueError, "window_bytes must be at least 1, not 0"),
+        ({"window_bytes": 0}, ValueError, "window_bytes is 0, but must be at least 1"),
         ({"placements": {"t0": Shard(2), "*": None}}, ValueError, "does not fit"),
-        ({"device": "nowhere"}, RuntimeError, "nowhere"),
+        ({"device": "nowhere"}, ValueError, "nowhere"),
         ({"paths": "missing.safetensors"}, FileNotFoundError, "missing"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,

@@ -146,14 +146,14 @@ def test_damage_is_found_in_every_layout(ranks, path, load, place, strategy, rea
 
 
 def test_files_with_and_without_groups(ranks, tmp_path):
-    fst.save_file({"tall": TENSORS["tall"]}, tmp_path / "a.safetensors", digests="blake3")
-    fst.save_file({"wide": TENSORS["wide"]}, tmp_path / "b.safetensors", digests="sha256")
-    fst.save_file({"small": TENSORS["small"]}, tmp_path / "c.safetensors", digests="blake3")
+    fst.save_file({"tall": TENSORS["tall"]}, tmp_path / "part0.safetensors", digests="blake3")
+    fst.save_file({"wide": TENSORS["wide"]}, tmp_path / "part1.safetensors", digests="sha256")
+    fst.save_file({"small": TENSORS["small"]}, tmp_path / "part2.safetensors", digests="blake3")
     read = ranks(SIZE).run(load_and_compare, tmp_path, Shard(1), "pread", {})
     # Ranks verify the files without groups first.
     assert sum(read) == DATA_BYTES + TENSORS["wide"].nbytes
-    for file, name in [("a", "tall"), ("b", "wide"), ("c", "small")]:
-        path = tmp_path / f"{file}.safetensors"
+    for file, name in enumerate(["tall", "wide", "small"]):
+        path = tmp_path / f"part{file}.safetensors"
         damage(path, name, 1)
         names, _ = zip(*ranks(SIZE).run(refused, "load_sharded", tmp_path, Shard(1), "pread", {}), strict=True)
         assert set(names) <= {"RankError", "IntegrityError"}

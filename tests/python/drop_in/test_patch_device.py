@@ -104,8 +104,8 @@ def test_blocks_and_calls(path):
 
 def test_devices_that_do_not_exist(path):
     for device, error, message in (
-        ("nope", RuntimeError, "nope"),
-        ({"": "nope"}, RuntimeError, "nope"),
+        ("nope", ValueError, "nope"),
+        ({"": "nope"}, ValueError, "nope"),
         (1.5, TypeError, "device must be"),
         ("auto", ValueError, "infer_auto_device_map"),
         ({"a": "balanced"}, ValueError, "infer_auto_device_map"),

@@ -79,7 +79,9 @@ def modules(monkeypatch):
     other = types.ModuleType("other")
     other.opener, other.load = SAFE_OPEN, LOAD_FILE
     few = kept | {name: sys.modules[name] for name in ("sys", "torch", "fst", "fst.torch")} | {"other": other}
-    monkeypatch.setattr(fst._patch.bindings, "sys", types.SimpleNamespace(modules=few))
+    monkeypatch.setattr(
+        fst._patch.bindings, "sys", types.SimpleNamespace(modules=few, stdlib_module_names=sys.stdlib_module_names)
+    )
     # The first block looks at every name.
     one_block()
     return few

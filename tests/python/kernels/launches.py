@@ -111,7 +111,8 @@ class Launch:
             tasks.append(struct.pack("<4Q2I2B6x", *numbers))
             tiles += copy.tiles
         for put in self.puts:
-            numbers = (put.values, put.target, put.elements, put.positions, 1, tiles, 0, 0, put.item_bytes)
+            last_position = (self.target_bytes - put.target) // put.item_bytes - 1
+            numbers = (put.values, put.target, put.elements, put.positions, last_position, tiles, 0, 0, put.item_bytes)
             tasks.append(struct.pack("<4Q2I3B5x", *numbers))
             tiles += put.tiles
         sizes = (len(self.source), self.is_source_at_end, self.target_bytes, len(tasks), tiles)

@@ -190,7 +190,11 @@ def test_loads_of_parts_and_modules_decrypt(path: Path, tmp_path: Path) -> None:
     fst.save_file(source.state_dict(), tmp_path / "linear.safetensors", encryption_key=KEY)
     fst.load_module(target, tmp_path / "linear.safetensors", encryption_key=KEY)
     assert torch.equal(source.weight, target.weight)
-    assert fst.load_file(tmp_path, encryption_key=KEY).keys() == {*TENSORS, "weight", "bias"}
+    assert fst.load_files([path, tmp_path / "linear.safetensors"], encryption_key=KEY).keys() == {
+        *TENSORS,
+        "weight",
+        "bias",
+    }
 
 
 @pytest.mark.parametrize("strategy", ["own", "exchange"])
@@ -264,12 +268,13 @@ def test_refused_labels(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_several_keys_may_be_registered(tmp_path: Path, path: Path) -> None:
     other = fst.EncryptionKey.random()
-    fst.save_file({"more": torch.ones(3)}, tmp_path / "more.safetensors", encryption_key=other)
+    more = tmp_path / "more.safetensors"
+    fst.save_file({"more": torch.ones(3)}, more, encryption_key=other)
     with registered():
         with pytest.raises(fst.IntegrityError, match="another key"):
-            fst.load_file(tmp_path)
+            fst.load_files([path, more])
         with registered(other):
-            assert len(fst.load_file(tmp_path)) == len(TENSORS) + 1
+            assert len(fst.load_files([path, more])) == len(TENSORS) + 1
     # The key is not registered anymore.
     KEY.unregister()
     with pytest.raises(ValueError, match="register"):

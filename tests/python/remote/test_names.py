@@ -276,8 +276,8 @@ def test_odd_keys(bucket, request):
     assert_equal(fst.load_file(bucket.url("lead.safetensors")), TWO)
     assert_equal(fst.load_file(bucket.url("p/lead.safetensors")), TWO)
     # An object whose key no path can have does not make the others unusable.
-    for number, name in enumerate(KEYS):
-        bucket.put(f"odd/{name}", file_of(number))
+    for number in range(3):
+        bucket.put(f"odd/part{number}.safetensors", file_of(number))
     odd = ["odd//sub/x.safetensors", "odd/sub//y.safetensors", "odd/", "odd/sub/z.safetensors"]
     stored = 0
     for key in odd:
@@ -287,8 +287,7 @@ def test_odd_keys(bucket, request):
             stored += 1
     assert stored > 1
     loaded = fst.load_file(bucket.url("odd/"))
-    assert [loaded.pop(str(number))[0].item() for number in range(len(KEYS))] == list(range(len(KEYS)))
-    assert not loaded
+    assert {name: tensor[0].item() for name, tensor in loaded.items()} == {"0": 0, "1": 1, "2": 2}
     if "gcs" in request.node.name:
         # The server takes no objects by Google's XML interface.
         return

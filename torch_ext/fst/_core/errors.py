@@ -129,7 +129,7 @@ def translates_errors(function: Callable[_Parameters, _Result]) -> Callable[_Par
     """Decorates a function that calls the operators, so that it raises Python exceptions."""
 
     @functools.wraps(function)
-    def translating(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+    def translating(*args: "_Parameters.args", **kwargs: "_Parameters.kwargs") -> _Result:
         try:
             return function(*args, **kwargs)
         except (RuntimeError, ValueError, IndexError) as error:

@@ -210,7 +210,7 @@ def iterate_broken(directory):
     with pytest.raises(compat.BudgetInfeasibleError, match="between the ranks"):
         compat.ParallelLoader(dist.group.WORLD, files[:2], device_memory_budget=10_000)
     window = {"max_batch_bytes": 0} if dist.get_rank() == 1 else {}
-    with pytest.raises(ValueError if window else RankError, match="window_bytes must be at least 1"):
+    with pytest.raises(ValueError if window else RankError, match="window_bytes is 0, but must be at least 1"):
         next(compat.ParallelLoader(dist.group.WORLD, files[:2], **window).iterate_weights())
 
 
