@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from textwrap import shorten
+from textwrap import fill
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -19,7 +19,7 @@ WIDTH_INCHES = 9.0
 BAR_INCHES = 0.22
 # A ceiling is drawn if it is at most this many times the longest bar, so that bars stay readable.
 SCALE_MAX = 2.5
-REASON_LENGTH = 48
+REASON_COLUMNS = 60
 DEVICE_TITLES = {"cpu": "CPU", "cuda": "GPU"}
 
 
@@ -94,8 +94,8 @@ def _draw(axis: Axes, run: Run, panel: Panel, peers: list[str]) -> None:
     for row, peer in enumerate(peers):
         figure = _rates(run, panel, peer)
         if figure is None:
-            reason = shorten(run.reason(panel.cell(peer)), REASON_LENGTH, placeholder=" ...")
-            axis.text(0, row, f"  {reason}", va="center", fontsize=7.5, style="italic", color=SPREAD)
+            reason = fill(f"  {run.reason(panel.cell(peer))}", REASON_COLUMNS, subsequent_indent="  ")
+            axis.text(0, row, reason, va="center", fontsize=7.5, style="italic", color=SPREAD)
             continue
         largest = max(largest, figure.median)
         spread = [[figure.median - figure.low], [figure.high - figure.median]]

@@ -74,8 +74,10 @@ def test_pages(page):
     names = {"__name__": "example"}
     for number, (language, text) in enumerate(BLOCK.findall(page.read_text())):
         if language == "diff":
-            language, text = "python", "".join(re.findall(r"^\+(.*\n)", text, re.MULTILINE))
-        if language == "python":
+            # The examples of the page run without the names of a changed program.
+            added = "".join(re.findall(r"^\+(.*\n)", text, re.MULTILINE))
+            run_block(added, f"<{page.name}, block {number}>", dict(names))
+        elif language == "python":
             run_block(text, f"<{page.name}, block {number}>", names)
         elif language == "sh":
             for line in text.replace("\\\n", " ").splitlines():
