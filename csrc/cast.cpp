@@ -22,8 +22,6 @@ uint64_t source_address(const at::Tensor& tensor) { return tensor.is_meta() ? 0 
 
 int8_t number_of(c10::ScalarType type) { return static_cast<int8_t>(type); }
 
-std::string name_of(c10::ScalarType type) { return c10::toString(type); }
-
 void split_from(const at::Tensor& tensor, uint64_t element_bytes, uint64_t begin,
                 const std::function<void(const at::Tensor&, uint64_t)>& use, uint64_t bytes_max) {
   const uint64_t elements = tensor.numel();

@@ -17,7 +17,7 @@ namespace fst {
 namespace {
 
 std::string describe_staged(const at::Tensor& tensor) {
-  return c10::str(c10::toString(tensor.scalar_type()), " of shape ", tensor.sizes(), " on ", tensor.device());
+  return c10::str(name_of(tensor.scalar_type()), " of shape ", tensor.sizes(), " on ", tensor.device());
 }
 
 // Throws unless the change can be written.
@@ -45,7 +45,7 @@ void check_change(size_t index, const Change& change) {
   }
   if (values.scalar_type() != target.scalar_type() || values.is_conj() || values.is_neg()) {
     refuse(c10::str("the values are ", describe_staged(values), ", but must be of the target's dtype ",
-                    c10::toString(target.scalar_type()), ", and no conjugate or negative view"));
+                    name_of(target.scalar_type()), ", and no conjugate or negative view"));
   }
   if (!has_positions) {
     if (values.sizes() != target.sizes()) {

@@ -1,6 +1,7 @@
 // Calls the core: maps its errors to PyTorch's exceptions, and converts arguments and results.
 #pragma once
 
+#include <c10/core/ScalarType.h>
 #include <rust/cxx.h>
 
 #include <cstdint>
@@ -20,6 +21,9 @@ namespace fst {
 
 // Throws c10::ValueError with the code for tensors that do not hold the version that an update needs.
 [[noreturn]] void throw_version_conflict(const std::string& message);
+
+// Returns the name of a dtype as in Python, such as "float32".
+inline std::string name_of(c10::ScalarType type) { return c10::getDtypeNames(type).first; }
 
 // Returns the number of a rank or window as an index. Throws if `owner` has fewer of them.
 inline size_t check_index(const std::string& kind, int64_t number, size_t count, const std::string& owner) {

@@ -43,7 +43,7 @@ constexpr size_t kHugePagesBytesMin = size_t{4} << 20;
 thread_local std::vector<std::string> unverified;
 
 std::string describe_type(c10::ScalarType type, c10::IntArrayRef shape) {
-  return c10::str(c10::toString(type), " of shape ", shape);
+  return c10::str(name_of(type), " of shape ", shape);
 }
 
 void check_output(const Spec& spec, const at::Tensor& out, OutputDtype dtype) {

@@ -13,7 +13,7 @@ from torch import Tensor
 from fst import _safetensors_api as api
 from fst._checkpoint.safe_open import safe_open
 from fst._core import errors
-from fst._core.arguments import metadata_of, names_of, path_of
+from fst._core.arguments import check_kind, metadata_of, names_of, path_of
 from fst._core.errors import SafetensorError
 from fst._module.match import wrapped_names
 from fst._safetensors_api import safetensors_errors
@@ -208,7 +208,10 @@ def load_model(
     """
     _check_module(model)
     loaded = load_file(filename, device, backend=backend)
-    left_out = _left_out(model.state_dict(), loaded)
+    state = model.state_dict()
+    for name, tensor in state.items():
+        check_kind(name, tensor)
+    left_out = _left_out(state, loaded)
     incompatible = model.load_state_dict(loaded, strict=False)
     missing, unexpected = set(incompatible.missing_keys), list(incompatible.unexpected_keys)
     for dropped in left_out.values():
@@ -260,6 +263,8 @@ def _check_module(model: torch.nn.Module) -> None:
 
 
 def _check_dense(tensors: dict[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        check_kind(name, tensor)
     sparse = [name for name, tensor in tensors.items() if tensor.layout != torch.strided]
     if sparse:
         raise ValueError(

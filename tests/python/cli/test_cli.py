@@ -331,6 +331,16 @@ def test_convert_overwrites_by_request_only(command, model, sharded, tmp_path):
     assert load_file(model)["layers.0.weight"].dtype is torch.float16
 
 
+def test_convert_says_which_metadata_differ(command, tmp_path):
+    for name, step in (("a", "1"), ("b", "2")):
+        metadata = {"format": "pt", "step": step}
+        fst.save_file({name: torch.ones(2)}, tmp_path / f"{name}.safetensors", metadata=metadata, digests="blake3")
+    done = command("convert", "a.safetensors", "b.safetensors", "merged.safetensors")
+    assert done.returncode == 0
+    assert re.findall("metadata '(.*?)'", done.stderr) == ["step"]
+    assert fst.metadata(tmp_path / "merged.safetensors")["step"] == "2"
+
+
 def test_home_directory_in_options(command, model, tmp_path, monkeypatch):
     """Shells do not replace a tilde behind an equals sign."""
     monkeypatch.setenv("HOME", str(tmp_path))

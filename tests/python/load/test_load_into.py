@@ -119,7 +119,7 @@ F64 = torch.zeros(SHAPE, dtype=torch.float64)
 @pytest.mark.parametrize(
     ("names", "bad", "exception", "message"),
     [
-        (["F32", "F64"], F64.float(), ValueError, '"F64".*Double.*Float'),
+        (["F32", "F64"], F64.float(), ValueError, '"F64".*float64.*float32'),
         (["F32", "F64"], F64.new_zeros(6, 500, 5), ValueError, r'"F64".*\[6, 500, 4\].*\[6, 500, 5\]'),
         (["F32", "F64"], F64.view(-1), ValueError, '"F64"'),
         (["F32", "F64"], F64.new_zeros(()), ValueError, '"F64"'),

@@ -171,7 +171,7 @@ def test_invalid_arguments(every_dtype):
         fst.stream(path, window_bytes=0)
     with pytest.raises(ValueError, match='order is "size"'):
         fst.stream(path, order="size")
-    with pytest.raises(ValueError, match="dtype is Int"):
+    with pytest.raises(ValueError, match="dtype is int32"):
         fst.stream(path, dtype=torch.int32)
     with pytest.raises(KeyError, match="nowhere"):
         fst.stream(path, names=["nowhere"])

@@ -55,6 +55,13 @@ INVALID = {
     "no tensor": ({"a": [1.0]}, {}, TypeError, 'tensor "a": expected a torch.Tensor, not list'),
     "sparse": ({"a": torch.ones(2).to_sparse()}, {}, ValueError, 'tensor "a": .*Sparse.*dense'),
     "meta": ({"a": torch.ones(2, device="meta")}, {}, ValueError, 'tensor "a": .*meta'),
+    "lazy": ({"a": torch.nn.LazyLinear(2).weight}, {}, ValueError, 'tensor "a": it has no shape yet; call'),
+    "nested": (
+        {"a": torch._nested_tensor_from_tensor_list([torch.ones(2), torch.ones(3)])},
+        {},
+        ValueError,
+        'tensor "a": a nested tensor is not supported; .*unbind',
+    ),
     "the same tensor twice": ({"b": SHARED, "a": SHARED}, {}, ValueError, 'share memory: "a", "b"'),
     "a view": (
         {"kept": torch.ones(1), "a": SHARED, "b": SHARED[1:2]},

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from fst._core.dtypes import SCALAR_TYPES, dtype_named
 from fst._core.formatting import parse_size
@@ -274,3 +275,13 @@ def metadata_of(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
             )
         _utf8(key + text)
     return dict(metadata)
+
+
+def check_kind(name: str, tensor: Tensor) -> None:
+    """Raises a ValueError if a tensor has no shape yet, or is nested."""
+    if is_lazy(tensor):
+        raise ValueError(f'tensor "{name}": it has no shape yet; call its lazy module once first')
+    if tensor.is_nested:
+        raise ValueError(
+            f'tensor "{name}": a nested tensor is not supported; pass the tensors that its unbind() returns'
+        )

@@ -26,6 +26,7 @@ from fst._core.arguments import (
     Path,
     Paths,
     VerifyRequest,
+    check_kind,
     device_of,
     dtype_of,
     list_of,
@@ -292,7 +293,10 @@ def load_into(
         >>> linear.weight.data_ptr() == address
         True
     """
-    _loads(paths, verify, encryption_key).overwrite(names_of(names), list_of(out, Tensor, "out"))
+    names, outputs = names_of(names), list_of(out, Tensor, "out")
+    for name, output in zip(names, outputs, strict=False):
+        check_kind(name, output)
+    _loads(paths, verify, encryption_key).overwrite(names, outputs)
 
 
 def verify(paths: Paths, manifest: Manifest | None = None, *, encryption_key: EncryptionKey | None = None) -> None:

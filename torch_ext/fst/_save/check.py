@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fst._core.arguments import Size, names_of, size_of
+from fst._core.arguments import Size, check_kind, names_of, size_of
 from fst._core.classes import Memory
 from fst._save.aliasing import shared_groups
 
@@ -50,7 +50,8 @@ def check_values(tensors: Mapping[str, Tensor], argument: str) -> None:
 
 
 def check_dense(name: str, tensor: Tensor) -> None:
-    """Raises a ValueError if a tensor is sparse or on meta."""
+    """Raises a ValueError if a tensor is lazy, nested, sparse or on meta."""
+    check_kind(name, tensor)
     if tensor.layout != torch.strided or tensor.is_meta:
         Memory.check(name, tensor)
 

@@ -8,6 +8,7 @@ import json
 import pickle
 import re
 import shlex
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -102,7 +103,11 @@ def run(arguments: argparse.Namespace) -> int:
                 ops.call("check_index", [path_of(file)])
                 check_output_key(file if content.is_encrypted() else None, arguments.target, key, arguments.decrypt)
                 found = content.names()
-                for _, file_metadata in content.metadata():
+                for place, file_metadata in content.metadata():
+                    kept = metadata.items() - {(DIGESTS_KEY, metadata.get(DIGESTS_KEY))}
+                    for entry in sorted(name for name, value in kept if file_metadata.get(name, value) != value):
+                        message = f"its metadata {entry!r} replaces another value of an earlier file"
+                        print(f"fst: {visible(place)}: {visible(message)}", file=sys.stderr)
                     metadata |= file_metadata
             if duplicates := names.intersection(found):
                 message = f"{min(duplicates)!r} is in an earlier file, too; convert the files one by one"
