@@ -199,9 +199,9 @@ std::tuple<std::vector<at::Tensor>, std::vector<std::string>> encode_delta(Strin
   for (size_t index = 0; index < names.size(); ++index) {
     const auto& name = names.get(index);
     if (old[index].sizes() != changed[index].sizes() || old[index].scalar_type() != changed[index].scalar_type()) {
-      throw_invalid_argument(c10::str("tensor \"", name, "\": was ", name_of(old[index].scalar_type()), " ", old[index].sizes(),
-                                      ", but is ", name_of(changed[index].scalar_type()), " ", changed[index].sizes(),
-                                      "; a delta changes values only. Save a full checkpoint"));
+      throw_invalid_argument(c10::str("tensor \"", name, "\": was ", name_of(old[index].scalar_type()), " ",
+                                      old[index].sizes(), ", but is ", name_of(changed[index].scalar_type()), " ",
+                                      changed[index].sizes(), "; a delta changes values only. Save a full checkpoint"));
     }
     old_values.push_back(host_range_of(held.emplace_back(old_on_host(name, old[index]))));
     new_values.push_back(host_range_of(held.emplace_back(old_on_host(name, changed[index]))));
