@@ -105,7 +105,7 @@ def test_presigned_url(s3):
     assert_equal(fst.load_file(url), TENSORS)
     with pytest.raises(PermissionError, match="a signed URL has not expired") as caught:
         fst.load_file(re.sub("X-Amz-Signature=.", "X-Amz-Signature=", url))
-    assert "X-Amz" not in str(caught.value)
+    assert "X-Amz-Signature" not in str(caught.value)
 
 
 def test_public_bucket(s3, monkeypatch):
