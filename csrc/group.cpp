@@ -138,8 +138,7 @@ GroupLoad::GroupLoad(const c10::intrusive_ptr<OpenGroupPlan>& plan, int64_t rank
       refuse(c10::str("the shard has shape ", shape_of(shard), ", but the output ", tensor->sizes()));
     }
     if (from != to && !can_convert(static_cast<int8_t>(from), static_cast<int8_t>(to))) {
-      refuse(c10::str("the file holds ", name_of(from), ", which cannot be cast to the output's ",
-                      name_of(to)));
+      refuse(c10::str("the file holds ", name_of(from), ", which cannot be cast to the output's ", name_of(to)));
     }
     if (tensor->device() != device_) {
       refuse(c10::str("the output is on ", tensor->device(), ", but the load is to ", device_));

@@ -240,8 +240,7 @@ LocalElements check_tensor(const SavePlan& plan, size_t index, size_t rank, cons
   const auto to = plan.scalar_type(index);
   const auto from = static_cast<int8_t>(tensor.scalar_type());
   if (from != to && !can_convert(from, to)) {
-    refuse(c10::str("cannot cast ", name_of(tensor.scalar_type()), " to ",
-                    name_of(static_cast<c10::ScalarType>(to))));
+    refuse(c10::str("cannot cast ", name_of(tensor.scalar_type()), " to ", name_of(static_cast<c10::ScalarType>(to))));
   }
   return {tensor.detach(), is_whole ? 0 : used[0]};
 }

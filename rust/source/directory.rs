@@ -19,7 +19,8 @@ pub(crate) const FILE_SUFFIX: &str = ".safetensors";
 /// Suffixes of PyTorch files.
 const PYTORCH_SUFFIXES: [&str; 4] = [".bin", ".ckpt", ".pt", ".pth"];
 /// Ends of the names of files whose download has not ended.
-pub(crate) const UNFINISHED: [&str; 5] = [".aria2", ".crdownload", ".download", ".incomplete", ".part"];
+pub(crate) const UNFINISHED: [&str; 6] =
+    [".aria2", ".crdownload", ".download", ".incomplete", ".part", ".safetensors.tmp"];
 /// Names without suffix of the checkpoint of a directory that holds several, those of transformers and of diffusers.
 const USUAL_STEMS: [&str; 2] = ["model", "diffusion_pytorch_model"];
 /// Maximum number of names in an error.
@@ -127,6 +128,9 @@ pub(super) fn choose<N: AsRef<Path> + Ord>(names: Vec<N>) -> Result<Chosen<N>> {
             remedy = ", but PyTorch files; convert them with `fst convert DIRECTORY model.safetensors`";
         } else if UNFINISHED.iter().any(|suffix| text.ends_with(suffix)) {
             remedy = ", but unfinished downloads; download the checkpoint again";
+        } else if text.ends_with(".distcp") {
+            remedy =
+                ", but files of torch.distributed.checkpoint; load them with it, or save with fst.dcp.StorageWriter";
         }
         if let Some((stem, numbers)) = Stem::parse(&text) {
             found.entry(stem).or_default().push((name, numbers));

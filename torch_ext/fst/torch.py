@@ -5,6 +5,7 @@ Signatures, results, exceptions and files are the same. docs/coming-from-safeten
 
 import os
 from collections.abc import Iterable
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -161,6 +162,8 @@ def save_model(
         ['bias', 'weight']
     """
     _check_module(model)
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        check_kind(name, tensor)
     state = model.state_dict()
     check_values(state, f"{type(model).__name__}.state_dict()")
     # Sparse tensors have no storage, which the search for shared memory would need.

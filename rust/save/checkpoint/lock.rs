@@ -2,6 +2,7 @@
 
 use super::log_failure;
 use super::names::{NameOfSave, new_token};
+use super::stale::remove_file;
 use crate::error::{Error, Result};
 use crate::os::file_lock::FileLock;
 use crate::save::file_kernel::FileKernel;
@@ -50,15 +51,10 @@ impl SaveLock {
 
     /// Ends the lock. The file stays if temporary files of the save do.
     pub(super) fn release(self, leaves_files: bool) {
-        // Some network file systems do not remove open files.
+        // As `remove_file` says, some file systems do not remove open files.
         drop(self.lock);
         if !leaves_files {
-            let removed = match fs::remove_file(&self.path) {
-                // A process that removes stale files was faster.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-                removed => removed.map_err(|error| Error::from_io(error, &self.path, "cannot remove")),
-            };
-            log_failure(removed);
+            log_failure(remove_file(&self.path).map(drop));
         }
     }
 }

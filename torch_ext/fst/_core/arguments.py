@@ -278,10 +278,19 @@ def metadata_of(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
 
 
 def check_kind(name: str, tensor: Tensor) -> None:
-    """Raises a ValueError if a tensor has no shape yet, or is nested."""
+    """Raises a ValueError if a tensor has no shape yet, is nested, or exists only within a transformation."""
+    # Compilers cannot trace these questions. The operators refuse such tensors when they run.
+    if torch.compiler.is_compiling():
+        return
     if is_lazy(tensor):
         raise ValueError(f'tensor "{name}": it has no shape yet; call its lazy module once first')
     if tensor.is_nested:
         raise ValueError(
             f'tensor "{name}": a nested tensor is not supported; pass the tensors that its unbind() returns'
+        )
+    # PyTorch has no public function for either.
+    if torch._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise ValueError(
+            f'tensor "{name}": it has no memory of its own within torch.func.vmap, grad or functionalize; pass the '
+            "result of the transformation"
         )

@@ -23,7 +23,7 @@ def check_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_values(tensors: Mapping[str, Tensor], argument: str) -> None:
-    """Raises a TypeError unless `tensors` maps names to tensors. Errors call it `argument`."""
+    """Raises an error unless `tensors` maps names to tensors with memory. Errors call it `argument`."""
     kind = type(tensors).__name__
     if not isinstance(tensors, Mapping):
         if isinstance(tensors, torch.nn.Module):
@@ -34,6 +34,7 @@ def check_values(tensors: Mapping[str, Tensor], argument: str) -> None:
     names_of(list(tensors))
     for name, value in tensors.items():
         if isinstance(value, Tensor):
+            check_kind(name, value)
             continue
         kind = type(value).__name__
         if isinstance(value, Mapping):

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from fst._core import classes
-from fst._core.arguments import Digests, Path, digests_of, metadata_of, names_of, path_of
+from fst._core.arguments import Digests, Path, digests_of, metadata_of, path_of
 from fst._core.encryption_key import EncryptionKey, core_key
+from fst._save.check import check_values
 
 
 class Writer:
@@ -64,7 +65,7 @@ class Writer:
             OSError: The disk is full or failed, possibly while writing an earlier tensor. Every later call raises the
                 error again.
         """
-        [name] = names_of([name])
+        check_values({name: tensor}, "tensors")
         self._writer.write(name, tensor)
 
     def close(self) -> None:

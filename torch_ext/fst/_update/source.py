@@ -14,6 +14,7 @@ from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.urls import without_secrets
 from fst._distributed.load import open_for_group
+from fst._save.check import check_values
 
 
 class Source(NamedTuple):
@@ -82,11 +83,8 @@ class Values:
         self.version: str | None = None
         self.encrypted: str | None = None
         if isinstance(source, Mapping):
-            self.tensors = {}
-            for name, tensor in source.items():
-                if not isinstance(tensor, Tensor):
-                    raise TypeError(f'tensor "{name}": expected a torch.Tensor, not {type(tensor).__name__}')
-                self.tensors[name] = tensor.detach()
+            check_values(source, "tensors")
+            self.tensors = {name: tensor.detach() for name, tensor in source.items()}
             return
         paths = paths_of(source)
         opened = UpdateSource(paths, verify, encryption_key, accepts_plain=True)

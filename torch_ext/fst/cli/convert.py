@@ -79,6 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     target = Path(arguments.target)
     if is_url(arguments.target):
         arguments.error("the target must be a local path; upload the file, or use fst.save_file, which writes to URLs")
+    if target.is_dir():
+        arguments.error(f"{target}: is a directory; give the path of a file in it, such as {target}/model.safetensors")
     if target.suffix not in (".safetensors", ".tensors"):
         arguments.error(f"{target}: the name of the target must end in .safetensors or .tensors")
     check_output(arguments.target)
@@ -184,7 +186,9 @@ def _from_pickle(path: Path, key: str | None, tensors_only: bool) -> dict[str, T
         with open_regular(path) as file, safe_globals(_numpy_globals()):
             # Read, not mapped: a file that another process cuts short is an error, and does not end this process.
             content = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
+    except (pickle.UnpicklingError, EOFError, OSError, RuntimeError) as error:
+        if isinstance(error, OSError) and str(path) in str(error):
+            raise
         names = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
         if any(name.endswith("/constants.pkl") for name in names):
             reason = (
