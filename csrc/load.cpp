@@ -186,6 +186,7 @@ at::Tensor allocate_scratch(c10::Device device, const std::function<uint64_t(uin
     try {
       return at::empty({bytes}, options);
     } catch (const c10::OutOfMemoryError&) {
+      continue;  // Less memory may be free.
     }
   }
   return at::empty({0}, options);

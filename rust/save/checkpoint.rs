@@ -19,6 +19,7 @@ mod index;
 mod lock;
 mod names;
 mod path;
+mod remove;
 pub mod stale;
 
 pub use self::index::Content;

@@ -2,7 +2,7 @@
 
 use super::log_failure;
 use super::names::{NameOfSave, new_token};
-use super::stale::remove_file;
+use super::remove::remove_file;
 use crate::error::{Error, Result};
 use crate::os::file_lock::FileLock;
 use crate::save::file_kernel::FileKernel;

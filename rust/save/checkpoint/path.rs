@@ -1,7 +1,8 @@
 //! Path or URL of a checkpoint, and the files beside it.
 
 use super::names::{NameOfSave, SUFFIX, shard_stem};
-use super::stale::{self, names_in, names_in_index, remove_file, remove_stale};
+use super::remove::remove_file;
+use super::stale::{self, names_in, names_in_index, remove_stale};
 use crate::error::{Error, Kind, Result};
 use crate::os::retry::Check;
 use crate::save::output;

@@ -7,7 +7,8 @@
 
 use super::lock::try_lock;
 use super::names::{NameOfSave, SUFFIX, TEMPORARY_SUFFIX, is_number, shard_stem};
-use crate::error::{Error, Kind, Result};
+use super::remove::remove_file;
+use crate::error::{Kind, Result};
 use crate::os::retry::Check;
 use crate::source::directory;
 use crate::source::files::Files;
@@ -16,20 +17,12 @@ use crate::source::replaced::SAVE_KEY;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fs::{self, Metadata};
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Time in which a save locks a file that it has created, or renames a link.
 pub const AGE: Duration = Duration::from_secs(60);
-
-/// Errors with which file systems refuse to remove open files.
-const REFUSALS_WHILE_OPEN: [io::ErrorKind; 3] =
-    [io::ErrorKind::ResourceBusy, io::ErrorKind::ExecutableFileBusy, io::ErrorKind::PermissionDenied];
-/// Pauses before a file that is still open is removed again.
-const CLOSE_PAUSES: [Duration; 3] = [Duration::from_millis(1), Duration::from_millis(10), Duration::from_millis(100)];
 
 /// Temporary file that was removed.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -194,18 +187,4 @@ fn remove(path: PathBuf, removed: &mut Vec<Removed>) -> Result<()> {
         removed.push(Removed { path: path.to_string_lossy().into_owned(), bytes });
     }
     Ok(())
-}
-
-/// Removes a local file. Returns whether it was there.
-pub(super) fn remove_file(path: &Path) -> Result<bool> {
-    let mut pauses = CLOSE_PAUSES.iter();
-    loop {
-        match (fs::remove_file(path), pauses.next()) {
-            (Ok(()), _) => return Ok(true),
-            (Err(error), _) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            // Network and FUSE file systems that do not remove open files may close a file after close(2) has returned.
-            (Err(error), Some(&pause)) if REFUSALS_WHILE_OPEN.contains(&error.kind()) => thread::sleep(pause),
-            (Err(error), _) => return Err(Error::from_io(error, path, "cannot remove")),
-        }
-    }
 }
