@@ -161,10 +161,7 @@ def save_model(
         >>> fst.tensor_names("linear.safetensors")
         ['bias', 'weight']
     """
-    _check_module(model)
-    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-        check_kind(name, tensor)
-    state = model.state_dict()
+    state = _state_dict(model)
     check_values(state, f"{type(model).__name__}.state_dict()")
     # Sparse tensors have no storage, which the search for shared memory would need.
     _check_dense(state)
@@ -211,10 +208,7 @@ def load_model(
     """
     _check_module(model)
     loaded = load_file(filename, device, backend=backend)
-    state = model.state_dict()
-    for name, tensor in state.items():
-        check_kind(name, tensor)
-    left_out = _left_out(state, loaded)
+    left_out = _left_out(_state_dict(model), loaded)
     incompatible = model.load_state_dict(loaded, strict=False)
     missing, unexpected = set(incompatible.missing_keys), list(incompatible.unexpected_keys)
     for dropped in left_out.values():
@@ -263,6 +257,14 @@ def _check(tensors: dict[str, Tensor], other_remedy: str = "") -> None:
 def _check_module(model: torch.nn.Module) -> None:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}; the model comes before the path")
+
+
+def _state_dict(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Returns the state of a module. Raises an error for tensors of which PyTorch returns none in words."""
+    _check_module(model)
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        check_kind(name, tensor)
+    return model.state_dict()
 
 
 def _check_dense(tensors: dict[str, Tensor]) -> None:

@@ -162,7 +162,11 @@ def _check_text(device: str) -> None:
     try:
         torch.device(device)
     except RuntimeError:
-        raise ValueError(f'device {device!r} does not exist; give "cpu", "cuda", "cuda:1" or "meta"') from None
+        raise _no_device(device) from None
+
+
+def _no_device(device: str | int) -> ValueError:
+    return ValueError(f'device {device!r} does not exist; give "cpu", "cuda", "cuda:1" or "meta"')
 
 
 def _check_index(kind: str, index: int) -> None:
@@ -170,7 +174,7 @@ def _check_index(kind: str, index: int) -> None:
     if kind == "cpu" and index != 0:
         raise ValueError(f'cpu:{index} is not available: all processors are the device "cpu"; load to "cpu"')
     if index < 0:
-        raise ValueError(f'device {index} does not exist; give "cpu", "cuda", "cuda:1" or "meta"')
+        raise _no_device(index)
     # PyTorch keeps 8 bits: "cuda:256" becomes cuda:0, and "cuda:999" cuda:-25.
     if index > _LARGEST_DEVICE_INDEX:
         raise ValueError(f"{kind}:{index} is not available: PyTorch counts devices from 0 to {_LARGEST_DEVICE_INDEX}")

@@ -300,7 +300,7 @@ class Checkpoint(CoreObject, Loads):
 
 
 @methods_translate_errors
-class Loader:
+class Loader(CoreObject):
     """Tensors that load in the background, and are returned one by one.
 
     Args:

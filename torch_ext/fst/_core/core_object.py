@@ -27,6 +27,11 @@ class CoreObject:
         new._object = core
         return new
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # It holds open files or memory of this process.
+        kind = type(self).__name__
+        raise TypeError(f"a {kind} of fst cannot be pickled or copied; pass the path, and open it again")
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__} has no {name}")

@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -138,16 +138,9 @@ def translates_errors(function: Callable[_Parameters, _Result]) -> Callable[_Par
     return translating
 
 
-def _refuse_pickle(wrapper: object) -> NoReturn:
-    raise TypeError(f"a {type(wrapper).__name__} of fst cannot be pickled or copied; pass the path, and open it again")
-
-
 def methods_translate_errors(wrapper: type[_Class]) -> type[_Class]:
-    """Decorates a class whose methods call the operators, so that all of them raise Python exceptions.
-
-    Its objects hold open files or memory of this process, so `pickle` and `copy` refuse them.
-    """
-    for name, method in {"__reduce__": _refuse_pickle, **vars(wrapper)}.items():
+    """Decorates a class whose methods call the operators, so that all of them raise Python exceptions."""
+    for name, method in list(vars(wrapper).items()):
         if isinstance(method, FunctionType):
             setattr(wrapper, name, translates_errors(method))
         elif isinstance(method, (staticmethod, classmethod)):

@@ -153,16 +153,12 @@ def stream_sharded(
         weight [4, 3]
     """
 
-    def select(checkpoint: OpenCheckpoint) -> tuple[ShardSelection, bytes]:
+    def select(checkpoint: OpenCheckpoint) -> tuple[tuple[ShardSelection, int, int], bytes]:
         selection = select_shards(checkpoint, placements, group, device, dtype, names)
-        size_of(window_bytes, "window_bytes"), size_of(exchange_bytes, "exchange_bytes")
-        return selection, selection.device.type.encode()
+        sizes = size_of(window_bytes, "window_bytes"), size_of(exchange_bytes, "exchange_bytes")
+        return (selection, *sizes), selection.device.type.encode()
 
     with defer_interrupts():
-        selection, device_types = open_and_gather(
-            paths, control_group(group), select, verify_of(verify), encryption_key
-        )
+        chosen, device_types = open_and_gather(paths, control_group(group), select, verify_of(verify), encryption_key)
         check_equal("device", [device_type.decode() for device_type in device_types])
-        return Stream(
-            GroupLoader(selection, size_of(window_bytes, "window_bytes"), size_of(exchange_bytes, "exchange_bytes"))
-        )
+        return Stream(GroupLoader(*chosen))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import importlib.util
 import json
 import pickle
 import re
@@ -219,7 +220,9 @@ def _from_pickle(path: Path, key: str | None, tensors_only: bool) -> dict[str, T
 
 
 def _numpy_globals() -> list[Any]:
-    """Returns what creates numbers and arrays of NumPy, which stand beside the tensors of many checkpoints."""
+    """Returns what creates numbers and arrays of NumPy, if installed, which stand beside the tensors of many files."""
+    if importlib.util.find_spec("numpy") is None:
+        return []
     import numpy as np
 
     scalar, rebuild = np.float64(0).__reduce__()[0], np.zeros(0).__reduce__()[0]
