@@ -94,9 +94,10 @@ def test_entrances_of_files(server):
             [[streamed]] = loader.async_stream(["large"])
             assert_same(streamed[1], TENSORS["large"])
     urls = [server.url(f"dir/{file}") for file in FILES]
-    with fastsafetensors.fastsafe_open(urls) as file:
-        assert_equal({name: file.get_tensor(name) for name in file.keys()}, TENSORS)  # noqa: SIM118
-        assert file.metadata()[urls[1]] == {}
+    loader = fastsafetensors.SafeTensorsFileLoader(None)
+    loader.add_filenames({0: urls})
+    with loader.copy_files_to_device() as buffer:
+        assert_equal({name: buffer.get_tensor(name) for name in buffer.key_to_rank_lidx}, TENSORS)
 
 
 def load_with_ranks(url):

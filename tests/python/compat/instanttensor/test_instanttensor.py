@@ -1,7 +1,6 @@
 """`fst.compat.instanttensor.safe_open` without a process group, and comparison with InstantTensor."""
 
 import os
-import re
 import tempfile
 from pathlib import Path
 
@@ -55,7 +54,7 @@ def open_model(**options):
     ("filename", "options"),
     [
         ("model.safetensors", {}),
-        (Path("model.safetensors"), {"copy": False}),
+        (Path("model.safetensors"), {}),
         (("model.safetensors",), {"buffer_size": 1}),
         ("model.safetensors", {"chunk_size": 8 << 20, "concurrency": 4, "io_depth": 32, "max_free_mem_usage": 0.6}),
         (["model-00002-of-00002.safetensors", "model-00001-of-00002.safetensors"], {"load_now": False}),
@@ -123,37 +122,11 @@ def test_metadata_of_several_files(files):
 
 
 @pytest.mark.parametrize(
-    ("patterns", "mode", "kept"),
-    [
-        (None, "glob", set(WEIGHTS)),
-        ([], "glob", set()),
-        (["model.*"], "glob", {"model.embed_tokens.weight", "model.norm.bias"}),
-        (["position", "model.?orm.bias"], "glob", {"position", "model.norm.bias"}),
-        (["position", "model.*"], "exact", {"position"}),
-        (["pos"], "regex", set()),
-        (["pos.*", r".*\.bias"], "regex", {"position", "model.norm.bias"}),
-    ],
-)
-def test_filters(patterns, mode, kept):
-    with open_model(tensor_filter=patterns, tensor_name_match_mode=mode) as file, fst.profile() as profile:
-        assert {name for name, _ in file.tensors()} == set(file.keys()) == kept
-    assert profile.summary().tensors == len(kept)
-
-
-@pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         ({"framework": "np"}, ValueError, "'np'"),
         ({"process_group": -100}, TypeError, r"a process group of torch\.distributed"),
         ({"process_group": FakeGroup(4)}, TypeError, r"a process group of torch\.distributed"),
-        ({"tensor_filter": ["a"], "tensor_name_match_mode": "fuzzy"}, ValueError, "tensor_name_match_mode"),
-        (
-            {"tensor_filter": ["("], "tensor_name_match_mode": "regex"},
-            ValueError,
-            re.escape("'(' is not a valid regular expression"),
-        ),
-        ({"tensor_filter": "a"}, TypeError, "list of str"),
-        ({"tensor_filter": [1]}, TypeError, "list of str"),
     ],
 )
 def test_invalid_arguments(options, error, message):
@@ -174,11 +147,10 @@ def test_buffer_size_in_the_environment(monkeypatch, streams):
 
 
 def test_attributes(files):
-    with compat.safe_open(files, "pt", "cpu", tensor_filter=["model.*"]) as file:
+    with compat.safe_open(files, "pt", "cpu") as file:
         assert (file.framework, file.device, file.process_group) == ("pt", torch.device("cpu"), None)
         assert (file.rank, file.world_size) == (0, 1)
         assert file.buffer_size == 512 << 20
-        assert file.total_tensor_size == sum(tensor.nbytes for _, tensor in file.tensors())
 
 
 def test_file_in_memory():

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 import fst
-from compat_helpers import SHAPES, all_files, count_reads, raw, write_files
+from compat_helpers import all_files, count_reads, raw, write_files
 from fst import RankError
 from fst.compat.instanttensor import safe_open
 from rawfile import DTYPES, assert_same
@@ -73,18 +73,6 @@ def get_tensors(files):
         file.get_tensor(name)
 
 
-def filter_tensors(files):
-    """Iterates with different filters and buffer sizes on the ranks."""
-    patterns = ["*/matrix/*", "*/1" if dist.get_rank() == 1 else "*/0"]
-    with open_on_ranks(files, tensor_filter=patterns, buffer_size=100 * (1 + dist.get_rank())) as file:
-        tensors = dict(file.tensors())
-        assert list(tensors) == file.keys()
-    for name, tensor in tensors.items():
-        assert_same(tensor, raw(name).tensor())
-    # The matrices of both dtypes in the other file.
-    assert len(tensors) == 2 * len(SHAPES) + 2
-
-
 def fail(files):
     missing = [*files, "none.safetensors"] if dist.get_rank() == 1 else files
     with pytest.raises((FileNotFoundError, RankError, ValueError)):
@@ -104,6 +92,6 @@ def load_in_sub_groups(files):
             assert_same(tensor, raw(name).tensor())
 
 
-@pytest.mark.parametrize(("size", "work"), [(2, get_tensors), (3, filter_tensors), (2, fail), (4, load_in_sub_groups)])
+@pytest.mark.parametrize(("size", "work"), [(2, get_tensors), (2, fail), (4, load_in_sub_groups)])
 def test_ranks(ranks, tmp_path, size, work):
     ranks(size).run(work, all_files(write_files(tmp_path, 2, ["F32", "F4"]), 2))

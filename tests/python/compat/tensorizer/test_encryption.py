@@ -93,10 +93,7 @@ def test_modules(model, device):
     key = DecryptionParams.from_key(params.key)
     with Deserializer("m.tensors", device, encryption=key, lazy_load=True) as found:
         found.load_into_module(other, verify_hash=True)
-        assert found.verify_module(other)[0]
         assert_all_same(tensors_of(other), tensors_of(model))
-        other.frozen.data[0] += 1
-        assert not found.verify_module(other)[0]
 
 
 def test_casts(expected):

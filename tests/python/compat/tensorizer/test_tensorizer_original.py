@@ -1,6 +1,5 @@
 """Comparison with tensorizer, if it is installed."""
 
-import pytest
 import torch
 
 from fst.compat import tensorizer
@@ -65,34 +64,6 @@ def test_arrays_match_tensorizer(original):
             arrays = deserializer.read_numpy_arrays(allow_raw_data=True)
             found.append({name: (array.tobytes(), *rest) for _, _, name, array, *rest in arrays})
     assert found[0] == found[1]
-
-
-class RedisClient(dict):
-    """The methods of `redis.Redis` that `to_redis` needs."""
-
-    set = dict.__setitem__
-    exists = dict.__contains__
-
-
-@pytest.mark.parametrize("encrypted", [False, True])
-def test_values_in_redis_match_tensorizer(original, encrypted):
-    tensors = {"a": torch.randn(30), "b": torch.arange(2), "c:d": torch.ones(2, 2).bfloat16(), "e": torch.ones(())}
-    key = bytes(range(32))
-    for writer, path in both_libraries(original):
-        encryption = writer.EncryptionParams(key) if encrypted else None
-        save(path, tensors, writer, encryption=encryption)
-        found = []
-        for reader in (original, tensorizer):
-            decryption = reader.DecryptionParams.from_key(key) if encrypted else None
-            client = RedisClient()
-            with reader.TensorDeserializer(path, device="cpu", lazy_load=True, encryption=decryption) as deserializer:
-                deserializer.to_redis(client, "prefix")
-            found.append(client)
-        theirs, ours = found
-        assert ours.keys() == theirs.keys()
-        # tensorizer encodes the header of the file again, and leaves out the bytes after the last tensor.
-        del theirs["prefix:header:0"]
-        assert all(ours[name].startswith(value) for name, value in theirs.items())
 
 
 def test_utilities_match_tensorizer(original):

@@ -94,23 +94,6 @@ def test_functions_that_name_the_file(model):
         assert_all_same(torch.load("model.pt"), model.state_dict())
 
 
-def test_save_func_and_load_func(model):
-    kept = {}
-
-    def save(file, tensors, arguments):
-        kept[file] = list(tensors), arguments
-
-    def load(file, arguments):
-        assert arguments == {"num_readers": 2}
-        return kept[file][0]
-
-    with torch_compat.tensorizer_saving("anywhere", save_func=save, limit_cpu_concurrency=1):
-        torch.save(model.state_dict(), "model.pt")
-    assert kept["anywhere"][1] == {"limit_cpu_concurrency": 1}
-    with torch_compat.tensorizer_loading("anywhere", load_func=load, num_readers=2):
-        assert_all_same(torch.load("model.pt"), model.state_dict())
-
-
 def test_weights_only(model):
     with torch_compat.tensorizer_saving():
         torch.save(model.state_dict(), "model.pt")

@@ -22,11 +22,7 @@ def test_every_dtype(tmp_path, low_memory):
     path = write(tmp_path / "dtypes.safetensors", raws)
     with uel.UnifiedSafetensorsLoader(path, low_memory=low_memory, use_mmap=True) as loader:
         for name, raw in raws.items():
-            expected = raw.tensor()
-            assert_same(loader.get_tensor(name), expected)
-            assert loader.get_shape(name) == tuple(expected.shape)
-            assert loader.get_ndim(name) == 3
-            assert loader.get_dtype(name) == expected.dtype
+            assert_same(loader.get_tensor(name), raw.tensor())
         assert {name: tensor.dtype for name, tensor in loader.load_all().items()} == {
             name: raw.torch_dtype for name, raw in raws.items()
         }
@@ -35,7 +31,7 @@ def test_every_dtype(tmp_path, low_memory):
 @pytest.mark.parametrize("low_memory", [False, True])
 def test_unknown_names(tensors, low_memory):
     with uel.UnifiedSafetensorsLoader("model.safetensors", low_memory) as loader:
-        for ask in (loader.get_tensor, loader.get_shape, loader.get_dtype, lambda key: loader.async_stream([key])):
+        for ask in (loader.get_tensor, lambda key: loader.async_stream([key])):
             for name in ("missing", "__metadata__"):
                 with pytest.raises(KeyError, match=name):
                     ask(name)
@@ -65,7 +61,7 @@ def test_batches_follow_requested_order(tmp_path_factory, order, batch_size, pre
     save_file(expected, path)
     keys = [f"t{index}" for index in order]
     with pytest.MonkeyPatch.context() as patch, uel.UnifiedSafetensorsLoader(path, low_memory=True) as loader:
-        module = "fst.compat.unifiedefficientloader.memory_efficient_loader"
+        module = "fst.compat.unifiedefficientloader.loader"
         patch.setattr(f"{module}._WINDOW_BYTES_MIN", 1)
         patch.setattr(f"{module}._WINDOW_BYTES_MAX", max(window_bytes, 1))
         batches = list(loader.async_stream(keys, batch_size, prefetch_batches))
@@ -90,7 +86,7 @@ def test_pinned_batches(tensors):
 def test_window_bytes(tmp_path, monkeypatch, streams):
     """The window equals the size of the prefetched batches."""
     monkeypatch.setenv("FST_READER", "pread")
-    monkeypatch.setattr("fst.compat.unifiedefficientloader.memory_efficient_loader._WINDOW_BYTES_MIN", 1)
+    monkeypatch.setattr("fst.compat.unifiedefficientloader.loader._WINDOW_BYTES_MIN", 1)
     save_file({f"t{index}": torch.zeros(1000) for index in range(40)}, tmp_path / "m.safetensors")
     with uel.UnifiedSafetensorsLoader(tmp_path / "m.safetensors", low_memory=True) as loader:
         assert len(list(loader.async_stream(loader.keys(), batch_size=3, prefetch_batches=2))) == 14
@@ -173,8 +169,10 @@ def test_overwrite_loaded_file(tensors):
     ):
         keys = loader.keys()
         for batch in loader.async_stream(keys[:10], batch_size=4):
-            writer.write_batch(batch)
-        writer.write_dict({key: loader.get_tensor(key) for key in keys[10:]})
+            for key, tensor in batch:
+                writer.write(key, tensor)
+        for key in keys[10:]:
+            writer.write(key, loader.get_tensor(key))
     assert_all_same(load_file("model.safetensors"), tensors)
     assert fst.metadata("model.safetensors") == {"format": "pt"}
 

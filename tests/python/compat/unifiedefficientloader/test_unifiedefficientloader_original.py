@@ -10,7 +10,6 @@ from rawfile import assert_all_same
 
 def test_names_exist_in_original(original):
     assert set(uel.__all__) <= set(original.__all__)
-    assert uel.MemoryEfficientSafeOpen is uel.UnifiedSafetensorsLoader
 
 
 def test_loads_match_original(original, tensors):
@@ -19,8 +18,6 @@ def test_loads_match_original(original, tensors):
         assert ours._header == theirs._header
         assert ours.metadata() == theirs.metadata()
         for key in theirs.keys():  # noqa: SIM118
-            assert ours.get_shape(key) == theirs.get_shape(key)
-            assert ours.get_dtype(key) == theirs.get_dtype(key)
             torch.testing.assert_close(ours.get_tensor(key), theirs.get_tensor(key), rtol=0, atol=0)
         keys = list(theirs.keys())
         for found, expected in zip(

@@ -6,19 +6,10 @@ Tensors own their storage, and stay valid after loaders and buffers are closed. 
 fastsafetensors" lists the arguments that have no effect.
 """
 
-from fst.compat.fastsafetensors.common import SingleGroup
 from fst.compat.fastsafetensors.file_buffer import FilesBufferOnDevice
-from fst.compat.fastsafetensors.loader import SafeTensorsFileLoader, fastsafe_open
-from fst.compat.fastsafetensors.parallel_loader import BudgetInfeasibleError, ParallelLoader
+from fst.compat.fastsafetensors.loader import SafeTensorsFileLoader, SingleGroup
 
 # Release of fastsafetensors that this package mirrors. Programs compare it with the release they require.
 __version__ = "0.5.0"
 
-__all__ = [
-    "BudgetInfeasibleError",
-    "FilesBufferOnDevice",
-    "ParallelLoader",
-    "SafeTensorsFileLoader",
-    "SingleGroup",
-    "fastsafe_open",
-]
+__all__ = ["FilesBufferOnDevice", "SafeTensorsFileLoader", "SingleGroup"]

@@ -47,21 +47,6 @@ def scatter(group: Group, allocate: Callable[[], tuple[Tensor, Sequence[Tensor]]
     return tensor
 
 
-def send(group: Group, tensor: Tensor, rank: int) -> None:
-    """Sends a tensor to a rank, which calls `receive`."""
-    _, sent = _with_bytes(group, tensor.contiguous())
-    if len(sent) > 0:
-        dist.send(sent, group=group.process_group, group_dst=rank)
-
-
-def receive(group: Group, tensor: Tensor, rank: int) -> None:
-    """Overwrites a contiguous tensor with the tensor that a rank sends."""
-    _, received = _with_bytes(group, tensor)
-    if len(received) > 0:
-        dist.recv(received, group=group.process_group, group_src=rank)
-        _copy_bytes(received, tensor)
-
-
 def _with_bytes(group: Group, tensor: Tensor) -> tuple[Tensor, Tensor]:
     """Returns a contiguous tensor, and its bytes on the device of the collectives: a view or a copy."""
     return tensor, _bytes_of(tensor).to(group.device)

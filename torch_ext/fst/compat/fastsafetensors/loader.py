@@ -1,36 +1,46 @@
-"""Loaders of whole files."""
+"""Loader of whole files."""
 
 import logging
-import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import fst
-from fst._core.arguments import Path, path_of, paths_of
+from fst._core.arguments import Device, Path, device_of, paths_of
+from fst._core.dtypes import TORCH_DTYPES, shape_in_torch
 from fst._core.errors import SafetensorError
 from fst._core.interrupts import defer_interrupts
 from fst.compat._groups import check_equal, group_of, merge_results
-from fst.compat.fastsafetensors.file_buffer import FilesBufferOnDevice
-from fst.compat.fastsafetensors.frameworks import check_framework
-from fst.compat.fastsafetensors.metadata import SafeTensorsMetadata, TensorFrame
-from fst.compat.fastsafetensors.st_types import DeviceLike, DType, DTypeLike, as_device, as_torch_dtype
+from fst.compat._header import read_header
+from fst.compat.fastsafetensors.file_buffer import FilesBufferOnDevice, StoredTensor
 
 logger = logging.getLogger(__name__)
 
 
+class SingleGroup:
+    """Process group of a single process."""
+
+    def size(self) -> int:
+        """Returns the number of ranks."""
+        return 1
+
+    def rank(self) -> int:
+        """Returns the rank of this process."""
+        return 0
+
+
 class SafeTensorsFileLoader:
-    """Loads all tensors of several files, or those that a filter selects, in one load per rank.
+    """Loads all tensors of several files, in one load per rank.
 
     All ranks of a process group make the same calls in the same order. Each rank reads the headers and the data of its
     own files only. If one rank fails, all ranks raise.
 
     Args:
         pg: None or `SingleGroup()` for this process alone, or a process group of `torch.distributed`.
-        device: Device of the tensors: a name, a `torch.device`, a `Device`, or the index of a GPU.
+        device: Device of the tensors: a name, a `torch.device`, or the index of a GPU.
         framework: "pytorch", "torch" or "pt".
         bbuf_size_kb, max_threads, nogds, set_numa, disable_cache, debug_log, use_fgds: No effect.
 
@@ -43,7 +53,7 @@ class SafeTensorsFileLoader:
     def __init__(
         self,
         pg: Any = None,
-        device: DeviceLike = "cpu",
+        device: Device = "cpu",
         bbuf_size_kb: int = 16 * 1024,
         max_threads: int = 16,
         nogds: bool = False,
@@ -53,13 +63,14 @@ class SafeTensorsFileLoader:
         framework: str = "pytorch",
         use_fgds: bool = False,
     ) -> None:
-        self.device = as_device(device)
-        check_framework(framework)
-        self._group = group_of(pg, torch.device(self.device.as_str()))
-        # Header and reading rank of each file.
-        self.meta: dict[str, tuple[SafeTensorsMetadata, int]] = {}
-        self.frames: dict[str, TensorFrame] = {}
-        self.tensor_filter: Callable[[str], bool] | None = None
+        if framework not in ("pt", "torch", "pytorch"):
+            raise NotImplementedError(
+                f'Unknown framework name: "{framework}"; fst loads for PyTorch, whose name is "pt"'
+            )
+        self.device = torch.device(device_of(device))
+        self._group = group_of(pg, self.device)
+        # Reading rank and header entries of each file.
+        self._files: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {}
 
     @defer_interrupts()
     def add_filenames(self, filenames: Mapping[int, Sequence[Path]]) -> None:
@@ -74,73 +85,41 @@ class SafeTensorsFileLoader:
         files = group.run_on_all(lambda: self._assign(filenames))
         check_equal(group, "files", files)
         headers = merge_results(
-            group, lambda: {file: SafeTensorsMetadata.from_file(file) for file, rank in files if self._reads(rank)}
+            group, lambda: {file: read_header(file)[1] for file, rank in files if self._reads(rank)}
         )
         for file, rank in files:
-            metadata = headers[file]
-            self.meta[file] = metadata, rank
-            self.frames.update(metadata.tensors)
-            logger.debug("rank %d reads %s, which has %d tensors", rank, file, len(metadata.tensors))
-
-    def set_tensor_filter(self, keep_tensor: Callable[[str], bool] | None) -> None:
-        """Selects the tensors to load and read by their names. None selects all."""
-        self.tensor_filter = keep_tensor
-
-    def get_keys(self) -> list[str]:
-        """Returns the names of the tensors to load."""
-        return [name for name in self.frames if self._keeps(name)]
-
-    def get_shape(self, tensor_name: str) -> list[int]:
-        """Returns the shape of a tensor in its header. Raises ValueError if the filter does not select the name."""
-        if not self._keeps(tensor_name):
-            raise ValueError(f'the filter leaves out "{tensor_name}"')
-        return self.frames[tensor_name].shape
+            self._files[file] = rank, headers[file]
+            logger.debug("rank %d reads %s, which has %d tensors", rank, file, len(headers[file]))
 
     @defer_interrupts()
     def copy_files_to_device(
         self,
-        dtype: DTypeLike = DType.AUTO,
+        *,
         use_buf_register: bool = True,
         max_copy_block_size: int = 16 * 1024 * 1024 * 1024,
         allow_inflight: bool = False,
         borrowed_tensors: bool = False,
     ) -> FilesBufferOnDevice:
-        """Loads the tensors.
-
-        Args:
-            dtype: Dtype to which all tensors are cast, of smaller or larger elements.
-            use_buf_register, max_copy_block_size, allow_inflight, borrowed_tensors: No effect.
+        """Loads the tensors. The arguments have no effect.
 
         Raises:
             SafetensorError: Two files hold the same name. No data was read.
-            ValueError: Ranks were given different filters or dtypes.
             RankError: Another rank failed.
             Errors of `fst.load_tensors`.
         """
-        group = self._group
-        torch_dtype, locations, files = group.run_on_all(lambda: (as_torch_dtype(dtype), *self._locate()))
-        check_equal(group, "filters or dtypes", (torch_dtype, list(locations)))
-        own = [name for name, (rank, _) in locations.items() if self._reads(rank)]
-        loaded = group.run_on_all(lambda: self._load(own, files, torch_dtype))
-        return FilesBufferOnDevice(loaded, locations, files, group, self.device, torch_dtype)
-
-    def reset(self) -> None:
-        """Removes all files."""
-        self.meta = {}
-        self.frames = {}
+        stored = self._group.run_on_all(self._locate)
+        loaded = self._group.run_on_all(lambda: self._load(stored))
+        return FilesBufferOnDevice(loaded, stored, self._group, self.device)
 
     def close(self) -> None:
         """Removes all files. Tensors and buffers stay valid. The call is optional."""
-        self.reset()
+        self._files = {}
 
     def __enter__(self) -> "SafeTensorsFileLoader":
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.close()
-
-    def _keeps(self, name: str) -> bool:
-        return self.tensor_filter is None or self.tensor_filter(name)
 
     def _assign(self, filenames: Mapping[int, Sequence[Path]]) -> list[tuple[str, int]]:
         """Returns files and the ranks that read them: the first file of each rank, then the second of each."""
@@ -156,89 +135,34 @@ class SafeTensorsFileLoader:
         """Returns whether this process reads the files of a rank."""
         return self._group.size == 1 or rank == self._group.rank
 
-    def _locate(self) -> tuple[dict[str, tuple[int, int]], dict[str, SafeTensorsMetadata]]:
-        """Returns the rank and the index of the file there, and the file, for each tensor to load."""
-        locations: dict[str, tuple[int, int]] = {}
-        files: dict[str, SafeTensorsMetadata] = {}
+    def _locate(self) -> dict[str, StoredTensor]:
+        """Returns the file, dtype and shape of each tensor."""
+        stored: dict[str, StoredTensor] = {}
         counts: Counter[int] = Counter()
-        for metadata, rank in self.meta.values():
-            for name in filter(self._keeps, metadata.tensors):
-                if name in files:
-                    raise SafetensorError(
-                        f'"{name}" is in {files[name].src} and in {metadata.src}; names must be unique'
-                    )
-                locations[name] = rank, counts[rank]
-                files[name] = metadata
+        for file, (rank, entries) in self._files.items():
+            for name, entry in entries.items():
+                if name in stored:
+                    raise SafetensorError(f'"{name}" is in {stored[name].file} and in {file}; names must be unique')
+                dtype = entry["dtype"]
+                if dtype not in TORCH_DTYPES:
+                    raise NotImplementedError(f'{file}: PyTorch has no dtype for the {dtype} of "{name}"')
+                shape = shape_in_torch(dtype, entry["shape"])
+                stored[name] = StoredTensor(rank, counts[rank], file, TORCH_DTYPES[dtype], shape)
             counts[rank] += 1
-        return locations, files
+        return stored
 
-    def _load(
-        self, names: Sequence[str], files: Mapping[str, SafeTensorsMetadata], dtype: torch.dtype | None
-    ) -> dict[str, Tensor]:
+    def _load(self, stored: Mapping[str, StoredTensor]) -> dict[str, Tensor]:
+        """Returns the tensors of this rank's files."""
+        names = [name for name, tensor in stored.items() if self._reads(tensor.rank)]
         # fst refuses an empty list of files.
         if not names:
             return {}
-        paths = list(dict.fromkeys(files[name].src for name in names))
-        castable = dtype if dtype is not None and dtype.is_floating_point else None
-        tensors = fst.load_tensors(paths, names, self.device.as_str(), dtype=castable)
-        # A load casts only some dtypes.
-        loaded = {name: tensor.to(dtype=dtype) for name, tensor in zip(names, tensors, strict=True)}
+        files = list(dict.fromkeys(stored[name].file for name in names))
+        loaded = dict(zip(names, fst.load_tensors(files, names, self.device), strict=True))
         for name, tensor in loaded.items():
-            frame = files[name].tensors[name]
-            if (tensor.dtype, list(tensor.shape)) != (dtype or as_torch_dtype(frame.dtype), frame.torch_shape):
+            if (tensor.dtype, list(tensor.shape)) != (stored[name].dtype, stored[name].shape):
                 raise SafetensorError(
-                    f'{files[name].src}: "{name}" has another dtype or shape than when the file was added; the file '
+                    f'{stored[name].file}: "{name}" has another dtype or shape than when the file was added; the file '
                     "was replaced; add it again"
                 )
         return loaded
-
-
-class fastsafe_open:  # noqa: N801  (the name in fastsafetensors)
-    """Loads files, and provides their tensors with the methods of safetensors' `safe_open`.
-
-    Args:
-        filenames: A file, a list of files, or lists of files by rank.
-        framework: As in `SafeTensorsFileLoader`.
-        pg: As in `SafeTensorsFileLoader`. The first rank reads files that are not given by rank.
-        device: As in `SafeTensorsFileLoader`.
-        nogds, debug_log, max_copy_block_size, use_fgds: No effect.
-
-    Raises:
-        Errors of `SafeTensorsFileLoader` and of `fst.load_tensors`.
-    """
-
-    def __init__(
-        self,
-        filenames: Path | Sequence[Path] | Mapping[int, Sequence[Path]],
-        framework: str = "pt",
-        pg: Any = None,
-        device: DeviceLike = "cpu",
-        nogds: bool = False,
-        debug_log: bool = False,
-        max_copy_block_size: int = 16 * 1024 * 1024 * 1024,
-        use_fgds: bool = False,
-    ) -> None:
-        self.loader = SafeTensorsFileLoader(pg, device, framework=framework)
-        if isinstance(filenames, (str, os.PathLike)):
-            filenames = [path_of(filenames)]
-        self.loader.add_filenames(filenames if isinstance(filenames, Mapping) else {0: filenames})
-        self.fb = self.loader.copy_files_to_device()
-
-    def keys(self) -> list[str]:
-        """Returns the names of all tensors, in the order of the files and of the bytes in each."""
-        return list(self.fb.key_to_rank_lidx)
-
-    def metadata(self) -> dict[str, dict[str, str]]:
-        """Returns the metadata of each file."""
-        return {path: metadata.metadata for path, (metadata, _) in self.loader.meta.items()}
-
-    def get_tensor(self, name: str) -> Tensor:
-        """Returns a tensor like `FilesBufferOnDevice.get_tensor`. It stays valid after the files are closed."""
-        return self.fb.get_tensor(name)
-
-    def __enter__(self) -> "fastsafe_open":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.fb.close()
-        self.loader.close()

@@ -1,7 +1,7 @@
 """Open files, and streams of their tensors."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from fst._core.classes import Checkpoint
 from fst._core.group import open_on_all
 from fst.compat._environment import number
 from fst.compat._groups import WHOLE, group_of
-from fst.compat.instanttensor._names import matcher
 
 
 class safe_open:  # noqa: N801  (the name in InstantTensor)
@@ -29,22 +28,19 @@ class safe_open:  # noqa: N801  (the name in InstantTensor)
         buffer_size: Upper bound for tensors that `tensors` has loaded and not yet yielded, in bytes. The default is
             that in the variable INSTANTTENSOR_BUFFER_SIZE, or else 512 MiB. A larger tensor is loaded alone. The ranks
             of a group have send and receive buffers of up to 128 MiB in addition.
-        tensor_filter: Patterns of the names to load. None is all names, an empty list is none. Other tensors are not
-            read.
-        tensor_name_match_mode: Type of the patterns: "glob", "exact" or "regex". A pattern matches whole names.
-        chunk_size, concurrency, io_depth, max_free_mem_usage, load_now, copy: No effect.
+        chunk_size, concurrency, io_depth, max_free_mem_usage, load_now: No effect.
 
     Attributes:
         filename: The paths, sorted.
-        framework, process_group, copy: The arguments.
+        framework, process_group: The arguments.
         device: The device of the tensors.
         rank, world_size: The rank of this process in the group, and the number of ranks.
         buffer_size: The upper bound that holds, in bytes.
 
     Raises:
         TypeError: `process_group` is not a process group.
-        ValueError: The framework or the mode is not supported, a regular expression is not valid, this process is not a
-            rank of the group, or a variable of the environment has no valid value.
+        ValueError: The framework is not supported, this process is not a rank of the group, or a variable of the
+            environment has no valid value.
         RankError: Another rank of the group failed.
         Errors of `fst.safe_open`, for example if two files hold the same name.
     """
@@ -62,13 +58,9 @@ class safe_open:  # noqa: N801  (the name in InstantTensor)
         io_depth: int | None = None,
         max_free_mem_usage: float | None = None,
         load_now: bool = True,
-        copy: bool = True,
-        tensor_filter: Sequence[str] | None = None,
-        tensor_name_match_mode: Literal["exact", "glob", "regex"] = "glob",
     ) -> None:
         if framework != "pt":
             raise ValueError(f'the framework must be "pt", not {framework!r}')
-        matches = matcher(tensor_filter, tensor_name_match_mode)
         self.filename = sorted(paths_of(filename))
         self.framework = framework
         self.device = torch.device(device_of(device))
@@ -76,7 +68,6 @@ class safe_open:  # noqa: N801  (the name in InstantTensor)
         self._group = group_of(process_group, self.device)
         self.rank = self._group.rank
         self.world_size = self._group.size
-        self.copy = copy
         if buffer_size is None:
             buffer_size = number("INSTANTTENSOR_BUFFER_SIZE", DEFAULT_WINDOW_BYTES)
         self.buffer_size = buffer_size
@@ -85,16 +76,10 @@ class safe_open:  # noqa: N801  (the name in InstantTensor)
         )
         # None after the `with` block.
         self._checkpoint: Checkpoint | None = checkpoint
-        self._names = [name for name in checkpoint.names() if matches(name)]
-
-    @property
-    def total_tensor_size(self) -> int:
-        """Size of the tensors that the filter selects, in bytes."""
-        checkpoint = self._opened()
-        return sum(checkpoint.tensor_info(name).nbytes for name in self._names)
+        self._names = checkpoint.names()
 
     def keys(self) -> list[str]:
-        """Returns the names that the filter selects, in the order of the files and of the bytes in each."""
+        """Returns the names of all tensors, in the order of the files and of the bytes in each."""
         return list(self._names)
 
     def offset_keys(self) -> list[str]:

@@ -16,14 +16,12 @@ from fst._core.classes import Checkpoint
 from fst._core.dtypes import CASTABLE
 from fst._core.encryption_key import core_key
 from fst._core.errors import IntegrityError
-from fst._core.source import Source
 from fst._core.urls import without_secrets
 from fst.compat.tensorizer._encryption import CryptographyError, DecryptionParams
 from fst.compat.tensorizer._files import FileLike, is_path, opened, readable, scheme_of
 from fst.compat.tensorizer._module_filler import ModuleFiller, as_parameter
-from fst.compat.tensorizer._redis import RedisClient, copy_to_redis
 from fst.compat.tensorizer._remote import RemoteFile, configured, s3_options
-from fst.compat.tensorizer._slots import TensorType, slot_name, slots_of
+from fst.compat.tensorizer._slots import TensorType
 from fst.compat.tensorizer._tree import FilterFuncType, Key, Path, insert, path_of, shown, with_lists
 from fst.compat.tensorizer._verification import check_hashed, verified
 
@@ -55,8 +53,6 @@ class TensorDeserializer(Mapping[Key, Any]):
 
     Attributes:
         total_tensor_bytes: Size of all selected tensors in bytes.
-        total_file_bytes: Size of the tensors in the file in bytes.
-        total_bytes_read: Size of the tensors that have been loaded, in bytes.
 
     Raises:
         NotImplementedError: Hash verification of a safetensors file is requested. The message names an alternative.
@@ -133,8 +129,6 @@ class TensorDeserializer(Mapping[Key, Any]):
         for path in self._stored:
             insert(self._tree, path, path)
         self.total_tensor_bytes = sum(tensor.nbytes for tensor in self._stored.values())
-        self.total_file_bytes = sum(info.nbytes for info in self._infos.values())
-        self.total_bytes_read = 0
         self._loaded: dict[Path, torch.nn.Parameter] = {}
         # Position of the first tensor that `read_tensors` has not yielded.
         self._position = 0
@@ -297,42 +291,6 @@ class TensorDeserializer(Mapping[Key, Any]):
             self._loaded.pop(path, None)
         return len(paths)
 
-    def verify_module(self, m: torch.nn.Module) -> tuple[bool, list[tuple[str | Path, bool]]]:
-        """Compares the tensors of a module with those of the file, bit by bit.
-
-        Returns:
-            Whether all tensors are equal, and for each name in the file whether the module's tensor is equal.
-        """
-        checkpoint, slots = self._opened(), slots_of(m)
-        results: list[tuple[str | Path, bool]] = []
-        for path, like in self._stored.items():
-            name = self._names[path]
-            # Not a view of the mapped file: if the file became shorter, the comparison would end the process.
-            stored = like.new_empty(like.shape, device="cpu")
-            with _decrypts():
-                checkpoint.load_into([name], [stored])
-            slot = slots.get(slot_name(name))
-            current = None if slot is None else slot.tensor
-            results.append((shown(path), current is not None and _bits_equal(current, stored)))
-        return all(same for _, same in results), results
-
-    def to_redis(self, redis_client: RedisClient, key_prefix: str, force: bool = False) -> None:
-        """Copies the file to Redis, from which ``redis://host/KEY_PREFIX`` loads it. All tensors are copied.
-
-        The keys are those of tensorizer: ``KEY_PREFIX:header:0``, and ``KEY_PREFIX:NAME:OFFSET`` for the header and the
-        data of each tensor. Data of more than 64 MiB has several keys.
-
-        Args:
-            redis_client: A `redis.Redis`, or an object with its methods `set` and `exists`.
-            key_prefix: The first part of the keys. Another file needs another prefix.
-            force: Whether to replace the values of keys that exist. Otherwise they stay, so that a copy that was
-                interrupted can be continued.
-        """
-        checkpoint = self._opened()
-        with configured(self._secret_path, self._options):
-            source = Source(self._secret_path)
-        copy_to_redis(checkpoint, source, redis_client, key_prefix, replace=force)
-
     def close(self) -> None:
         """Closes the file. Loaded tensors stay available. Further calls have no effect."""
         self._checkpoint = None
@@ -375,7 +333,6 @@ class TensorDeserializer(Mapping[Key, Any]):
             tensors = checkpoint.load_tensors(names, self._device, None if self._verify_hash else self._dtype)
         finished = self._finished(zip(names, tensors, strict=True), self._verify_hash)
         self._loaded.update((path, as_parameter(tensor)) for path, (_, tensor) in zip(absent, finished, strict=True))
-        self.total_bytes_read += sum(self._stored[path].nbytes for path in absent)
 
     def _verifies(self, verify_hash: bool | None) -> bool:
         """Returns whether to verify hashes, given the argument of a method."""
@@ -417,7 +374,6 @@ class TensorDeserializer(Mapping[Key, Any]):
                 else:
                     with _decrypts():
                         _, tensor = next(tensors)
-                    self.total_bytes_read += self._stored[path].nbytes
                     yield path, tensor
 
     def _parameters(self, branch: Any) -> Any:
@@ -441,10 +397,3 @@ def _paths(branch: Any) -> Iterator[Path]:
             yield from _paths(child)
     else:
         yield branch
-
-
-def _bits_equal(current: Tensor, stored: Tensor) -> bool:
-    if current.is_meta or current.dtype != stored.dtype or current.shape != stored.shape:
-        return False
-    current = current.detach().cpu().contiguous()
-    return torch.equal(current.flatten().view(torch.uint8), stored.flatten().view(torch.uint8))

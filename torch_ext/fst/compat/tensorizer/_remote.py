@@ -40,20 +40,14 @@ def configured(url: str, options: Mapping[str, Any]) -> Iterator[None]:
 
 
 class _RemoteBytes(io.RawIOBase):
-    """Bytes of a URL from `begin` to `end`, without buffer. Positions count from the first byte of the URL."""
+    """Bytes of a URL, without buffer."""
 
-    def __init__(self, url: str, options: Mapping[str, Any], begin: int | None, end: int | None) -> None:
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         super().__init__()
-        self.position = begin or 0
-        if self.position < 0:
-            raise ValueError(f"begin is {begin}, but must not be negative")
-        if end is not None and end <= self.position:
-            raise ValueError(f"end must be after begin, which is {self.position}, and not {end}")
         with configured(url, options):
             self._source = Source(url)
-        length = self._source.length()
-        self.end = length if end is None else min(end, length)
-        self.is_whole = self.position == 0 and self.end == length
+        self.position = 0
+        self.end = self._source.length()
 
     def readable(self) -> bool:
         return True
@@ -94,38 +88,17 @@ class RemoteFile(io.BufferedReader):
     Attributes:
         url: The URL.
         options: Options of `fst.storage.configure` for this file alone.
-        bytes_read: Number of bytes that were returned.
     """
 
-    def __init__(
-        self,
-        url: str,
-        options: Mapping[str, Any],
-        *,
-        begin: int | None = None,
-        end: int | None = None,
-        buffer_size: int | None = None,
-    ) -> None:
-        self._bytes = _RemoteBytes(url, options, begin, end)
-        super().__init__(self._bytes, _BUFFER_BYTES if buffer_size is None else max(buffer_size, 1))
+    def __init__(self, url: str, options: Mapping[str, Any], buffer_size: int | None = None) -> None:
+        super().__init__(_RemoteBytes(url, options), _BUFFER_BYTES if buffer_size is None else max(buffer_size, 1))
         self.url = url
         self.options = dict(options)
-        self.bytes_read = 0
 
     @property
     def is_unread(self) -> bool:
-        """Whether the position is the beginning of the file, and the file is not cut."""
-        return self._bytes.is_whole and self.tell() == 0
-
-    def readinto(self, buffer: Any, /) -> int:
-        count = super().readinto(buffer)
-        self.bytes_read += count
-        return count
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        data = super().read(size)
-        self.bytes_read += len(data)
-        return data
+        """Whether the position is the beginning of the file."""
+        return self.tell() == 0
 
 
 def s3_options(

@@ -34,5 +34,5 @@ def check_hashed(checkpoint: Checkpoint, names: Iterable[str]) -> None:
     if any(checkpoint.tensor_info(name).kind < 0 for name in names):
         raise NotImplementedError(
             "safetensors files hold no hashes to verify: leave verify_hash out (headers and lengths are always "
-            "checked), and compare a module with its file by verify_module"
+            "checked), and pass verify= to fst.load_file for digests, a manifest or a signature"
         )

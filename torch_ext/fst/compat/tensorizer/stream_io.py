@@ -2,7 +2,6 @@
 
 import io
 import os
-from collections.abc import Mapping
 from typing import IO, Any
 
 from fst._core.files import open_regular
@@ -11,60 +10,7 @@ from fst.compat.tensorizer._files import scheme_of
 from fst.compat.tensorizer._remote import RemoteFile, s3_options
 from fst.compat.tensorizer._upload import UploadFile
 
-__all__ = ["CURLStreamFile", "RedisStreamFile", "open_stream"]
-
-
-class CURLStreamFile(RemoteFile):
-    """Binary file at an `http://` or `https://` URL, for reading.
-
-    Args:
-        uri: The URL.
-        begin: Offset of the first byte to read.
-        end: Offset after the last byte to read, or None for the end of the file.
-        headers: Headers of each request, by name.
-        buffer_size: Number of bytes that a short read requests at once.
-
-    Raises:
-        ValueError: The range is empty, or begins before the file.
-        Errors of `fst.load_file` for URLs.
-    """
-
-    def __init__(
-        self,
-        uri: str,
-        begin: int | None = None,
-        end: int | None = None,
-        headers: Mapping[str, Any] | None = None,
-        *,
-        buffer_size: int | None = None,
-    ) -> None:
-        options = {f"header.{name}": str(value) for name, value in (headers or {}).items()}
-        super().__init__(uri, options, begin=begin, end=end, buffer_size=buffer_size)
-
-
-class RedisStreamFile(RemoteFile):
-    """File in Redis, for reading: the value of one key, or values as tensorizer keeps them.
-
-    Args:
-        uri: A URL such as ``redis://host:6379/key``.
-        begin, end, buffer_size: As in `CURLStreamFile`.
-
-    Raises:
-        ValueError: The URL is not of Redis, or the range is empty.
-        Errors of `fst.load_file` for URLs.
-    """
-
-    def __init__(
-        self,
-        uri: str,
-        *,
-        begin: int | None = None,
-        end: int | None = None,
-        buffer_size: int | None = None,
-    ) -> None:
-        if scheme_of(uri) not in ("redis", "rediss"):
-            raise ValueError(f"{without_secrets(uri)}: this is not the URL of a file in Redis")
-        super().__init__(uri, {}, begin=begin, end=end, buffer_size=buffer_size)
+__all__ = ["open_stream"]
 
 
 def open_stream(
@@ -77,8 +23,6 @@ def open_stream(
     buffer_size: int | None = None,
     force_http: bool | None = None,
     *,
-    begin: int | None = None,
-    end: int | None = None,
     s3_region_name: str | None = None,
     s3_signature_version: str | None = None,
 ) -> IO[bytes] | RemoteFile | UploadFile:
@@ -101,9 +45,6 @@ def open_stream(
         buffer_size: Size of the file's buffer in bytes, or None for Python's default. For a URL, the number of bytes
             that a short read requests at once.
         force_http: Whether to connect to the endpoint without TLS.
-        begin: Offset of the first byte to read or write.
-        end: Offset after the last byte to read of a URL. No effect for local files and for writes, as has `begin` for
-            writes to a URL.
 
     Raises:
         ValueError: The mode is a text mode or not one for the URL, no file can be stored at the URL, an argument has an
@@ -126,21 +67,12 @@ def open_stream(
             )
         if writes:
             return UploadFile(path, options, buffer_size)
-        part: dict[str, Any] = {"begin": begin, "end": end, "buffer_size": buffer_size}
-        if scheme in ("http", "https"):
-            return CURLStreamFile(path, **part)
-        if scheme in ("redis", "rediss"):
-            return RedisStreamFile(path, **part)
-        return RemoteFile(path, options, **part)
+        return RemoteFile(path, options, buffer_size)
     if "b" not in mode:
         raise ValueError(f'mode "{mode}" is for text; open the file in a binary mode, such as "rb" or "wb"')
     if set(mode) & set("wax"):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    buffering = io.DEFAULT_BUFFER_SIZE if buffer_size is None else buffer_size
-    file: IO[bytes] = open_regular(path, mode, buffering)
-    if begin is not None:
-        file.seek(begin)
-    return file
+    return open_regular(path, mode, io.DEFAULT_BUFFER_SIZE if buffer_size is None else buffer_size)
 
 
 def _writes_url(url: str, mode: str) -> bool:

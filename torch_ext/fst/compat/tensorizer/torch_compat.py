@@ -15,7 +15,7 @@ import os
 import pickle
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -32,10 +32,9 @@ __all__ = ["tensorizer_loading", "tensorizer_saving"]
 
 
 class _Active(NamedTuple):
-    """Arguments of an active block. `move` writes the tensors to their file or reads them."""
+    """Arguments of an active block."""
 
     file_obj: Any
-    move: Callable[..., Any]
     arguments: dict[str, Any]
     suppress_weights_only: bool = False
 
@@ -62,7 +61,8 @@ def _save(obj: object, f: Any, pickle_module: Any = pickle, *args: Any, **kwargs
     collector = Collector()
     _torch_save(obj, f, collector.pickle_module(), *args, **kwargs)
     if collector.tensors:
-        active.move(file, collector.tensors, active.arguments)
+        with TensorSerializer(file, **active.arguments) as serializer:
+            serializer.write_state_dict(collector.tensors)
     return None
 
 
@@ -75,7 +75,13 @@ def _load(f: Any, map_location: Any = None, pickle_module: Any = None, **kwargs:
     _check_module(pickle_module)
     if active.suppress_weights_only:
         kwargs["weights_only"] = False
-    source = Source(lambda: list(active.move(file, active.arguments)))
+
+    def read() -> list[Tensor]:
+        with TensorDeserializer(file, **active.arguments) as deserializer:
+            tensors: list[Tensor] = deserializer.tree()
+        return tensors
+
+    source = Source(read)
     return _torch_load(f, map_location, source.pickle_module(), **kwargs)
 
 
@@ -107,12 +113,7 @@ def _block(variable: ContextVar[_Active | None], active: _Active) -> Iterator[No
         variable.reset(token)
 
 
-def tensorizer_saving(
-    file_obj: Any = None,
-    *,
-    save_func: Callable[[Any, Iterable[Tensor], dict[str, Any]], Any] | None = None,
-    **kwargs: Any,
-) -> AbstractContextManager[None]:
+def tensorizer_saving(file_obj: Any = None, **kwargs: Any) -> AbstractContextManager[None]:
     """Returns a context manager within which `torch.save` writes tensors to a separate file.
 
     Args:
@@ -120,18 +121,13 @@ def tensorizer_saving(
             `torch.save` and returns the file for the tensors, or None to keep the tensors in the pickle. The default is
             the name of the pickle with ".tensors" appended. If the pickle has no name, the tensors stay in it, with a
             warning.
-        save_func: Called with the file, the tensors and `kwargs` in place of a `TensorSerializer`.
         kwargs: Arguments of `TensorSerializer`.
     """
-    return _block(_saving, _Active(file_obj, save_func or _write, kwargs))
+    return _block(_saving, _Active(file_obj, kwargs))
 
 
 def tensorizer_loading(
-    file_obj: Any = None,
-    *,
-    load_func: Callable[[Any, dict[str, Any]], Iterable[Tensor]] | None = None,
-    suppress_weights_only: bool = False,
-    **kwargs: Any,
+    file_obj: Any = None, *, suppress_weights_only: bool = False, **kwargs: Any
 ) -> AbstractContextManager[None]:
     """Returns a context manager within which `torch.load` reads tensors from the file of `tensorizer_saving`.
 
@@ -141,22 +137,10 @@ def tensorizer_loading(
 
     Args:
         file_obj: As in `tensorizer_saving`, for `TensorDeserializer`.
-        load_func: Called with the file and `kwargs` in place of a `TensorDeserializer`. Returns the tensors.
         suppress_weights_only: Whether `weights_only=True` is changed to False.
         kwargs: Arguments of `TensorDeserializer`.
     """
-    return _block(_loading, _Active(file_obj, load_func or _read, kwargs, suppress_weights_only))
-
-
-def _write(file: Any, tensors: Iterable[Tensor], arguments: dict[str, Any]) -> None:
-    with TensorSerializer(file, **arguments) as serializer:
-        serializer.write_state_dict(list(tensors))
-
-
-def _read(file: Any, arguments: dict[str, Any]) -> Iterable[Tensor]:
-    with TensorDeserializer(file, **arguments) as deserializer:
-        tensors: list[Tensor] = deserializer.tree()
-    return tensors
+    return _block(_loading, _Active(file_obj, kwargs, suppress_weights_only))
 
 
 def _default_tensor_file(f: Any) -> str | None:

@@ -4,7 +4,7 @@ from fst.compat.unifiedefficientloader import UnifiedSafetensorsLoader
 """
 
 from fst.compat.unifiedefficientloader.incremental_writer import IncrementalSafetensorsWriter
-from fst.compat.unifiedefficientloader.memory_efficient_loader import MemoryEfficientSafeOpen, UnifiedSafetensorsLoader
+from fst.compat.unifiedefficientloader.loader import UnifiedSafetensorsLoader
 from fst.compat.unifiedefficientloader.pinned_transfer import transfer_to_gpu_pinned
 from fst.compat.unifiedefficientloader.tensor_utils import dict_to_tensor, tensor_to_dict
 from fst.compat.unifiedefficientloader.unified_data_loader import UnifiedDataLoader
@@ -14,7 +14,6 @@ __version__ = "0.5.4"
 
 __all__ = [
     "IncrementalSafetensorsWriter",
-    "MemoryEfficientSafeOpen",
     "UnifiedDataLoader",
     "UnifiedSafetensorsLoader",
     "dict_to_tensor",

@@ -1,7 +1,7 @@
 """Writer of a safetensors file, tensor by tensor."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -63,12 +63,3 @@ class IncrementalSafetensorsWriter:
             raise ValueError(f"{self.filename}: Tensor {name!r} has already been written")
         self._writer.write(name, tensor)
         self._names.add(name)
-
-    def write_batch(self, batch: Iterable[tuple[str, Tensor]]) -> None:
-        """Appends pairs of name and tensor, such as a batch of `async_stream`."""
-        for name, tensor in batch:
-            self.write(name, tensor)
-
-    def write_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Appends all tensors of a dictionary."""
-        self.write_batch(state_dict.items())

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import fst
-from fst._core.dtypes import TORCH_DTYPES, shape_in_torch
 from fst.compat._header import header_entry
 
 logger = logging.getLogger(__name__)
@@ -81,22 +80,6 @@ class UnifiedSafetensorsLoader:
     def metadata(self) -> dict[str, str]:
         """Returns the metadata of the header."""
         return self._metadata
-
-    def get_shape(self, key: str) -> tuple[int, ...]:
-        """Returns the shape of the PyTorch tensor. Reads nothing."""
-        entry = self._entry(key)
-        return tuple(shape_in_torch(entry["dtype"], entry["shape"]))
-
-    def get_ndim(self, key: str) -> int:
-        """Returns the number of dimensions. Reads nothing."""
-        return len(self.get_shape(key))
-
-    def get_dtype(self, key: str) -> torch.dtype:
-        """Returns the dtype of the PyTorch tensor. Reads nothing. Raises ValueError if PyTorch lacks the dtype."""
-        dtype = self._entry(key)["dtype"]
-        if dtype not in TORCH_DTYPES:
-            raise ValueError(f'{os.fspath(self.filename)}: PyTorch has no dtype for the {dtype} of "{key}"')
-        return TORCH_DTYPES[dtype]
 
     def get_tensor(self, key: str) -> Tensor:
         """Returns a tensor on the CPU. Raises KeyError if the file does not hold the name."""
@@ -225,6 +208,3 @@ class UnifiedSafetensorsLoader:
         return metadata | {
             name: header_entry(meta.dtype, meta.shape, meta.data_offsets) for name, meta in metas.items()
         }
-
-
-MemoryEfficientSafeOpen = UnifiedSafetensorsLoader
