@@ -180,6 +180,7 @@ setup(
     # An isolated build then gets a PyTorch of its own, which is also the one the wheel will require.
     setup_requires=[] if TORCH_ROOTS else [f"torch=={REFERENCE_TORCH}"],
     packages=find_packages("torch_ext"),
+    py_modules=["fst_command"],
     package_dir={"": "torch_ext"},
     ext_modules=libraries(),
     cmdclass={"build_ext": CargoBuild, "bdist_wheel": PlatformWheel},

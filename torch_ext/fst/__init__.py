@@ -11,8 +11,7 @@ is the directory in which CMake finds the package `fst`.
 from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
-# The first name ends the process if it is the command `fst` and can run without PyTorch.
-from fst import _command, storage  # noqa: F401
+from fst import storage
 from fst._checkpoint.safe_open import safe_open
 from fst._core.encryption_key import EncryptionKey
 from fst._core.errors import IntegrityError, ModuleMismatchError, SafetensorError, SourceChangedError, VersionError

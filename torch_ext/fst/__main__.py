@@ -1,4 +1,4 @@
-"""Entry point of `python -m fst`, the same program as the command `fst`."""
+"""Entry point of `python -m fst`: the command `fst`, after an import of PyTorch. See `fst_command`."""
 
 from fst.cli import main
 

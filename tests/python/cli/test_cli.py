@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 import fst
 from fst.cli import main
 from saved import flip_bit
+from suite import CHECKOUT
 
 WEIGHTS = {
     "layers.0.weight": torch.randn(4, 3),
@@ -30,7 +31,7 @@ def shell(python_environ: dict[str, str], tmp_path: Path) -> Callable[[str], sub
     """Runs a line of Bash with the command `fst` in the directory of the test."""
 
     def run(line: str) -> subprocess.CompletedProcess[str]:
-        command = f'fst() {{ "{sys.executable}" -m fst "$@"; }}; {line}'
+        command = f'fst() {{ "{sys.executable}" -m fst_command "$@"; }}; {line}'
         return subprocess.run(
             ["bash", "-c", command], env=python_environ, cwd=tmp_path, capture_output=True, text=True, timeout=120
         )
@@ -427,15 +428,21 @@ def test_shell_gets_output_and_exit_code(shell, model):
     assert re.fullmatch(r"fst: nowhere\.safetensors: .*\n", done.stderr)
 
 
-def test_bench_is_a_separate_package(command, shell, capsys):
-    found = command("bench", "--help")
+def test_bench_is_a_separate_package(shell, tmp_path):
+    """Its distribution names the function in an entry point."""
+    package = f"PYTHONPATH={Path(fst.__file__).parents[1]}"
+    for arguments, status in (("--help", 0), ("", 1)):
+        missing = shell(f"{package} fst bench {arguments}")
+        assert missing.returncode == status
+        assert "pip install ./benches" in missing.stdout + missing.stderr
+    tomllib = pytest.importorskip("tomllib")
+    entries = tomllib.loads((CHECKOUT / "benches" / "pyproject.toml").read_text())["project"]["entry-points"]
+    (tmp_path / "fst_bench-1.dist-info").mkdir()
+    (tmp_path / "fst_bench-1.dist-info" / "entry_points.txt").write_text(
+        f"[fst.commands]\nbench = {entries['fst.commands']['bench']}\n"
+    )
+    found = shell(f"{package}:{CHECKOUT / 'benches'}:{tmp_path} fst bench --help")
     assert (found.returncode, found.stdout[:6]) == (0, "usage:")
-    missing = shell(f"PYTHONPATH={Path(fst.__file__).parents[1]} fst bench --help")
-    assert missing.returncode == 0
-    assert "pip install ./benches" in missing.stdout
-    missing = shell(f"PYTHONPATH={Path(fst.__file__).parents[1]} fst bench")
-    assert missing.returncode == 1
-    assert "pip install ./benches" in missing.stderr
 
 
 def test_verify_compares_digests(command, tmp_path):

@@ -18,8 +18,6 @@ from fst.cli.load import DTYPES
 from fst_bench.http_server import Server
 from suite import CHECKOUT
 
-# The script that pip installs for the entry of pyproject.toml.
-SCRIPT = "import sys\nfrom fst.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
 # Prints, so that an attempt to import PyTorch is found although it fails.
 BLOCKED = "import sys\nprint('PyTorch was tried', file=sys.stderr)\nraise ImportError('no PyTorch here')\n"
 HELP = [
@@ -48,7 +46,7 @@ def without_torch(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[s
 
 @pytest.mark.parametrize("arguments", HELP, ids=" ".join)
 def test_help_needs_no_pytorch(without_torch, arguments):
-    done = without_torch("-X", "utf8", "-m", "fst", *arguments)
+    done = without_torch("-X", "utf8", "-m", "fst_command", *arguments)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(" ".join(["usage: fst", *arguments[:-1]]))
 
@@ -56,7 +54,7 @@ def test_help_needs_no_pytorch(without_torch, arguments):
 def test_version_needs_no_pytorch(without_torch):
     release = ".".join(torch.__version__.split(".")[:2])
     for option in ("--version", "-V"):
-        done = without_torch("-m", "fst", option)
+        done = without_torch("-m", "fst_command", option)
         assert (done.returncode, done.stdout) == (0, f"fst {fst.__version__}, built for PyTorch {release}\n")
 
 
@@ -75,26 +73,26 @@ def test_modules_that_are_not_imported_are_named():
 
 def test_misspelt_command_and_completion_need_no_pytorch(without_torch):
     for arguments, code in ((["inspcet"], 2), (["completion", "bash"], 0)):
-        done = without_torch("-m", "fst", *arguments)
+        done = without_torch("-m", "fst_command", *arguments)
         assert (done.returncode, "PyTorch was tried" in done.stderr) == (code, False)
 
 
-def test_which_programs_are_the_command(without_torch, tmp_path):
-    """The script that pip installs is the command. Other programs of its name or arguments get the package."""
-    assert '\nfst = "fst.cli:main"\n' in (CHECKOUT / "pyproject.toml").read_text()
-    (tmp_path / "fst").write_text(SCRIPT)
-    for arguments in ([], ["--help"]):
-        assert without_torch("fst", *arguments).stdout.startswith("usage: fst")
+def test_import_runs_no_command(without_torch, tmp_path):
+    """An import of the package is one, whatever the program and its arguments are called."""
+    assert '\nfst = "fst_command:main"\n' in (CHECKOUT / "pyproject.toml").read_text()
     (tmp_path / "fst").write_text("import fst\n")
-    (tmp_path / "program.py").write_text("from fst.cli import main\n")
-    for arguments in (["fst", "--help"], ["program.py", "--help"], ["-m", "program", "--help"], ["-c", "import fst"]):
+    for arguments in (["fst", "--help"], ["-m", "fst", "--help"]):
         done = without_torch(*arguments)
         assert done.returncode == 1, arguments
         assert "no PyTorch here" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "fst", "inspect", "--help"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("usage: fst inspect")
 
 
 def test_subcommands_need_pytorch(without_torch):
-    done = without_torch("-m", "fst", "inspect", "--", "--help")
+    done = without_torch("-m", "fst_command", "inspect", "--", "--help")
     assert (done.returncode, done.stderr) == (1, "PyTorch was tried\nfst: no PyTorch here\n")
 
 

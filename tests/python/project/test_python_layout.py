@@ -11,7 +11,6 @@ PACKAGE = CHECKOUT / "torch_ext" / "fst"
 # Each room imports itself and rooms before it. `fst` itself (its `__init__`) stands above the private rooms and below
 # the public packages.
 ROOMS = [
-    "_command",
     "_core",
     "_checkpoint",
     "_load",
@@ -74,7 +73,7 @@ def test_rooms_import_only_rooms_before_them():
     files = [(room, path) for room, paths in files_by_room().items() for path in paths]
     used = {path: imported_rooms(path) for _, path in files}
     assert {str(path): above for room, path in files if (above := used[path] & later[room])} == {}
-    assert set().union(*used.values()) >= {"fst", *PRIVATE_ROOMS} - {"_command"}
+    assert set().union(*used.values()) >= {"fst", *PRIVATE_ROOMS}
 
 
 def test_no_files_import_each_other():

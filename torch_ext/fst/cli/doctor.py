@@ -1,6 +1,6 @@
 """`fst doctor`: prints what this machine offers a load, and what to change.
 
-Runs before the package is imported (see `fst._command`), because a PyTorch or a library that cannot be imported is a
+Runs without the names of the package (see `fst_command`), because a PyTorch or a library that cannot be imported is a
 result here.
 """
 
