@@ -43,13 +43,12 @@ from fst._core.arguments import Path, path_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.errors import SourceChangedError
 from fst._core.files import is_index, names_in
-from fst._core.group import Group
+from fst._core.group import Group, tensor_to_bytes
 from fst._core.interrupts import defer_interrupts
 from fst._core.urls import is_remote, local_path_of, without_secrets
 from fst._distributed.dcp_writer import StorageWriter, group_of_plan
 from fst._distributed.load import device_message, fill_shards, open_for_group
-from fst._distributed.shards import ShardRequest
-from fst._load.load import load_file
+from fst._distributed.shards import Replicated, ShardRequest
 from fst._save.shards import STATE_KEY
 
 if TYPE_CHECKING:
@@ -62,7 +61,8 @@ _SHARDING_INFO = "DCP_SHARDING_INFO"
 _CPU = torch.device("cpu")
 # Number of times that the files are opened if saves replace them.
 _TRIES_MAX = 10
-_NOTHING = torch.empty(0, dtype=torch.uint8, device=_CPU)
+# Name of a file that a rank does not find.
+_MISSING = b"/"
 
 
 class StorageReader(storage.StorageReader):
@@ -96,7 +96,8 @@ class StorageReader(storage.StorageReader):
         self._encryption_key = encryption_key
         self._load_id = str(uuid.uuid4())
         self._sources: list[_Source] = []
-        self._state: dict[str, Tensor] = {}
+        # Values that are not tensors, as bytes.
+        self._state: _Source | None = None
 
     @property
     def checkpoint_id(self) -> str:
@@ -123,22 +124,27 @@ class StorageReader(storage.StorageReader):
             self.path = path_of(checkpoint_id)
         self._load_id = str(uuid.uuid4())
         self._sources = []
-        self._state = {}
+        self._state = None
 
     @defer_interrupts()
     def read_metadata(self) -> Metadata:
         """Returns the metadata in the headers. If they cannot be read, any access to the result raises the error."""
         try:
             group = Group.alone(_CPU) if self._group is None else Group.of(self._group, _CPU)
-            self._sources, self._state = _open(self.path, group, self._encryption_key)
+            sources, state = _open(self.path, group, self._encryption_key)
+            self._sources, self._state = sources + state, next(iter(state), None)
         except Exception as error:
             # `load` ignores an exception here and later reports only that there are no metadata.
             return Metadata(_UnreadableMetadata(error))  # pyrefly: ignore[bad-argument-type]
         tensors: dict[str, STORAGE_TYPES] = {}
+        values: dict[str, STORAGE_TYPES] = {}
         for source in self._sources:
             for name, tensor in source.checkpoint.tensors.items():
-                _add_chunk(tensors, name, tensor, source.offset(name))
-        stored = tensors | {name: BytesStorageMetadata() for name in self._state}
+                if source is self._state:
+                    values[name] = BytesStorageMetadata()
+                else:
+                    _add_chunk(tensors, name, tensor, source.offset(name))
+        stored = tensors | values
         names = {name: (name,) for name in stored}
         return Metadata(stored, names, storage_meta=StorageMeta(self.path, load_id=self._load_id))
 
@@ -159,10 +165,8 @@ class StorageReader(storage.StorageReader):
         """Fills the planner's tensors for the items of the plan. The returned future is complete."""
         group = group_of_plan(plan.storage_data, self._group, self.path)
 
-        items = [item for item in plan.items if item.storage_index.fqn not in self._state]
-
         def resolve() -> tuple[list[tuple[_Source, ShardRequest, Tensor]], bytes]:
-            reads = [self._resolve(item, planner) for item in items]
+            reads = [self._resolve(item, planner) for item in plan.items]
             return reads, device_message([tensor for _, _, tensor in reads])
 
         reads, gathered = group.gather_results(resolve)
@@ -171,11 +175,11 @@ class StorageReader(storage.StorageReader):
             fill_shards(source.checkpoint, shards, group, gathered)
 
         # `load` reports an error of a rank to all ranks.
-        for item, (_, _, tensor) in zip(items, reads, strict=True):
-            planner.commit_tensor(item, tensor)
-        for item in plan.items:
-            if (value := self._state.get(item.storage_index.fqn)) is not None:
-                planner.load_bytes(item, io.BytesIO(bytes(value.numpy())))
+        for item, (source, _, tensor) in zip(plan.items, reads, strict=True):
+            if source is self._state:
+                planner.load_bytes(item, io.BytesIO(tensor_to_bytes(tensor)))
+            else:
+                planner.commit_tensor(item, tensor)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -183,6 +187,10 @@ class StorageReader(storage.StorageReader):
     def _resolve(self, item: ReadItem, planner: LoadPlanner) -> "tuple[_Source, ShardRequest, Tensor]":
         """Returns the source, the request and the output tensor of an item."""
         name = item.storage_index.fqn
+        if self._state is not None and name in self._state.checkpoint.positions:
+            # Only ranks whose planners request a value get it.
+            value = torch.empty_like(self._state.checkpoint.tensors[name], device=_CPU)
+            return self._state, ShardRequest(name, Replicated()), value
         if item.type != LoadItemType.TENSOR:
             raise ValueError(f'{self._shown}: the planner reads "{name}" as bytes; safetensors files hold only tensors')
         source = self._source_of(item)
@@ -235,45 +243,37 @@ class _UnreadableMetadata(Mapping[str, STORAGE_TYPES]):
         raise self._error
 
 
-def _open(path: str, group: Group, key: EncryptionKey | None) -> tuple[list[_Source], dict[str, Tensor]]:
-    """Opens the files of a checkpoint. Returns them, and its values that are not tensors, of the same save."""
+def _open(path: str, group: Group, key: EncryptionKey | None) -> tuple[list[_Source], list[_Source]]:
+    """Opens the files of a checkpoint. Returns them, and the file of its values that are not tensors, if any."""
     # Rank 0 lists the directory for all.
     names = group.run_on_all(lambda: json.dumps(_shard_files(path, key)) if group.rank == 0 else None)
     directory = local_path_of(path)
     paths = [path_of(os.path.join(directory, name)) for name in json.loads(group.broadcast_text(names, 0))] or [path]
-    tries_left = _TRIES_MAX
-    while True:
-        tries_left -= 1
+    for _ in range(_TRIES_MAX):
         checkpoints = [open_for_group(each, group, encryption_key=key) for each in paths]
-        state = _load_state(path, checkpoints[0], group, tries_left)
+        state = _open_state(checkpoints[0], group)
         if state is not None:
             return [_read_source(checkpoint) for checkpoint in checkpoints], state
+    message = "the checkpoint was replaced while it was opened, or lacks a file; load it when no save runs"
+    raise SourceChangedError(errno.ESTALE, f"{without_secrets(path)}: {message}")
 
 
-def _load_state(path: str, checkpoint: OpenCheckpoint, group: Group, tries_left: int) -> dict[str, Tensor] | None:
-    """Returns the values that are not tensors, as bytes, of a checkpoint that `StorageWriter` has written.
+def _open_state(checkpoint: OpenCheckpoint, group: Group) -> list[_Source] | None:
+    """Opens the file of values that are not tensors, which `StorageWriter` has written, if there is one.
 
-    Rank 0 reads them for all. The result is `None` if another save has removed them.
+    The result is `None` on all ranks if another save has removed or replaced the file.
     """
 
-    def load() -> dict[str, Tensor] | None:
-        state_path = checkpoint.index_metadata().get(STATE_KEY) if group.rank == 0 else None
+    def open_file() -> tuple[list[_Source], bytes]:
+        path = checkpoint.index_metadata().get(STATE_KEY)
         try:
-            return {} if state_path is None else load_file(state_path)
-        except FileNotFoundError as error:
-            if tries_left > 0:
-                return None
-            message = "the checkpoint was replaced while it was opened, or lacks a file; load it when no save runs"
-            raise SourceChangedError(errno.ESTALE, f"{without_secrets(path)}: {message}") from error
+            state = [] if path is None else [_Source(OpenCheckpoint(path), {})]
+        except FileNotFoundError:
+            return [], _MISSING
+        return state, b"" if path is None else os.path.basename(path).encode()
 
-    state = group.run_on_all(load)
-    is_first = group.rank == 0
-    lengths = None if state is None else {name: len(value) for name, value in state.items()}
-    shared = json.loads(group.broadcast_text(json.dumps(lengths) if is_first else None, 0))
-    if shared is None or state is None:
-        return None
-    values = group.broadcast(torch.cat([*state.values(), _NOTHING]) if is_first else None, 0)
-    return dict(zip(shared, torch.split_with_sizes(values, list(shared.values())), strict=True))
+    state, names = group.gather_results(open_file)
+    return None if _MISSING in names or len(set(names)) > 1 else state
 
 
 def _shard_files(path: str, key: EncryptionKey | None) -> list[str]:

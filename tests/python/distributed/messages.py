@@ -1,48 +1,87 @@
-"""Cost of the messages of a save: all ranks of a group, simulated by threads of one process.
+"""Cost of the messages of a save or a load: all ranks of a group, simulated by threads of one process.
 
     python tests/python/distributed/messages.py
     python tests/python/distributed/messages.py --ranks 2,8 --tensors 1000
+    python tests/python/distributed/messages.py --state 8
 
-Prints a table of Markdown with the CPU time of a rank and of rank 0, and the bytes that they receive, until all ranks
-have the plan. Of PyTorch, these are the messages and the global plan of `torch.distributed.checkpoint`, which gathers
-the items of all ranks on rank 0.
+Prints a table of Markdown with the CPU time of a rank and of rank 0, the bytes that they receive, and the peak memory
+of a rank, until all ranks have the plan. Of PyTorch, these are the messages and the global plan of
+`torch.distributed.checkpoint`, which gathers the items of all ranks on rank 0.
+
+With `--state`, processes save and load a checkpoint. The last of them has 16 MiB that are not tensors. Prints the peak
+memory of that process, of rank 0 and of the others.
 """
 
 import argparse
 import gc
+import json
+import multiprocessing
+import os
 import pickle
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
+from socket import socket
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from unittest import mock
 
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.multiprocessing import spawn
 
+from fst import save_file
+from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.region import Region
 from fst._core.group import Group
-from fst._distributed.dcp_writer import StorageWriter
+from fst._distributed.agreement import LoadOptions, Summary, agree_on_plan, summarize
 from fst._distributed.descriptions import Description, StoredTensor
 from fst._distributed.group_save import GroupCheckpoint, SaveArguments, agree_on_save
+from fst._distributed.shards import ShardRequest
+from fst.dcp import StorageReader, StorageWriter
 from fst_bench.text import seconds, size, table
+
+_Result = TypeVar("_Result")
 
 TENSORS = 18867  # of a mixture of experts with 128 experts in 48 layers
 ROWS, COLUMNS = 64, 16
 WINDOW_BYTES = 128 << 20
-HEAD = ("ranks", "save", "CPU of a rank", "received", "CPU of rank 0", "received by rank 0")
+HEAD = ("ranks", "call", "CPU of a rank", "received", "CPU of rank 0", "received by rank 0", "memory of a rank")
+STATE_BYTES = 16 << 20
+STATE_HEAD = ("call", "rank with the value", "rank 0", "other ranks")
 
 
 class Cost(NamedTuple):
-    """CPU time and received bytes of a rank."""
+    """CPU time and received bytes of a rank. The peak memory is the mean of all ranks; 0 if it was not measured."""
 
     cpu_seconds: float
     received_bytes: int
+    memory_bytes: int = 0
+
+
+def _memory(field: str) -> int:
+    """Returns a field of the memory of this process, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    [line] = (line for line in lines if line.startswith(field))
+    return int(line.split()[1]) << 10
+
+
+def peak_memory(work: Callable[[], _Result]) -> tuple[_Result, int]:
+    """Returns the result of a call, and the memory of this process at its peak beyond the memory before."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _memory("VmRSS")
+    result = work()
+    return result, _memory("VmHWM") - before
 
 
 @dataclass
@@ -75,6 +114,10 @@ class ThreadGroup(Group):
     def exchange(self, data: Sequence[Tensor]) -> list[Tensor]:
         return self._counted([sent[self.rank] for sent in self.meeting.exchange(self.rank, data)])
 
+    def broadcast_all(self, data: Sequence[Tensor], sources: Sequence[int]) -> list[Tensor]:
+        shared = self.meeting.exchange(self.rank, list(data))
+        return self._counted([shared[source][index] for index, source in enumerate(sources)])
+
     def _counted(self, received: list[Any]) -> list[Any]:
         self.received_bytes += sum(len(each) for rank, each in enumerate(received) if rank != self.rank)
         return received
@@ -95,7 +138,8 @@ def _on_ranks(ranks: int, work: Callable[[Group], object]) -> list[Cost]:
         return Cost(time.thread_time() - before, group.received_bytes)
 
     with ThreadPoolExecutor(ranks) as pool:
-        return list(pool.map(run, range(ranks)))
+        costs, peak = peak_memory(lambda: list(pool.map(run, range(ranks))))
+    return [cost._replace(memory_bytes=peak // ranks) for cost in costs]
 
 
 def _items(rank: int, ranks: int, tensors: int) -> list[WriteItem]:
@@ -162,28 +206,103 @@ def save_distributed(ranks: int, tensors: int) -> list[Cost]:
     return _on_ranks(ranks, work)
 
 
-SAVES: dict[str, Callable[[int, int], list[Cost]]] = {
+def storage_reader(ranks: int, tensors: int) -> list[Cost]:
+    """Returns the costs of `fst.dcp.StorageReader` until all ranks have the plan. Each rank requests its rows."""
+    rows = ROWS // ranks
+    names = [f"model.layers.mlp.experts.{index}.weight" for index in range(tensors)]
+    with TemporaryDirectory() as directory:
+        path = os.path.join(directory, "model.safetensors")
+        save_file({name: torch.empty(ROWS, COLUMNS, dtype=torch.bfloat16) for name in names}, path)
+        checkpoints = [OpenCheckpoint(path) for _ in range(ranks)]
+        for checkpoint in checkpoints:
+            _ = checkpoint.positions, checkpoint.shapes
+
+        def work(group: Group) -> None:
+            checkpoint = checkpoints[group.rank]
+            region = Region.unit_step((group.rank * rows, 0), (rows, COLUMNS))
+            requests = [ShardRequest(name, region) for name in checkpoint.positions]
+            # The ranks have no page cache in common.
+            options = LoadOptions(None, None, "exchange", WINDOW_BYTES, verify=False)
+
+            def prepare() -> tuple[Tensor, bytes]:
+                encoded, summary = summarize(checkpoint, requests, options, group.device, group)
+                return encoded, json.dumps(summary).encode()
+
+            encoded, messages = group.gather_results(prepare)
+            summaries = [Summary(*json.loads(message)) for message in messages]
+            agree_on_plan(checkpoint, encoded, summaries, group, lambda _: None)
+
+        return _on_ranks(ranks, work)
+
+
+CALLS: dict[str, Callable[[int, int], list[Cost]]] = {
     "`torch.distributed.checkpoint`": pytorch,
     "`fst.dcp.StorageWriter`": storage_writer,
     "`fst.save_distributed`, a name of its own on each rank": save_distributed,
+    "`fst.dcp.StorageReader`": storage_reader,
 }
+
+
+def _state_on_rank(rank: int, ranks: int, port: int, directory: str, peaks: Any) -> None:
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=ranks, rank=rank)
+    dist.barrier()
+    # The first round imports modules and starts threads.
+    for value in (b"", bytes(STATE_BYTES)):
+        own = {f"rng.rank{rank}": value} if rank == ranks - 1 else {}
+        for index, (name, call) in enumerate(STATE_CALLS.items()):
+            path = os.path.join(directory, str(index // 2))
+            state = {"weight": torch.ones(ROWS), **(own if "Writer" in name else dict.fromkeys(own, b""))}
+            peaks[index * ranks + rank] = peak_memory(lambda: call(path, state))[1]  # noqa: B023
+            dist.barrier()
+    dist.destroy_process_group()
+
+
+STATE_CALLS: dict[str, Callable[[str, dict[str, Any]], object]] = {
+    "`torch.distributed.checkpoint` with `FileSystemWriter`": lambda path, state: dcp.save(state, checkpoint_id=path),
+    "`torch.distributed.checkpoint` with `FileSystemReader`": lambda path, state: dcp.load(state, checkpoint_id=path),
+    "`fst.dcp.StorageWriter`": lambda path, state: dcp.save(state, storage_writer=StorageWriter(path)),
+    "`fst.dcp.StorageReader`": lambda path, state: dcp.load(state, storage_reader=StorageReader(path)),
+    "`fst.dcp.StorageReader` with `group=`": lambda path, state: dcp.load(
+        state, storage_reader=StorageReader(os.path.join(os.path.dirname(path), "1"), dist.group.WORLD)
+    ),
+}
+
+
+def state(ranks: int) -> list[list[str]]:
+    """Returns rows of the table of peak memory."""
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    peaks = multiprocessing.get_context("spawn").Array("q", len(STATE_CALLS) * ranks)
+    with TemporaryDirectory() as directory:
+        spawn(_state_on_rank, (ranks, port, directory, peaks), ranks)
+    rows = []
+    for index, name in enumerate(STATE_CALLS):
+        first, *others, last = peaks[index * ranks : (index + 1) * ranks]
+        rows.append([name, size(last), size(first), size(max(others))])
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="2,8,64", help="sizes of the group, such as 2,8")
     parser.add_argument("--tensors", type=int, default=TENSORS, help="tensors that all ranks hold in part")
+    parser.add_argument("--state", type=int, default=0, help="processes that save and load 16 MiB of state")
     args = parser.parse_args()
+    if args.state:
+        print("\n".join(table(STATE_HEAD, state(args.state))))
+        return
     torch.set_num_threads(1)
     # A collection would go through the objects of all ranks, in the time of one.
     gc.disable()
     rows = []
     for ranks in map(int, args.ranks.split(",")):
-        for name, measure in SAVES.items():
+        for name, measure in CALLS.items():
             first, *others = measure(ranks, args.tensors)
             other = Cost(max(cost.cpu_seconds for cost in others), max(cost.received_bytes for cost in others))
             of_ranks = [seconds(other.cpu_seconds), size(other.received_bytes)]
-            rows.append([str(ranks), name, *of_ranks, seconds(first.cpu_seconds), size(first.received_bytes)])
+            memory = size(first.memory_bytes) if first.memory_bytes else ""
+            rows.append([str(ranks), name, *of_ranks, seconds(first.cpu_seconds), size(first.received_bytes), memory])
     print("\n".join(table(HEAD, rows)))
 
 

@@ -19,6 +19,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import fst
 import fst.dcp
+from fst._checkpoint.region import Region
+from fst._distributed.layout import MeshLayout, MeshShard
+from fst._distributed.shards import symbol_of
 from ranks import on_ranks
 from rawfile import assert_all_same, assert_same, random_raw, write
 from saved import KEY
@@ -205,6 +208,21 @@ def check_layouts(path, saved_by_ranks):
         load(actual, source, planner)
         dcp.load(expected, storage_reader=HuggingFaceStorageReader(source), planner=planner)
         assert_all_same(local_of(actual), local_of(expected))
+
+
+@pytest.mark.parametrize("splits", [[0, None], [None, 1], [0, 1], [1, 0], [None, None]])
+def test_regions_of_ranks_are_one_layout(splits):
+    """Otherwise the requests of each rank would go to all ranks. Regions of some ranks may fit two layouts."""
+    shards = [None if dim is None else MeshShard(dim, 1) for dim in splits]
+    layouts = set()
+    for rank in range(12):
+        region = MeshLayout((3, 4), range(12), shards, divmod(rank, 4)).local((24, 36)).region
+        found = symbol_of(region, (24, 36), rank, 12)
+        assert found.local((24, 36)).region == region
+        layouts.add(found.encode())
+    assert len(layouts) <= 2
+    cut = Region.unit_step((1, 0), (2, 36))
+    assert symbol_of(cut, (24, 36), 1, 12) == cut
 
 
 @on_ranks(2)

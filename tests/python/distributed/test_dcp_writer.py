@@ -140,6 +140,27 @@ def test_options_and_values_of_ranks(tmp_path):
     assert len(received) == (rank == 0)
 
 
+@on_ranks(4)
+def test_loads_send_values_to_the_ranks_that_request_them(tmp_path):
+    rank, sizes = dist.get_rank(), []
+    value = {"rng": bytes(1 << 20)} if rank == 1 else {}
+    dcp.save({"a": torch.ones(4), **value}, storage_writer=fst.dcp.StorageWriter(tmp_path))
+
+    def count(function):
+        return lambda tensor, *rest, **options: sizes.append(tensor.nbytes) or function(tensor, *rest, **options)
+
+    for group in (None, dist.group.WORLD):
+        loaded = {"a": torch.zeros(4), **dict.fromkeys(value)}
+        with pytest.MonkeyPatch.context() as patch, fst.profile() as recorded:
+            patch.setenv("FST_READER", "pread")
+            for name in ("broadcast", "all_to_all_single"):
+                patch.setattr(dist, name, count(getattr(dist, name)))
+            dcp.load(loaded, storage_reader=fst.dcp.StorageReader(tmp_path, group))
+        assert loaded.get("rng", b"") == value.get("rng", b"")
+        assert (sum(sizes) + recorded.summary().read_bytes > 1 << 20) == (rank == 1)
+        sizes.clear()
+
+
 @pytest.mark.parametrize(
     ("owner", "name"), [(CheckpointSave, "create"), (ops, "save_shard"), (CheckpointSave, "commit")]
 )

@@ -97,7 +97,7 @@ def prepare_load(selection: ShardSelection, strategy: str, window_bytes: Size | 
     checkpoint, requests, group, device, dtype = selection
     window_bytes = size_of(group.window_bytes if window_bytes is None else window_bytes, "window_bytes")
     options = LoadOptions(device.type, comparable(str(dtype)), strategy, window_bytes, checkpoint.is_verified)
-    encoded, summary = summarize(checkpoint, requests, options, device)
+    encoded, summary = summarize(checkpoint, requests, options, device, group)
     return encoded, json.dumps(summary).encode()
 
 
@@ -199,7 +199,9 @@ def fill_on_device(
         indirect = _indirect_names(checkpoint, shards, group)
         # Detached from autograd.
         tensors = [tensor.detach() for _, tensor in shards]
-        encoded, summary = summarize(checkpoint, requests, options, tensors[0].device if tensors else group.device)
+        encoded, summary = summarize(
+            checkpoint, requests, options, tensors[0].device if tensors else group.device, group
+        )
         return (indirect, tensors, encoded), json.dumps([summary, bool(indirect)]).encode()
 
     with defer_interrupts():

@@ -1,7 +1,9 @@
 """Shards of tensors that a rank requests, and their encoding for the planner."""
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import permutations
 from typing import NamedTuple
 
 import torch
@@ -58,6 +60,39 @@ def encode(requests: Sequence[ShardRequest], positions: Mapping[str, int]) -> Te
     return torch.tensor([len(layouts), *encoded, *numbers], dtype=torch.int64, device="cpu")
 
 
+@lru_cache(maxsize=4096)
+def symbol_of(region: Region, shape: tuple[int, ...], rank: int, size: int) -> Shard:
+    """Returns a layout over a mesh of all ranks in which a rank holds this region, or the region if none is found.
+
+    Ranks with equal chunks of a tensor have different regions, and one layout: the plan needs it once for all ranks.
+    """
+    if 0 in region.lengths:
+        return region
+    counts = [(dim, -(-full // part)) for dim, (full, part) in enumerate(zip(shape, region.lengths, strict=True))]
+    splits: list[tuple[int | None, int]] = [(dim, count) for dim, count in counts if count > 1]
+    copies, rest = divmod(size, math.prod(count for _, count in splits))
+    if copies == 0 or rest > 0:
+        return region
+    if copies > 1:
+        splits.append((None, copies))
+    for mesh in permutations(splits):
+        layout = _layout_over_all(mesh, rank, size)
+        if layout.local(shape).regions == [(region, Region.whole(region.lengths))]:
+            return layout
+    return region
+
+
+@lru_cache(maxsize=1024)
+def _layout_over_all(mesh: tuple[tuple[int | None, int], ...], rank: int, size: int) -> MeshLayout:
+    """Returns a layout over a mesh of all ranks: the dimension that each mesh dimension shards, and its size."""
+    coordinate: list[int] = []
+    for _, count in reversed(mesh):
+        rank, place = divmod(rank, count)
+        coordinate.insert(0, place)
+    shards = [None if dim is None else MeshShard(dim, 1) for dim, _ in mesh]
+    return MeshLayout([count for _, count in mesh], range(size), shards, coordinate)
+
+
 @lru_cache(maxsize=1024)
 def local_shards(layout: MeshLayout, shape: tuple[int, ...]) -> list[tuple[Shard, Region]]:
     """Returns the shards that make up this rank's local tensor, each with its region of the local tensor.
@@ -80,8 +115,7 @@ def region_of(shard: Shard, shape: Sequence[int], rank: int, size: int) -> Regio
         case Sharded(dim):
             if not -len(shape) <= dim < len(shape):
                 raise ValueError(f"dimension {dim} of a tensor with shape {list(shape)}")
-            chunks = MeshLayout((size,), range(size), [MeshShard(dim % len(shape), 1)], (rank,))
-            return chunks.local(shape).region
+            return _layout_over_all(((dim % len(shape), size),), rank, size).local(shape).region
         case MeshLayout():
             return shard.local(shape).region
     return Region.whole(shape)
