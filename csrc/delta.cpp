@@ -45,30 +45,34 @@ at::Tensor old_on_host(const std::string& name, const at::Tensor& tensor) {
   return copy;
 }
 
-// Old values of the tensors of a batch in host memory. Copies from GPUs may be in flight until the events.
-struct OldValues {
-  rust::Vec<size_t> indices;
+// Values of tensors in host memory. Copies from GPUs may be in flight until the events.
+struct HostValues {
   std::vector<at::Tensor> held;
   std::vector<MemoryRange> memory;
   std::map<c10::Device, c10::Event, DeviceOrder> copied;
-};
 
-OldValues start_copies(rust::Vec<size_t> indices, Strings names, const std::vector<at::Tensor>& old) {
-  OldValues values{std::move(indices), {}, {}, {}};
-  for (const size_t index : values.indices) {
-    const auto& tensor = old[index];
-    const auto& host =
-        values.held.emplace_back(is_read_by_core(tensor) ? tensor : old_on_host(names.get(index), tensor));
-    values.memory.push_back(host_range_of(host));
-    if (!tensor.is_cpu()) {
-      values.copied.try_emplace(tensor.device(), tensor.device().type());
+  // Begins to copy the values of a tensor, unless they are in host memory. Events must be recorded afterwards.
+  void add(const std::string& name, const at::Tensor& tensor, bool is_mapping_read) {
+    const bool is_direct = is_mapping_read && is_read_by_core(tensor);
+    memory.push_back(host_range_of(held.emplace_back(is_direct ? tensor : old_on_host(name, tensor))));
+    if (tensor.is_cuda()) {
+      copied.try_emplace(tensor.device(), tensor.device().type());
     }
   }
-  for (auto& [device, event] : values.copied) {
-    event.record(current_stream(device));
+
+  void record() {
+    for (auto& [device, event] : copied) {
+      event.record(current_stream(device));
+    }
   }
-  return values;
-}
+
+  // Waits for the copies. Ctrl-C ends the wait.
+  void wait() const {
+    for (const auto& [device, event] : copied) {
+      call_core([&] { wait_for_event(reinterpret_cast<size_t>(event.eventId()), device.index()); });
+    }
+  }
+};
 
 // Returns the changes of a tensor, in the memory of the core or on the GPU of the tensor.
 Change change_of(rust::Box<ElementChanges> computed, const at::Tensor& target) {
@@ -170,18 +174,23 @@ std::vector<Change> OpenUpdateSource::changes(Strings names, const std::vector<a
   std::vector<Change> changes(names.size());
   // Autograd does not record the copies.
   const at::AutoDispatchBelowADInplaceOrView guard;
-  const auto next = [&] { return start_copies(work->next_batch(), names, old); };
-  for (auto values = next(); !values.indices.empty();) {
+  const auto next = [&] {
+    auto batch = std::pair(work->next_batch(), HostValues());
+    for (const size_t index : batch.first) {
+      batch.second.add(names.get(index), old[index], true);
+    }
+    batch.second.record();
+    return batch;
+  };
+  for (auto batch = next(); !batch.first.empty();) {
     // Copies of the next batch are in flight while this one is decoded.
     auto following = next();
-    for (auto& [device, event] : values.copied) {
-      event.synchronize();
-    }
-    call_core([&] { work->compute(slice_of(values.memory), static_cast<size_t>(at::get_num_threads())); });
-    for (const size_t index : values.indices) {
+    batch.second.wait();
+    call_core([&] { work->compute(slice_of(batch.second.memory), static_cast<size_t>(at::get_num_threads())); });
+    for (const size_t index : batch.first) {
       changes[index] = change_of(call_core([&] { return work->take(index); }), old[index]);
     }
-    values = std::move(following);
+    batch = std::move(following);
   }
   check_ties(names, changes, ranges);
   return changes;
@@ -193,9 +202,8 @@ std::tuple<std::vector<at::Tensor>, std::vector<std::string>> encode_delta(Strin
                                                                            const std::string& checksum) {
   check_delta_count("old tensors", old.size(), names.size());
   check_delta_count("new tensors", changed.size(), names.size());
-  std::vector<at::Tensor> held;
-  std::vector<MemoryRange> old_values;
-  std::vector<MemoryRange> new_values;
+  HostValues old_values;
+  HostValues new_values;
   for (size_t index = 0; index < names.size(); ++index) {
     const auto& name = names.get(index);
     if (old[index].sizes() != changed[index].sizes() || old[index].scalar_type() != changed[index].scalar_type()) {
@@ -203,21 +211,18 @@ std::tuple<std::vector<at::Tensor>, std::vector<std::string>> encode_delta(Strin
                                       old[index].sizes(), ", but is ", name_of(changed[index].scalar_type()), " ",
                                       changed[index].sizes(), "; a delta changes values only. Save a full checkpoint"));
     }
-    old_values.push_back(host_range_of(held.emplace_back(old_on_host(name, old[index]))));
-    new_values.push_back(host_range_of(held.emplace_back(old_on_host(name, changed[index]))));
+    old_values.add(name, old[index], false);
+    new_values.add(name, changed[index], false);
   }
-  for (const auto* tensors : {&old, &changed}) {
-    for (const at::Tensor& tensor : *tensors) {
-      if (tensor.is_cuda()) {
-        current_stream(tensor.device()).synchronize();
-      }
-    }
+  for (HostValues* values : {&old_values, &new_values}) {
+    values->record();
+    values->wait();
   }
   const auto converted = to_rust(names);
   const auto threads = static_cast<size_t>(at::get_num_threads());
   const auto encoded = call_core([&] {
-    return encode_changes(slice_of(converted), slice_of(old_values), slice_of(new_values), to_rust(encoding),
-                          to_rust(checksum), threads);
+    return encode_changes(slice_of(converted), slice_of(old_values.memory), slice_of(new_values.memory),
+                          to_rust(encoding), to_rust(checksum), threads);
   });
   std::vector<at::Tensor> frames;
   std::vector<std::string> checksums;

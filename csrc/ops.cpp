@@ -113,10 +113,6 @@ c10::intrusive_ptr<OpenUpdateSource> open_update_source(Strings paths, const std
       paths, OpenOptions{.verify = verify, .key = key, .accepts_plain = accepts_plain});
 }
 
-void write_lists(at::TensorList targets, const Update::Positions& positions, at::TensorList values) {
-  write_changes(changes_of(targets, positions, values));
-}
-
 int64_t release_memory() {
   return call_core([&] { return release(); });
 }
@@ -192,9 +188,6 @@ TORCH_LIBRARY(fst, m) {
   // TorchScript treats a write to the elements of a list as a write to the list and would remove the call as dead code.
   // `a! -> *` declares that the elements may alias anything.
   m.def("load_into(str[] paths, str[] names, Tensor(a! -> *)[] out, *, str verify=\"\") -> ()", tags);
-  // Writes of staged changes, for tests and the Python package only.
-  m.def("_write_changes(Tensor(a! -> *)[] targets, Tensor?[] positions, Tensor[] values) -> ()",
-        {at::Tag::pt2_compliant_tag});
   def_io("save_file(Tensor[] tensors, str[] names, str path, *, Dict(str, str)? metadata=None) -> ()");
   // Steps of a save in several files, and the files of a checkpoint, for the Python package only.
   def_io("_save_shard(Tensor[] tensors, str[] names, str path, Dict(str, str)? metadata, str permissions_from) -> ()");
@@ -295,9 +288,7 @@ TORCH_LIBRARY(fst, m) {
       .def("stage", stage_lists, "",
            {torch::arg("targets"), torch::arg("positions"), torch::arg("values"), torch::arg("version") = none})
       .def("check", &Update::check)
-      .def("begin", &Update::begin)
       .def("write", &Update::write, "", {torch::arg("begin"), torch::arg("end")})
-      .def("finish", &Update::finish)
       .def("commit", &Update::commit)
       .def("rollback", &Update::rollback)
       .def("version", &Update::version)
@@ -307,7 +298,6 @@ TORCH_LIBRARY(fst, m) {
       "__torch__.torch.classes.fst.Update");
   def_io("version_of(Tensor[] tensors, str[]? names=None) -> str?");
   def_io("set_version(Tensor[] tensors, str? version) -> ()");
-  def_io("_mark_torn(Tensor[] tensors) -> ()");
   m.class_<OpenSource>("Source")
       .def(torch::init<const std::string&>(), "Open file, local or remote.", {torch::arg("path")})
       .def("length", &OpenSource::length)
@@ -404,8 +394,6 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("prepare_update", prepare_update);
   m.impl("version_of", version_of);
   m.impl("set_version", set_version);
-  m.impl("_mark_torn", mark_torn);
-  m.impl("_write_changes", write_lists);
   m.impl("save_file", save_tensors);
   m.impl("_save_shard", save_shard);
   m.impl("_write_bytes", write_bytes);

@@ -103,7 +103,11 @@ Update::Update(std::vector<std::string> names, std::vector<at::Tensor> tensors)
 
 void Update::stage(std::vector<Change> changes, Version version) {
   const auto locked = lock_open();
+  if (is_begun_) {
+    mark_torn(tensors_);
+  }
   changes_ = std::move(changes);
+  written_ = 0;
   version_ = std::move(version);
   events_ = record_events(changes_);
 }
@@ -128,18 +132,6 @@ void Update::check() {
   check_locked();
 }
 
-void Update::begin() {
-  const auto locked = lock_open();
-  begin_locked();
-}
-
-void Update::commit() {
-  const auto locked = lock_open();
-  begin_locked();
-  write_locked(0, changes_.size());
-  finish_locked();
-}
-
 void Update::write(int64_t begin, int64_t end) {
   const auto locked = lock_open();
   const auto count = static_cast<int64_t>(changes_.size());
@@ -149,13 +141,19 @@ void Update::write(int64_t begin, int64_t end) {
   write_locked(static_cast<size_t>(begin), static_cast<size_t>(end));
 }
 
-void Update::finish() {
+void Update::commit() {
   const auto locked = lock_open();
-  finish_locked();
+  write_locked(written_, changes_.size());
+  set_version(tensors_, version_);
+  is_open_ = false;
+  changes_.clear();
 }
 
 void Update::rollback() {
   const auto locked = lock();
+  if (is_open_ && is_begun_) {
+    mark_torn(tensors_);
+  }
   is_open_ = false;
   changes_.clear();
 }
@@ -202,16 +200,16 @@ void Update::check_locked() const {
   }
 }
 
-void Update::begin_locked() {
-  check_locked();
-  if (const auto index = begin_write(tensors_, writes_)) {
-    throw_version_conflict("tensor \"" + names_[*index] +
-                           "\": another load or update has written to it since this update was prepared; nothing was "
-                           "written. Prepare it again");
-  }
-}
-
 void Update::write_locked(size_t begin, size_t end) {
+  if (!is_begun_) {
+    check_locked();
+    if (const auto index = begin_write(tensors_, writes_)) {
+      throw_version_conflict("tensor \"" + names_[*index] +
+                             "\": another load or update has written to it since this update was prepared; nothing was "
+                             "written. Prepare it again");
+    }
+    is_begun_ = true;
+  }
   for (const auto& [device, event] : events_) {
     event.block(current_stream(device));
   }
@@ -219,14 +217,11 @@ void Update::write_locked(size_t begin, size_t end) {
     write_changes(c10::ArrayRef<Change>(changes_).slice(begin, end - begin).vec());
   } catch (...) {
     mark_torn(tensors_);
+    // Another attempt finds that the tensors were written to.
+    is_begun_ = false;
     throw;
   }
-}
-
-void Update::finish_locked() {
-  set_version(tensors_, version_);
-  is_open_ = false;
-  changes_.clear();
+  written_ = end;
 }
 
 c10::intrusive_ptr<Update> prepare_update(Strings paths, Strings names, const std::vector<at::Tensor>& out,

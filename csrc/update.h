@@ -33,23 +33,23 @@ class Update : public torch::CustomClassHolder {
   Update(std::vector<std::string> names, std::vector<at::Tensor> tensors);
 
   // Sets the changes, and the version of all tensors after them. Values on a GPU may be in flight on its current
-  // stream.
+  // stream. Once `write` has been called, marks the tensors as a mixture of two versions until the commit: an update
+  // may stage and write its changes in several turns.
   void stage(std::vector<Change> changes, Version version);
 
   // Throws a version error if one of the tensors was updated since the update was begun, or has other memory, or is one
   // of those whose elements change in part and was written in any way that autograd notices.
   void check();
 
-  // Writes all changes on the current streams of their devices, and sets the version. Reads no files.
+  // Writes the changes from one to another index on the current streams of their devices. The first call checks, and
+  // makes other updates of the same tensors throw, even without any change.
+  void write(int64_t begin, int64_t end);
+
+  // Writes the changes that `write` has not written, and sets the version. Reads no files.
   void commit();
 
-  // Steps of `commit`. `begin` checks, and makes other updates of the same tensors throw. `write` writes the changes
-  // from one to another index, and `finish` sets the version after the last.
-  void begin();
-  void write(int64_t begin, int64_t end);
-  void finish();
-
-  // Frees the staged changes. No tensor changes. Does nothing after a commit.
+  // Frees the staged changes. No tensor changes. Does nothing after a commit. Once `write` has been called, marks the
+  // tensors as a mixture of two versions.
   void rollback();
 
   Version version();
@@ -61,9 +61,7 @@ class Update : public torch::CustomClassHolder {
   std::unique_lock<std::mutex> lock();
   std::unique_lock<std::mutex> lock_open();
   void check_locked() const;
-  void begin_locked();
   void write_locked(size_t begin, size_t end);
-  void finish_locked();
 
   const std::vector<std::string> names_;
   const std::vector<at::Tensor> tensors_;
@@ -74,8 +72,11 @@ class Update : public torch::CustomClassHolder {
 
   std::mutex mutex_;
   bool is_open_ = true;
+  bool is_begun_ = false;
   Version version_;
   std::vector<Change> changes_;
+  // Index of the first change that has not been written.
+  size_t written_ = 0;
   // Numbers of writes to the tensors when the update was begun.
   std::vector<uint64_t> writes_;
   // Events on the streams of the preparation, after which what is staged on each GPU is complete.

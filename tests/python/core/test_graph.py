@@ -261,14 +261,6 @@ OPCHECKS = {
     "load_into": lambda path: (([path], ["weight", "bias"], [torch.zeros(5, 3), torch.zeros(5)]), {}),
     "load_into with views": lambda path: (([path], ["weight"], [torch.zeros(3, 5).t()]), {}),
     "load_into with parameters": lambda path: (([path], ["bias"], [torch.zeros(5, requires_grad=True)]), {}),
-    "_write_changes": lambda path: (
-        (
-            [torch.zeros(5, requires_grad=True), torch.zeros(3, 2).t()],
-            [torch.tensor([1, 4], dtype=torch.uint32), None],
-            [torch.ones(2), torch.ones(2, 3)],
-        ),
-        {},
-    ),
     "cast": lambda path: (([X.t(), torch.arange(4), torch.tensor(1.0), X[:0]],), {"dtype": torch.float8_e5m2}),
     "cast with gradients": lambda path: (([X.clone().requires_grad_(), X.bfloat16()],), {"dtype": torch.float64}),
     "cast of nothing": lambda path: (([],), {"dtype": torch.bfloat16}),

@@ -73,6 +73,9 @@ CALLS = {
     "Checkpoint.load_into": 'classes.Checkpoint(["a"]).load_into(["x"], [t])',
     "Checkpoint.load_boxes_into": 'classes.Checkpoint(["a"]).load_boxes_into(["x"], [0], [32], [1], [t])',
     "Source.read": 'classes.Source("a").read(0, t)',
+    "Update target": "write([t], [None], [key])",
+    "Update positions": "write([key.clone()], [t], [key])",
+    "Update values": "write([key.clone()], [None], [t])",
     "GroupPlan": 'classes.GroupPlan(classes.Checkpoint(["a"]), [t], [0], [-1], "auto", 1 << 20)',
     "GroupLoad": "classes.GroupLoad(plan, 0, [t], torch.device('cpu'))",
     "GroupLoad.read": "classes.GroupLoad(plan, 0, [key.clone()], torch.device('cpu')).read(0, t)",
@@ -84,9 +87,6 @@ CALLS = {
     "_save_shard": 'ops._save_shard([t], ["x"], "new", None, "")',
     "_write_bytes": 'ops._write_bytes(t, "new", "")',
     "load_into": 'ops.load_into(["a"], ["x"], [t])',
-    "_write_changes target": "ops._write_changes([t], [None], [key])",
-    "_write_changes positions": "ops._write_changes([key.clone()], [t], [key])",
-    "_write_changes values": "ops._write_changes([key.clone()], [None], [t])",
     "cast": "ops.cast([t], dtype=torch.float32)",
     "scatter": "ops.scatter(t, [0], [0], [4], [1])",
     "serialize": 'ops.serialize([t], ["x"])',
@@ -119,6 +119,12 @@ with TensorSerializer("h") as serializer:
 plan = classes.GroupPlan(classes.Checkpoint(["a"]), [torch.tensor([0, 0, 0])], [0], [-1], "auto", 1 << 20)
 
 
+def write(*lists):
+    update = classes.Update([], [])
+    update.stage(*lists, None)
+    update.commit()
+
+
 def report(name, kind, run):
     # Written before the call, which must not end the process.
     os.write(1, f"\\n{{name}}, {{kind}}: ".encode())
@@ -149,7 +155,6 @@ MAY_SUCCEED = {
     "_save_shard",
     "_write_bytes",
     "load_into",
-    "_write_changes values",
 }
 
 

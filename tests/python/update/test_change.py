@@ -30,7 +30,13 @@ def positions_of(numbers):
 
 def write(*changes):
     """Writes changes, each of a target, positions or None, and values."""
-    torch.ops.fst._write_changes(*(list(tensors) for tensors in zip(*changes, strict=True)))
+    write_lists(*(list(tensors) for tensors in zip(*changes, strict=True)))
+
+
+def write_lists(targets, positions, values):
+    update = torch.classes.fst.Update([], [])
+    update.stage(targets, positions, values, None)
+    update.commit()
 
 
 def check(*changes):
@@ -90,7 +96,7 @@ def test_scalars_and_empty_tensors():
     scalar, empty = torch.zeros(()), torch.zeros(0, 3)
     check((scalar, [0], torch.ones(1)), (empty, [], torch.zeros(0)), (empty, None, torch.zeros(0, 3)))
     check((scalar, None, torch.tensor(2.0)), (torch.ones(5).t(), [], torch.zeros(0)))
-    torch.ops.fst._write_changes([], [], [])
+    write_lists([], [], [])
 
 
 @given(st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(1, 40), st.data()), max_size=4), st.data())
@@ -161,7 +167,7 @@ def test_nothing_is_written_if_a_change_is_wrong():
         assert "nothing was written" in str(error.value), name
         assert torch.equal(good, torch.zeros(2)), name
     with pytest.raises(ValueError, match="2 targets, but 1 positions"):
-        torch.ops.fst._write_changes([good, good], [None], [good, good])
+        write_lists([good, good], [None], [good, good])
 
 
 @pytest.mark.gpu

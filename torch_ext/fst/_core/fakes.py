@@ -48,11 +48,6 @@ def _load_into(paths: Sequence[str], names: Sequence[str], out: Sequence[Tensor]
     # Shapes do not change, so programs can be compiled without the checkpoint.
 
 
-def _write_changes(targets: Sequence[Tensor], positions: Sequence[Tensor | None], values: Sequence[Tensor]) -> None:
-    # Returning would look like a write.
-    _refuse_meta(torch.ops.fst._write_changes, [*targets, *positions, *values], targets, positions, values)
-
-
 def _verify(paths: Sequence[str], verify: str = "digests") -> None:
     """Returns nothing: programs can be compiled without the checkpoint."""
 
@@ -104,7 +99,6 @@ for _name in ("load_file", "load_files", "load_tensors", "load_slices", "load_bo
 
 for _name, _function in (
     ("load_into", _load_into),
-    ("_write_changes", _write_changes),
     ("verify", _verify),
     ("save_file", _save_file),
     ("serialize", _serialize),

@@ -82,6 +82,18 @@ def encode_delta(
 
 
 @translates_errors
+def version_of(named: Sequence[tuple[str, Tensor]]) -> str | None:
+    """Returns the version that all tensors have, or `None` if they have none. Errors name them."""
+    return torch.ops.fst.version_of([tensor for _, tensor in named], [name for name, _ in named])
+
+
+@translates_errors
+def set_version(tensors: Sequence[Tensor], version: str | None) -> None:
+    """Sets the version of tensors."""
+    torch.ops.fst.set_version(tensors, version)
+
+
+@translates_errors
 def load_bytes(file: Tensor) -> dict[str, Tensor]:
     """Copies all tensors of a file in memory, which is uint8 on the CPU."""
     return dict(zip(*torch.ops.fst._load_bytes(file), strict=True))

@@ -6,15 +6,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fst._core.delta_chain import UpdateSource
+from fst._core import ops
 from fst._core.errors import ModuleMismatchError
-from fst._core.staged_update import StagedChange, version_of, write_changes
 from fst._core.urls import without_secrets
 from fst._distributed.meshes import MeshLayouts
 from fst._distributed.shards import Replicated
 from fst._update.checkpoint import batches
 from fst._update.plan import Prepared, Request, finish_load, transformed_changes
-from fst._update.source import Source
+from fst._update.source import Source, UpdateSource
+from fst._update.staged_update import StagedChange, write_changes
 from fst._update.target import Part, parts_of, storages_of
 
 
@@ -41,7 +41,7 @@ def _check(common: Request, chain: UpdateSource, source: Source) -> dict[str, li
     """Checks that deltas fit the target, and returns the names of each tied tensor that changes, by the first name."""
     base, first = common.base, without_secrets(source.paths[0])
     chain.check_base(storages_of(common.named))
-    if base is not None and version_of(list(base.items())) is not None:
+    if base is not None and ops.version_of(list(base.items())) is not None:
         chain.check_base(list(base.items()))
     if common.transform is not None and base is None:
         raise ValueError(

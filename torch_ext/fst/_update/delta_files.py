@@ -9,7 +9,6 @@ from torch import Tensor
 from fst._core import ops
 from fst._core.arguments import Path, Paths, Size, VerifyRequest, path_of, paths_of, verify_of
 from fst._core.batches import split_by_size
-from fst._core.delta_chain import UpdateSource
 from fst._core.encryption_key import EncryptionKey, check_output_key
 from fst._core.errors import VersionError
 from fst._core.formatting import format_count
@@ -18,7 +17,7 @@ from fst._distributed.shards import Replicated
 from fst._save.check import DEFAULT_SHARD_BYTES
 from fst._save.save import save_indexed
 from fst._update.prepare_update import prepare_parts
-from fst._update.source import Values
+from fst._update.source import UpdateSource, Values
 from fst._update.target import Part
 from fst._update.version import set_version
 

@@ -11,9 +11,9 @@ from torch.nn.modules.module import _IncompatibleKeys
 
 from fst._core.errors import ModuleMismatchError
 from fst._core.group import Group
-from fst._core.staged_update import StagedChange
 from fst._distributed.dtensors import is_dtensor
 from fst._module.check import call_post_hooks
+from fst._update.staged_update import StagedChange
 from fst._update.target import Part, Target
 
 

@@ -10,19 +10,18 @@ from torch.nn import Module
 
 from fst._core import ops
 from fst._core.arguments import Device, Paths, Size, VerifyRequest, list_of, paths_of, size_of, verify_of
-from fst._core.delta_chain import UpdateSource
 from fst._core.encryption_key import EncryptionKey
 from fst._core.errors import VersionError
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
-from fst._core.staged_update import StagedChange, StagedUpdate, mark_torn
 from fst._distributed.dtensors import reshard
 from fst._distributed.meshes import enclosing_mesh, mesh_device, mesh_group
 from fst._module.shards import meshes_of
 from fst._update.checkpoint import prepare_from_checkpoint
 from fst._update.delta import prepare_from_delta
 from fst._update.plan import Request, Staging, Transform
-from fst._update.source import Source, open_source, source_of
+from fst._update.source import Source, UpdateSource, open_source, source_of
+from fst._update.staged_update import StagedChange, StagedUpdate
 from fst._update.target import Part, Target, aliases_of, memory_of, named_tensors, storages_of, update_problem
 from fst._update.update import Plan, Step, Update
 
@@ -193,7 +192,7 @@ def _prepare(
         assert source.checkpoint is not None
         prepared = prepare_from_checkpoint(common, source.checkpoint)
     version = source.version if version is None else version
-    changes: list[StagedChange] = []
+    split: list[Step] = []
     if atomic:
         group.run_on_all(lambda: staging.check_parts(prepared.parts))
 
@@ -201,8 +200,9 @@ def _prepare(
             return [change for batch in prepared.changes() for change in batch]
 
         changes = read() if prepared.is_collective else group.run_on_all(read)
-    # Without changes, it checks and sets the version of an update that is not atomic.
-    group.run_on_all(lambda: staged.stage(changes, version))
+        group.run_on_all(lambda: staged.stage(changes, version))
+        # They do not keep the changes, of which `staged` frees the memory.
+        split = list(_steps(staged, changes, common.aliases))
 
     def check() -> None:
         _check_memory(memory, memory_of(held()))
@@ -212,28 +212,20 @@ def _prepare(
 
     def steps() -> Iterator[Step]:
         if atomic:
-            yield from _steps(staged, changes, common.aliases)
+            yield from split
             return
         for batch in prepared.changes():
-            part = StagedUpdate([])
-            part.stage(batch, None)
-            yield from _steps(part, batch, common.aliases)
-
-    def rollback() -> None:
-        staged.rollback()
-        changes.clear()
+            staged.stage(batch, version)
+            yield from _steps(staged, batch, common.aliases)
 
     plan = Plan(
         names=list(common.aliases),
         unchanged=[name for name, own in common.aliases.items() if own not in prepared.changing],
         group=group,
+        staged=staged,
         check=check,
-        begin=staged.begin,
         steps=steps,
-        finish=staged.finish,
         after=prepared.after,
-        fail=lambda: mark_torn([tensor for _, tensor in both]),
-        rollback=rollback,
         is_atomic=atomic,
     )
     unverified = [] if source.deltas is None else source.deltas.unverified()

@@ -11,6 +11,7 @@ import torch
 
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
+from fst._update.staged_update import StagedUpdate
 
 
 class Step(NamedTuple):
@@ -28,26 +29,20 @@ class Plan(NamedTuple):
         names: Names of all tensors of the target.
         unchanged: Those that keep their values.
         group: Ranks that commit together.
+        staged: The staged changes, of which each step stages its own if the update is not atomic.
         check: Raises an error if the update cannot be committed. Nothing has been written then.
-        begin: Does so, too, and makes other updates of the same tensors fail.
         steps: Yields the steps. If the update is not atomic, a step reads and writes.
-        finish: Sets the version of all tensors.
         after: Runs the hooks of a load, after all tensors are complete.
-        fail: Marks the tensors as a mixture of two versions.
-        rollback: Frees what is staged.
         is_atomic: Whether all is staged.
     """
 
     names: Sequence[str]
     unchanged: Collection[str]
     group: Group
+    staged: StagedUpdate
     check: Callable[[], None]
-    begin: Callable[[], None]
     steps: Callable[[], Iterator[Step]]
-    finish: Callable[[], None]
     after: Callable[[], None]
-    fail: Callable[[], None]
-    rollback: Callable[[], None]
     is_atomic: bool
 
 
@@ -121,7 +116,7 @@ class Update:
         """Frees the staged changes. No tensor changes. Does nothing after a commit."""
         with self._commit_lock:
             if self._state == "prepared":
-                self._plan.rollback()
+                self._plan.staged.rollback()
                 self._end("rolled back")
 
     def wait(self, name: str = "") -> None:
@@ -204,10 +199,13 @@ class Update:
                     self._write_on_all()
                 else:
                     self._write()
+                # All ranks have written. Sets the version of all tensors.
+                self._plan.staged.commit()
             except BaseException as error:
                 # Before the first write, the caller may try again.
                 if self._state == "writing":
-                    self._plan.fail()
+                    # Marks the tensors as a mixture of two versions.
+                    self._plan.staged.rollback()
                     self._end("failed", error)
                 raise
             # All tensors are complete. An error of a hook, or at the exit of the lock, does not undo the commit.
@@ -232,10 +230,12 @@ class Update:
 
     def _write(self) -> None:
         plan = self._plan
-        plan.begin()
+        # Checks, and makes other updates of the same tensors fail.
+        plan.staged.write(0, 0)
         self._state = "writing"
         if not plan.is_atomic:
-            plan.fail()
+            # Marks the tensors as a mixture of two versions.
+            plan.staged.stage([], self.version)
         with self._changed:
             self._events.update((name, {}) for name in plan.unchanged)
         for step in plan.steps():
@@ -244,7 +244,6 @@ class Update:
             with self._changed:
                 self._events.update(dict.fromkeys(step.names, events))
                 self._changed.notify_all()
-        plan.finish()
 
     def _end(self, state: str, error: BaseException | None = None) -> None:
         with self._changed:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fst._core import staged_update
+from fst._core import ops
 from fst._update.target import Target, named_tensors, storages_of
 
 
@@ -29,7 +29,7 @@ def version_of(target: Target | Tensor) -> str | None:
         >>> fst.version_of(linear)
         '000011'
     """
-    return staged_update.version_of(_storages_of(target))
+    return ops.version_of(_storages_of(target))
 
 
 def set_version(target: Target | Tensor, version: str | None) -> None:
@@ -43,7 +43,7 @@ def set_version(target: Target | Tensor, version: str | None) -> None:
         >>> linear = torch.nn.Linear(3, 4)
         >>> fst.set_version(linear, "000011")
     """
-    staged_update.set_version([tensor for _, tensor in _storages_of(target)], version)
+    ops.set_version([tensor for _, tensor in _storages_of(target)], version)
 
 
 def _storages_of(target: Target | Tensor) -> list[tuple[str, Tensor]]:

@@ -113,12 +113,12 @@ def _make(arguments: argparse.Namespace) -> int:
 
 def _show(arguments: argparse.Namespace) -> int:
     from fst._core.classes import Checkpoint
-    from fst._core.delta_chain import DeltaChain
     from fst._core.ops import call
+    from fst._update.source import UpdateSource
 
     deltas: list[dict[str, Any]] = []
     for path in arguments.deltas:
-        chain, frames = DeltaChain([path]), Checkpoint([path])
+        chain, frames = UpdateSource([path]), Checkpoint([path])
         metadata = call("index_metadata", path)
         deltas.append(
             {

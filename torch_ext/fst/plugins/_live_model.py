@@ -8,10 +8,10 @@ from torch.nn import Module
 import fst
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core import ops
-from fst._core.delta_chain import UpdateSource
 from fst._core.group import Group
 from fst._core.urls import without_secrets
 from fst._update.prepare_update import prepare_parts
+from fst._update.source import UpdateSource
 from fst._update.target import Part, memory_of, named_tensors
 from fst.plugins._layout import NotInPlaceError, find_parts
 

@@ -69,6 +69,8 @@ def _update(
     if (error := derived_weights_error(model)) is not None:
         return False, error
     try:
+        # Nothing of the plugin that can fail runs after the commit.
+        config = LoadConfig(load_format=load_format)
         update = _live_model(model).prepare([model_path])
         update.commit()
     except NotInPlaceError as reason:
@@ -81,6 +83,5 @@ def _update(
     logger.info("fst updated the weights in place: %s", without_secrets(model_path))
     if not update.is_delta:
         updater.model_config.model_path = model_path
-        config = LoadConfig(load_format=load_format)
         updater.update_model_fields(model, model_path=model_path, load_format=load_format, load_config=config)
     return True, "Succeeded to update model weights."

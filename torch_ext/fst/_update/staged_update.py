@@ -1,11 +1,8 @@
-"""Typed wrapper of `torch.classes.fst.Update`, and of the operators that keep versions of tensors."""
-# Operators and methods of the wrapped objects have no static types.
-# pyrefly: ignore-errors[no-any-return-explicit]
+"""Typed wrapper of `torch.classes.fst.Update`."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from fst._core.core_object import CoreObject
@@ -47,34 +44,12 @@ class StagedUpdate(CoreObject):
     @translates_errors
     def stage(self, changes: Sequence[StagedChange], version: str | None) -> None:
         """Sets the changes, and the version of all tensors after them."""
-        self._object.stage(*_lists_of(changes), version)
+        targets, positions = [change.target for change in changes], [change.positions for change in changes]
+        self._object.stage(targets, positions, [change.values for change in changes], version)
 
 
-@translates_errors
 def write_changes(changes: Sequence[StagedChange]) -> None:
     """Writes changes on the current streams of their devices, and keeps versions as they are."""
-    torch.ops.fst._write_changes(*_lists_of(changes))
-
-
-def _lists_of(changes: Sequence[StagedChange]) -> tuple[list[Tensor], list[Tensor | None], list[Tensor]]:
-    """Returns targets, positions and values."""
-    targets, positions = [change.target for change in changes], [change.positions for change in changes]
-    return targets, positions, [change.values for change in changes]
-
-
-@translates_errors
-def version_of(named: Sequence[tuple[str, Tensor]]) -> str | None:
-    """Returns the version that all tensors have, or `None` if they have none. Errors name them."""
-    return torch.ops.fst.version_of([tensor for _, tensor in named], [name for name, _ in named])
-
-
-@translates_errors
-def set_version(tensors: Sequence[Tensor], version: str | None) -> None:
-    """Sets the version of tensors."""
-    torch.ops.fst.set_version(tensors, version)
-
-
-@translates_errors
-def mark_torn(tensors: Sequence[Tensor]) -> None:
-    """Marks tensors as a mixture of two versions, until a load or an update of them succeeds."""
-    torch.ops.fst._mark_torn(tensors)
+    update = StagedUpdate([])
+    update.stage(changes, None)
+    update.commit()
