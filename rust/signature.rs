@@ -4,8 +4,8 @@
 //! digests of all files, and an ECDSA signature of it. [`verify`] checks the signature with a [`PublicKey`] of the
 //! caller, and returns the [`Manifest`] in the statement. The data are then verified as with any other manifest.
 //!
-//! The Python package verifies signatures with certificates, with keys on P-521 and by identities, and passes the
-//! statement (`torch_ext/fst/_core/`). It also signs statements.
+//! The Python package verifies signatures with certificates and with keys on P-521, given the [`parts`] of a bundle, and by
+//! identities. It passes the statement (`torch_ext/fst/_signatures/`). It also signs statements.
 //!
 //! Nothing of the statement is read before its signature is verified.
 
@@ -15,8 +15,11 @@ pub mod statement;
 
 use crate::digest::manifest::Manifest;
 use crate::error::{Error, Kind, Result};
-use bundle::Bundle;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bundle::{Bundle, Signer};
 use key::PublicKey;
+use serde::Serialize;
 use statement::Statement;
 
 /// Content of a signature that was verified.
@@ -31,15 +34,44 @@ pub struct Signed {
 /// Verifies the signature of a bundle, and returns what was signed. Fails with `integrity` if the signature is not one
 /// of the key; `malformed` with the field if the bundle is not valid. The error has no path.
 pub fn verify(bundle: &[u8], key: &PublicKey) -> Result<Signed> {
-    let Bundle { hint, payload, signature } = Bundle::parse(bundle)?;
-    if hint.is_some_and(|hint| hint != key.hint()) {
-        return Err(Error::new(Kind::Integrity, "the signature was made with another key"));
-    }
-    // Version 0.2 of the reference signed another encoding.
-    let is_valid = key.verifies(&bundle::encoded(&payload), &signature)
-        || key.verifies(&bundle::encoded_by_0_2(&payload), &signature);
-    if !is_valid {
+    let bundle = Bundle::parse(bundle)?;
+    bundle.check_key(key.hint())?;
+    if !bundle.messages().iter().any(|message| key.verifies(message, &bundle.signature)) {
         return Err(Error::new(Kind::Integrity, "the signature is not valid for its content and the given key"));
     }
-    Statement::parse(&payload)
+    Statement::parse(&bundle.payload)
+}
+
+/// Parts of a signature that the caller verifies, with a key or certificates that [`verify`] does not know.
+#[derive(Serialize)]
+pub struct Parts {
+    /// Certificates in DER and base64: that of the signer, and those of its issuers.
+    certificates: Vec<String>,
+    /// Signature in DER and base64.
+    signature: String,
+    /// Messages of which one is signed, in base64.
+    messages: [String; 2],
+    /// Statement, which counts if the signature is valid.
+    statement: String,
+}
+
+/// Returns the parts of a signature that was made with certificates, or with a key that has this hint. Fails with the
+/// errors of [`verify`].
+pub fn parts(bundle: &[u8], hint: Option<&str>) -> Result<Parts> {
+    let bundle = Bundle::parse(bundle)?;
+    if let Some(hint) = hint {
+        bundle.check_key(hint)?;
+    }
+    let messages = bundle.messages().map(|message| STANDARD.encode(message));
+    let signature = STANDARD.encode(&bundle.signature);
+    let certificates = match (bundle.signer, hint) {
+        (Signer::Certificates(certificates), _) => certificates,
+        (Signer::Key(_), Some(_)) => Vec::new(),
+        (Signer::Key(_), None) => {
+            let message = "the signature has no certificate chain; verify it with the public key or the identity";
+            return Err(Error::new(Kind::Integrity, message));
+        }
+    };
+    let statement = String::from_utf8(bundle.payload).map_err(|error| bundle::malformed(&error.to_string()))?;
+    Ok(Parts { certificates, signature, messages, statement })
 }

@@ -3,7 +3,7 @@
 use super::dtype_rules;
 use super::guard::{start_log, watched};
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::verify::read_manifest;
+use crate::checkpoint::verify::{read_manifest, signature_parts};
 use crate::error::{Error, Kind, Result};
 use crate::group::mesh::MeshLayout;
 use crate::load::{check, model};
@@ -53,6 +53,11 @@ pub(super) fn call(method: &str, request: &str) -> Result<String> {
         "requested_dtypes" => {
             let (names, patterns, dtypes) = parse(request)?;
             encode(&dtype_rules::requested(names, patterns, dtypes)?)
+        }
+        // Returns the parts of a signature for a caller who verifies it with a key of this hint, or with certificates.
+        "signature_parts" => {
+            let (path, hint): (PathBuf, Option<String>) = parse(request)?;
+            encode(&signature_parts(&path, hint.as_deref())?)
         }
         // Compares all files of a manifest, below a directory or a URL, and returns their number.
         "verify_files" => {

@@ -8,7 +8,7 @@ pub use self::coverage::{Compared, Cover, Coverage, Input};
 pub use self::listed::read_manifest;
 use self::listed::read_whole;
 pub(crate) use self::listed::{check_length, digest_of, resolve_listed};
-pub use self::signature_request::SignatureRequest;
+pub use self::signature_request::{SignatureRequest, signature_parts};
 
 use super::tensor_headers::{self, TensorHash};
 use crate::digest::groups::Groups;

@@ -18,8 +18,7 @@ from fst._core.errors import IntegrityError, ModuleMismatchError, SafetensorErro
 from fst._core.group import RankError
 from fst._core.library import version as __version__
 from fst._core.ops import prepare, release_memory
-from fst._core.signature import Signature
-from fst._core.verify import IntegrityWarning, Verify
+from fst._core.verify import IntegrityWarning
 from fst._distributed.load_distributed import load_distributed
 from fst._distributed.load_sharded import load_sharded
 from fst._distributed.save_distributed import save_distributed
@@ -44,6 +43,8 @@ from fst._profile.summary import ReaderUse, StageTime, Summary
 from fst._save.rotate import rotate_key
 from fst._save.save import save_file, save_file_async
 from fst._save.writer import Writer
+from fst._signatures.request import Verify
+from fst._signatures.signature import Signature
 from fst._update.delta_files import save_delta
 from fst._update.prepare_update import prepare_update
 from fst._update.update import Update

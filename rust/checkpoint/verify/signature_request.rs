@@ -4,9 +4,9 @@ use super::{begins_with_object, parse_request, read_whole};
 use crate::error::{Error, Kind, Result};
 use crate::signature::key::PublicKey;
 use crate::signature::statement::Statement;
-use crate::signature::{self, Signed};
+use crate::signature::{self, Parts, Signed};
 use serde::Deserialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Request to verify a signature, and then data with the manifest in it. Its text is a JSON object:
 /// `{"signature": {"path": "model.sig", "public_key": "key.pub"}}`.
@@ -48,4 +48,9 @@ impl SignatureRequest {
             }
         }
     }
+}
+
+/// Reads the parts of the signature at a path or URL, as [`signature::parts`] returns them.
+pub fn signature_parts(path: &Path, hint: Option<&str>) -> Result<Parts> {
+    read_whole(path, "a signature", |bytes| signature::parts(bytes, hint))
 }

@@ -223,7 +223,7 @@ def test_a_key_that_the_core_does_not_know(path, tmp_path):
     bundle["dsseEnvelope"]["payload"] = b64encode(payload.replace(b"norm", b"mean") + b" ").decode()
     fails("not valid for its content")
     bundle["dsseEnvelope"]["payloadType"] = "x"
-    fails("cannot be read: .*its types are")
+    fails("cannot be read: payloadType is")
     compressed = tmp_path / "compressed.pub"
     openssl("ec", "-pubin", "-in", FIXTURES / "p256.pub", "-conv_form", "compressed", "-out", compressed)
     verify = fst.Signature(SIGNATURES["p256-files-sha256"].path, public_key=compressed)
@@ -239,7 +239,7 @@ def test_a_key_that_the_core_does_not_know(path, tmp_path):
     ],
 )
 def test_signatures_without_packages(path, package, trust, monkeypatch):
-    monkeypatch.delitem(sys.modules, "fst._core.bundle", raising=False)
+    monkeypatch.delitem(sys.modules, "fst._signatures.bundle", raising=False)
     for name in ("cryptography", "sigstore.errors"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=f"pip install {package}"):

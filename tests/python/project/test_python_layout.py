@@ -12,6 +12,7 @@ PACKAGE = CHECKOUT / "torch_ext" / "fst"
 # the public packages.
 ROOMS = [
     "_core",
+    "_signatures",
     "_checkpoint",
     "_load",
     "_save",
@@ -32,7 +33,7 @@ ROOMS = [
     "__main__",
 ]
 PRIVATE_ROOMS = {room for room in ROOMS if room.startswith("_")} - {"__main__"}
-MAX_ROOMS = 12
+MAX_ROOMS = 13
 MAX_TEST_LINES = 600
 
 

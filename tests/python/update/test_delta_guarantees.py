@@ -62,7 +62,7 @@ PREPARE = {
         held({name: tensor.float() for name, tensor in OLD.items()}), paths, base=held(), **options
     ),
     "operator": lambda paths, verify: torch.ops.fst.prepare_update(
-        list(map(str, paths)), list(OLD), list(held().values()), verify=fst._core.arguments.verify_of(verify)
+        list(map(str, paths)), list(OLD), list(held().values()), verify=fst._signatures.request.verify_of(verify)
     ),
 }
 

@@ -14,10 +14,11 @@ from fst._checkpoint.checkpoint import OpenCheckpoint, not_found
 from fst._checkpoint.framework import NUMPY, PYTORCH, Output, find_framework
 from fst._checkpoint.prefetch import Plan, PrefetchLoader, plan_regions
 from fst._checkpoint.slice import Loaded, Slice, Source
-from fst._core.arguments import Device, Paths, VerifyRequest, device_of, path_of, verify_of
+from fst._core.arguments import Device, Paths, device_of, path_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.errors import SafetensorError, TensorNotFoundError
 from fst._core.urls import is_remote
+from fst._signatures.request import VerifyRequest, verify_of
 
 
 class TensorMeta(NamedTuple):

@@ -1,7 +1,6 @@
 """Normalizes user arguments (paths, names, devices, dtypes, metadata) to operator arguments."""
 
 import contextlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
@@ -13,10 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from fst._core.dtypes import SCALAR_TYPES, dtype_named
 from fst._core.formatting import parse_size
-from fst._core.signature import Signature
-from fst._core.signature_request import request_of, statement_of_identity
 from fst._core.urls import is_collapsed, is_url
-from fst._core.verify import Verify
 
 Path = str | os.PathLike[str]
 Paths = Path | Sequence[Path]
@@ -25,10 +21,6 @@ Device = torch.device | str | int | None
 Size = int | str
 # Dtype to cast to: one for all tensors, or one for each name or pattern, with `None` for the stored dtype.
 Dtype = torch.dtype | Mapping[str, torch.dtype | None] | None
-# Digests of whole files: a manifest, the path of one, or a signature that contains one.
-Manifest = Path | Mapping[str, str] | Signature
-# `False`, `True` for the digests in the files, digests of whole files, or one of these in a `Verify`.
-VerifyRequest = bool | Manifest | Verify
 Digests = Literal["blake3", "sha256"] | None
 
 # Key of the metadata under which a file carries digests, and with which a save requests them.
@@ -189,40 +181,6 @@ def _check_cuda(device: torch.device | str) -> None:
         )
     if torch.version.cuda is None:
         raise ValueError(f"{device}: this PyTorch was built for the CPU only; install one that was built for CUDA")
-
-
-def verify_of(verify: VerifyRequest) -> str:
-    """Returns a request to verify data as the text that operators take."""
-    if isinstance(verify, Verify):
-        source = verify_of(verify.source)
-        return json.dumps({"verify": {"source": source, "partial": verify.partial}}) if source else ""
-    if isinstance(verify, bool):
-        return "digests" if verify else ""
-    if isinstance(verify, Mapping):
-        for file, digest in verify.items():
-            if not isinstance(file, str) or not isinstance(digest, str):
-                raise TypeError(f"verify must map str to str, not {file!r} to {digest!r}")
-        return json.dumps(dict(verify))
-    if isinstance(verify, Signature):
-        return json.dumps({"signature": signature_of(verify)})
-    if not isinstance(verify, (str, os.PathLike)):
-        raise TypeError(
-            "verify must be a bool, a path, a mapping of files to digests, a fst.Signature or a fst.Verify, "
-            f"not {type(verify).__name__}"
-        )
-    path = path_of(verify)
-    # Operators take these texts for other requests.
-    return os.path.join(".", path) if path in ("", "digests") or path.startswith("{") else path
-
-
-def signature_of(signature: Signature) -> dict[str, str]:
-    """Returns a signature and its key, or the statement in it, as the values that operators take."""
-    path = path_of(signature.path)
-    if signature.identity is not None and signature.issuer is not None:
-        statement = statement_of_identity(path, signature.identity, signature.issuer, signature.trust_config)
-        return {"path": path, "statement": statement}
-    key = None if signature.public_key is None else path_of(signature.public_key)
-    return request_of(path, key, paths_of(signature.certificate_chain))
 
 
 def digests_of(digests: Digests, metadata: dict[str, str] | None) -> dict[str, str] | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.region import Region
-from fst._core.arguments import Dtype, Paths, Size, VerifyRequest, dtype_of, names_of, verify_of
+from fst._core.arguments import Dtype, Paths, Size, dtype_of, names_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group, cut
 from fst._core.interrupts import defer_interrupts
@@ -19,6 +19,7 @@ from fst._distributed.load import ShardSelection, open_and_gather, prepare_load,
 from fst._distributed.meshes import MeshLayouts, check_group, is_device_mesh, mesh_device, mesh_group
 from fst._distributed.placements import placements_by_name
 from fst._distributed.shards import Shard, ShardRequest, local_shards
+from fst._signatures.request import VerifyRequest, verify_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core.arguments import Device, Dtype, Paths, Size, VerifyRequest, device_of, dtype_of, names_of, verify_of
+from fst._core.arguments import Device, Dtype, Paths, Size, device_of, dtype_of, names_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.load import ShardSelection, open_and_gather, prepare_load, run_load
 from fst._distributed.placements import Placements, shard_requests
+from fst._signatures.request import VerifyRequest, verify_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -11,17 +11,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core.arguments import (
-    DEFAULT_EXCHANGE_BYTES,
-    DEFAULT_WINDOW_BYTES,
-    Device,
-    Dtype,
-    Paths,
-    Size,
-    VerifyRequest,
-    size_of,
-    verify_of,
-)
+from fst._core.arguments import DEFAULT_EXCHANGE_BYTES, DEFAULT_WINDOW_BYTES, Device, Dtype, Paths, Size, size_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import text_of
 from fst._core.interrupts import defer_interrupts
@@ -30,6 +20,7 @@ from fst._distributed.load import ShardSelection, load_shards, open_and_gather, 
 from fst._distributed.load_sharded import control_group, select_shards
 from fst._distributed.placements import Placements
 from fst._load.stream import Stream
+from fst._signatures.request import VerifyRequest, verify_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

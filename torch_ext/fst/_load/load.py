@@ -22,10 +22,8 @@ from fst._core import ops
 from fst._core.arguments import (
     Device,
     Dtype,
-    Manifest,
     Path,
     Paths,
-    VerifyRequest,
     check_kind,
     device_of,
     dtype_of,
@@ -33,11 +31,11 @@ from fst._core.arguments import (
     names_of,
     path_of,
     paths_of,
-    verify_of,
 )
 from fst._core.encryption_key import EncryptionKey
 from fst._core.loads import Loads, OperatorLoads
 from fst._load.progress import CheckpointWithBar
+from fst._signatures.request import Manifest, VerifyRequest, verify_of
 
 
 def load_file(

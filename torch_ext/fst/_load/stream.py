@@ -6,21 +6,10 @@ from typing import Literal
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core.arguments import (
-    DEFAULT_WINDOW_BYTES,
-    Device,
-    Dtype,
-    Paths,
-    Size,
-    VerifyRequest,
-    device_of,
-    dtype_of,
-    names_of,
-    size_of,
-    verify_of,
-)
+from fst._core.arguments import DEFAULT_WINDOW_BYTES, Device, Dtype, Paths, Size, device_of, dtype_of, names_of, size_of
 from fst._core.encryption_key import EncryptionKey
 from fst._load.progress import LoaderWithBar, TensorLoader
+from fst._signatures.request import VerifyRequest, verify_of
 
 
 class Stream(Iterator[tuple[str, Tensor]]):

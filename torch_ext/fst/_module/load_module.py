@@ -11,7 +11,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from fst._checkpoint.batched import have_equal_bits
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core import ops
-from fst._core.arguments import Device, Dtype, Paths, VerifyRequest, dtype_of, verify_of
+from fst._core.arguments import Device, Dtype, Paths, dtype_of
 from fst._core.dtypes import CASTABLE
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
@@ -24,6 +24,7 @@ from fst._module.check import call_post_hooks, check_match, differing_on_any, ti
 from fst._module.match import Match, ModuleTensor, match_tensors, module_tensors
 from fst._module.materialize import ModuleOptions, convert_unloaded, load_new, replace
 from fst._module.shards import meshes_of, requested_shards
+from fst._signatures.request import VerifyRequest, verify_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

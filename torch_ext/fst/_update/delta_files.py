@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from fst._core import ops
-from fst._core.arguments import Path, Paths, Size, VerifyRequest, path_of, paths_of, verify_of
+from fst._core.arguments import Path, Paths, Size, path_of, paths_of
 from fst._core.batches import split_by_size
 from fst._core.encryption_key import EncryptionKey, check_output_key
 from fst._core.errors import VersionError
@@ -16,6 +16,7 @@ from fst._core.urls import without_secrets
 from fst._distributed.shards import Replicated
 from fst._save.check import DEFAULT_SHARD_BYTES
 from fst._save.save import save_indexed
+from fst._signatures.request import VerifyRequest, verify_of
 from fst._update.prepare_update import prepare_parts
 from fst._update.source import UpdateSource, Values
 from fst._update.target import Part

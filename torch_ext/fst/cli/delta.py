@@ -14,9 +14,9 @@ from fst.cli.arguments import Paths, expanded, size
 from fst.cli.table import table
 
 if TYPE_CHECKING:
-    from fst._core.arguments import VerifyRequest
     from fst._core.classes import Checkpoint
     from fst._core.encryption_key import EncryptionKey
+    from fst._signatures.request import VerifyRequest
 
 _INDEX = "model.safetensors.index.json"
 
@@ -172,7 +172,7 @@ def _key(arguments: argparse.Namespace) -> EncryptionKey | None:
 
 
 def _verify(arguments: argparse.Namespace) -> VerifyRequest:
-    from fst._core.signature import Signature
+    from fst._signatures.signature import Signature
 
     if sum([arguments.verify, arguments.manifest is not None, arguments.signature is not None]) > 1:
         arguments.error("--verify, --manifest and --signature exclude each other")

@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from fst._core import ops
     from fst._core.arguments import path_of, paths_of
-    from fst._core.bundle import Signer
+    from fst._signatures.bundle import Signer
 
     directory = arguments.path if os.path.isdir(arguments.path) else os.path.dirname(arguments.path)
     target = path_of(arguments.signature or os.path.join(directory, SIGNATURE_NAME))

@@ -104,9 +104,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _file_checks(path: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yields the check of all files of a manifest or signature."""
 
-    from fst._core.arguments import path_of, signature_of
+    from fst._core.arguments import path_of
     from fst._core.ops import call
-    from fst._core.signature import Signature
+    from fst._signatures.request import signature_of
+    from fst._signatures.signature import Signature
 
     def compare() -> str:
         if arguments.signature is None:

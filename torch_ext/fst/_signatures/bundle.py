@@ -1,14 +1,15 @@
-"""Sigstore bundles of OpenSSF Model Signing: new ones, and those that the core does not verify.
+"""New signatures of OpenSSF Model Signing, and those with certificates or with keys that the core does not know.
 
-The package `cryptography` signs, and verifies signatures with certificates or with keys that the core does not know.
+The package `cryptography` signs and verifies. The core reads the bundles of signatures to verify.
 """
 
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from fst._core import ops
 from fst._core.errors import IntegrityError, SafetensorError
 from fst._core.source import Source
 from fst._core.urls import without_secrets
@@ -46,9 +47,8 @@ _PAYLOAD_TYPE = "application/vnd.in-toto+json"
 _NO_KEY = "not a key of ECDSA on P-256, P-384 or P-521, as model signatures have it"
 # Hash of each curve.
 _HASHES = {"secp256r1": hashes.SHA256(), "secp384r1": hashes.SHA384(), "secp521r1": hashes.SHA512()}
-# Exceptions of `json`, `base64` and `cryptography` for contents that are not valid.
+# Exceptions of `base64` and `cryptography` for contents that are not valid.
 _INVALID = (
-    KeyError,
     TypeError,
     ValueError,
     UnsupportedAlgorithm,
@@ -64,43 +64,22 @@ def verified_statement(path: str, public_key: str | None, certificate_chain: Seq
     trusted = _read_certificates(certificate_chain)
     if key is None and not any(map(_is_root, trusted)):
         raise ValueError("none of the certificates is a root, which is its own issuer; add the root of the chain")
-    content = Source(path).content()
+    parts = ops.call("signature_parts", [path, None if key is None else _hint(key)])
+    shown = without_secrets(path)
     try:
-        return str(_verified_payload(json.loads(content), key, trusted), "utf-8")
+        chain = [x509.load_der_x509_certificate(b64decode(each)) for each in parts["certificates"]]
+        signer = _verified_signer(chain, trusted) if key is None else key
     except IntegrityError as error:
-        raise IntegrityError(f"{without_secrets(path)}: {error}") from error
+        raise IntegrityError(f"{shown}: {error}") from error
     except _INVALID as error:
-        raise SafetensorError(f"{without_secrets(path)}: the signature cannot be read: {error!r}") from error
-
-
-def _verified_payload(bundle: Any, key: EllipticCurvePublicKey | None, trusted: _Chain) -> bytes:
-    material, envelope = bundle["verificationMaterial"], bundle["dsseEnvelope"]
-    types = (bundle["mediaType"], envelope["payloadType"])
-    if types != (_BUNDLE_TYPE, _PAYLOAD_TYPE):
-        raise ValueError(f"its types are {types}, not {(_BUNDLE_TYPE, _PAYLOAD_TYPE)}")
-    [signature] = [b64decode(entry["sig"], validate=True) for entry in envelope["signatures"]]
-    payload = b64decode(envelope["payload"], validate=True)
-    if key is None:
-        if "x509CertificateChain" not in material:
-            raise IntegrityError(
-                "the signature has no certificate chain; verify it with the public key or the identity"
-            )
-        certificates = material["x509CertificateChain"]["certificates"]
-        chain = [x509.load_der_x509_certificate(b64decode(entry["rawBytes"])) for entry in certificates]
-        key = _verified_signer(chain, trusted)
-        old_hash: hashes.HashAlgorithm = hashes.SHA256()
-    else:
-        if "publicKey" not in material:
-            raise IntegrityError("the signature was made without a key; verify it with certificates or the identity")
-        if material["publicKey"].get("hint", "") not in ("", None, _hint(key)):
-            raise IntegrityError("the signature was made with another key")
-        old_hash = _hash(key)
-    # Version 0.2 of the reference signed the text with which Python prints the payload. With certificates, it also used
-    # SHA-256 for all keys.
-    old = f"DSSEV1 {len(_PAYLOAD_TYPE)} {_PAYLOAD_TYPE} {len(payload)} {payload!r}".encode()
-    if not (_verifies(key, signature, _encoded(payload), _hash(key)) or _verifies(key, signature, old, old_hash)):
-        raise IntegrityError("the signature is not valid for its content and the given key")
-    return payload
+        raise SafetensorError(f"{shown}: the signature cannot be read: {error!r}") from error
+    signature, message, old_message = map(b64decode, [parts["signature"], *parts["messages"]])
+    # With certificates, version 0.2 of the reference used SHA-256 for all keys.
+    old_hash = hashes.SHA256() if key is None else _hash(key)
+    signed = ((message, _hash(signer)), (old_message, old_hash))
+    if not any(_verifies(signer, signature, each, algorithm) for each, algorithm in signed):
+        raise IntegrityError(f"{shown}: the signature is not valid for its content and the given key")
+    return str(parts["statement"])
 
 
 def _verified_signer(chain: _Chain, trusted: _Chain) -> EllipticCurvePublicKey:
@@ -109,6 +88,8 @@ def _verified_signer(chain: _Chain, trusted: _Chain) -> EllipticCurvePublicKey:
     As in the reference, the chain is checked for the time at which the signer's certificate begins to be valid: a
     signature without a timestamp cannot be dated, and a model outlives its certificate.
     """
+    if not chain:
+        raise ValueError("the certificate chain is empty")
     signer = chain[0]
     reason = None
     if not any(_is_for_signing(extension.value) for extension in signer.extensions):

@@ -1,0 +1,1 @@
+"""Requests to verify data: digests, manifests and signatures."""
