@@ -3,6 +3,7 @@
     python tests/python/distributed/messages.py
     python tests/python/distributed/messages.py --ranks 2,8 --tensors 1000
     python tests/python/distributed/messages.py --state 8
+    python tests/python/distributed/messages.py --exchanged
 
 Prints a table of Markdown with the CPU time of a rank and of rank 0, the bytes that they receive, and the peak memory
 of a rank, until all ranks have the plan. Of PyTorch, these are the messages and the global plan of
@@ -10,6 +11,8 @@ of a rank, until all ranks have the plan. Of PyTorch, these are the messages and
 
 With `--state`, processes save and load a checkpoint. The last of them has 16 MiB that are not tensors. Prints the peak
 memory of that process, of rank 0 and of the others.
+
+With `--exchanged`, prints the part of a model that ranks send to others if they save rows of all tensors.
 """
 
 import argparse
@@ -23,6 +26,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from socket import socket
 from tempfile import TemporaryDirectory
@@ -42,6 +46,7 @@ from torch.multiprocessing import spawn
 from fst import save_file
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.region import Region
+from fst._core.arguments import digests_of
 from fst._core.group import Group
 from fst._distributed.agreement import LoadOptions, Summary, agree_on_plan, summarize
 from fst._distributed.descriptions import Description, StoredTensor
@@ -57,6 +62,7 @@ ROWS, COLUMNS = 64, 16
 WINDOW_BYTES = 128 << 20
 HEAD = ("ranks", "call", "CPU of a rank", "received", "CPU of rank 0", "received by rank 0", "memory of a rank")
 STATE_BYTES = 16 << 20
+EXCHANGED_HEAD = ("ranks", "digests", "model", "sent to other ranks", "part of the model")
 STATE_HEAD = ("call", "rank with the value", "rank 0", "other ranks")
 
 
@@ -283,20 +289,46 @@ def state(ranks: int) -> list[list[str]]:
     return rows
 
 
+def exchanged(ranks: int) -> list[list[str]]:
+    """Returns rows of the table of exchanged bytes, for layers of a dense model."""
+    shapes = {"attention.qkv": (6144, 4096), "mlp.up": (14336, 4096), "mlp.down": (4096, 14336), "norm": (4096,)}
+    tensors = {
+        f"layers.{layer}.{name}": StoredTensor(15, shape, 0) for layer in range(32) for name, shape in shapes.items()
+    }
+    description = Description([[0, 1, ranks, *range(ranks), 0, 1]], tensors)
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    rows = []
+    for digests in (None, "blake3"):
+        metadata = digests_of(digests, None) or {}
+        plan = GroupCheckpoint("model.safetensors", description, 5 << 30, metadata, WINDOW_BYTES, "path")._plan_of(
+            ranks
+        )
+        sent = 0
+        for rank, window in product(range(ranks), range(plan.windows())):
+            sent += sum(size for other, size in enumerate(plan.splits(rank, window)[0]) if other != rank)
+        rows.append([str(ranks), str(digests), size(total), size(sent), f"{sent / total:.4f}"])
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="2,8,64", help="sizes of the group, such as 2,8")
     parser.add_argument("--tensors", type=int, default=TENSORS, help="tensors that all ranks hold in part")
     parser.add_argument("--state", type=int, default=0, help="processes that save and load 16 MiB of state")
+    parser.add_argument("--exchanged", action="store_true", help="bytes that ranks send to others in a save by rows")
     args = parser.parse_args()
+    sizes = list(map(int, args.ranks.split(",")))
     if args.state:
         print("\n".join(table(STATE_HEAD, state(args.state))))
+        return
+    if args.exchanged:
+        print("\n".join(table(EXCHANGED_HEAD, [row for ranks in sizes for row in exchanged(ranks)])))
         return
     torch.set_num_threads(1)
     # A collection would go through the objects of all ranks, in the time of one.
     gc.disable()
     rows = []
-    for ranks in map(int, args.ranks.split(",")):
+    for ranks in sizes:
         for name, measure in CALLS.items():
             first, *others = measure(ranks, args.tensors)
             other = Cost(max(cost.cpu_seconds for cost in others), max(cost.received_bytes for cost in others))

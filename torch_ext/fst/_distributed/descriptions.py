@@ -8,6 +8,7 @@ import json
 import math
 import zlib
 from collections.abc import Container, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -67,8 +68,8 @@ class Description(NamedTuple):
     tensors: dict[str, StoredTensor]
 
     def encode(self) -> bytes:
-        """Returns the description as bytes for other ranks."""
-        return _encode(self, range(len(self.tensors)))
+        """Returns the description as bytes."""
+        return json.dumps([self.layouts, list(self.tensors.items())]).encode()
 
     def numbers(self, files: Sequence[Mapping[str, object]]) -> Tensor:
         """Returns the layouts and the tensors as the planner takes them, given the tensors in each file."""
@@ -150,11 +151,7 @@ def unite(own: Description, group: Group) -> Description:
     Raises:
         ValueError: As in `merge`, on all ranks.
     """
-    uniters = min(group.size, _UNITERS_MAX)
-    positions: list[list[int]] = [[] for _ in range(group.size)]
-    for position, name in enumerate(own.tensors):
-        positions[zlib.crc32(name.encode()) % uniters].append(position)
-    contents, content_of_rank = _exchange_distinct([_part(own, part) for part in positions], group)
+    contents, content_of_rank = _exchange_distinct(_parts(own, group.size), group)
     _, messages = group.gather_results(lambda: (None, _merge_part(contents, content_of_rank)))
     layouts: dict[str, int] = {}
     entries: list[tuple[Any, ...]] = []
@@ -165,7 +162,7 @@ def unite(own: Description, group: Group) -> Description:
         numbers = [layouts.setdefault(text, len(layouts)) for text in texts]
         entries += zip(*columns, [numbers[index] for index in indices], strict=True)
     # A rank has one tensor at a position.
-    entries.sort(key=lambda entry: entry[0])
+    entries.sort(key=itemgetter(0))
     tensors = {name: StoredTensor(dtype, tuple(shape), layout) for _, name, dtype, shape, layout in entries}
     return Description([json.loads(text) for text in layouts], tensors)
 
@@ -197,31 +194,37 @@ def merge(descriptions: Sequence[Description], description_of_rank: Sequence[int
             united.append(list(layout))
         return index_of[key]
 
-    tensors_of_all: dict[str, StoredTensor] = {}
+    tensors_of_all: dict[str, tuple[int, tuple[int, ...], int]] = {}
     # Of each tensor, the descriptions that have it, and its layout in each.
     holders: dict[str, list[tuple[int, int]]] = {}
     for index, (layouts, tensors) in enumerate(descriptions):
         indices = [index_in_united(layout) for layout in layouts]
         are_boxes = [layout[:1] == [_BOXES] for layout in layouts]
         for name, tensor in tensors.items():
-            layout = indices[tensor.layout]
+            dtype, shape, own_layout = tensor
             # Ranks have different boxes.
-            compared = StoredTensor(tensor.dtype, tensor.shape, -1 if are_boxes[tensor.layout] else layout)
-            if tensors_of_all.setdefault(name, compared) != compared:
+            compared = dtype, shape, -1 if are_boxes[own_layout] else indices[own_layout]
+            known = tensors_of_all.get(name)
+            if known is None:
+                tensors_of_all[name] = compared
+                holders[name] = [(index, indices[own_layout])]
+                continue
+            if known != compared:
                 _raise_difference(name, descriptions, ranks_of)
-            holders.setdefault(name, []).append((index, layout))
+            holders[name].append((index, indices[own_layout]))
     layout_of: dict[tuple[tuple[int, int], ...], int] = {}
+    merged: dict[str, StoredTensor] = {}
     for name, holding in holders.items():
-        tensor = tensors_of_all[name]
+        dtype, shape, agreed = tensors_of_all[name]
         key = tuple(holding)
-        if key not in layout_of and tensor.layout < 0:
+        if key not in layout_of and agreed < 0:
             boxes = [united[layout] for _, layout in holding]
-            ndim, count = len(tensor.shape), sum(layout[1] for layout in boxes)
+            ndim, count = len(shape), sum(layout[1] for layout in boxes)
             all_boxes = [_BOXES, count, ndim, *(number for layout in boxes for number in layout[3:])]
             layout_of[key] = index_in_united(all_boxes)
         elif key not in layout_of:
             ranks = sorted(rank for index, _ in holding for rank in ranks_of[index])
-            layout = united[tensor.layout] or _replicated(ranks)
+            layout = united[agreed] or _replicated(ranks)
             restricted = _restrict(layout, set(ranks))
             if restricted is None:
                 missing = sorted(set(_ranks_of_layout(layout)).difference(ranks))
@@ -230,10 +233,10 @@ def merge(descriptions: Sequence[Description], description_of_rank: Sequence[int
                     "ranks of its mesh"
                 )
             layout_of[key] = index_in_united(restricted)
-        tensors_of_all[name] = StoredTensor(tensor.dtype, tensor.shape, layout_of[key])
+        merged[name] = StoredTensor(dtype, shape, layout_of[key])
     # Replaces the placeholder, which no tensor has any more, by a layout.
     united[index_in_united(EVERYWHERE)] = _replicated([0])
-    return Description(united, tensors_of_all)
+    return Description(united, merged)
 
 
 def digest(data: bytes) -> str:
@@ -241,23 +244,25 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _encode(description: Description, positions: Sequence[int]) -> bytes:
-    """Encodes tensors, given the position of each in the state dict of its rank."""
-    stored = description.tensors.values()
-    columns = [list(positions), list(description.tensors), [tensor.dtype for tensor in stored]]
-    shapes, layouts = [tensor.shape for tensor in stored], [tensor.layout for tensor in stored]
-    return json.dumps([description.layouts, *columns, shapes, layouts]).encode()
-
-
-def _part(description: Description, positions: Sequence[int]) -> bytes:
-    """Encodes the tensors at some positions, with the layouts that they use."""
-    names = list(description.tensors)
-    used: dict[int, int] = {}
-    tensors = {}
-    for position in positions:
-        dtype, shape, layout = description.tensors[names[position]]
-        tensors[names[position]] = StoredTensor(dtype, shape, used.setdefault(layout, len(used)))
-    return _encode(Description([description.layouts[layout] for layout in used], tensors), positions)
+def _parts(description: Description, ranks: int) -> list[bytes]:
+    """Encodes the part of the tensors that each rank unites: their positions in the state dict, names, dtypes, shapes
+    and layouts, after the layouts that they use."""
+    uniters = min(ranks, _UNITERS_MAX)
+    used: list[dict[int, int]] = [{} for _ in range(uniters)]
+    columns: list[tuple[list[Any], ...]] = [([], [], [], [], []) for _ in range(uniters)]
+    for position, (name, (dtype, shape, layout)) in enumerate(description.tensors.items()):
+        part = zlib.crc32(name.encode()) % uniters
+        positions, names, dtypes, shapes, layouts = columns[part]
+        positions.append(position)
+        names.append(name)
+        dtypes.append(dtype)
+        shapes.append(shape)
+        layouts.append(used[part].setdefault(layout, len(used[part])))
+    parts = [
+        json.dumps([[description.layouts[layout] for layout in layouts], *of_part]).encode()
+        for layouts, of_part in zip(used, columns, strict=True)
+    ]
+    return parts + [b""] * (ranks - uniters)
 
 
 def _exchange_distinct(parts: Sequence[bytes], group: Group) -> tuple[list[bytes], list[int]]:
@@ -282,7 +287,7 @@ def _merge_part(contents: Sequence[bytes], content_of_rank: Sequence[int]) -> by
     # The first rank that has a tensor, and the position of the tensor there, are its place in the checkpoint.
     places: dict[str, tuple[int, int]] = {}
     for index, content in enumerate(contents):
-        layouts, positions, names, dtypes, shapes, indices = json.loads(content)
+        layouts, positions, names, dtypes, shapes, indices = json.loads(content or b"[[], [], [], [], [], []]")
         tensors = map(StoredTensor, dtypes, map(tuple, shapes), indices)
         descriptions.append(Description(layouts, dict(zip(names, tensors, strict=True))))
         first = content_of_rank.index(index)
