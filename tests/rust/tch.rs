@@ -174,7 +174,7 @@ fn loads_compare_digests() {
 #[test]
 fn files_form_one_checkpoint() {
     let directory = tempfile::tempdir().unwrap();
-    let paths = ["a", "b"].map(|name| directory.path().join(format!("{name}.safetensors")));
+    let paths = [1, 2].map(|shard| directory.path().join(format!("model-{shard:05}-of-00002.safetensors")));
     write(&paths[0], [("i64", Dtype::I64)]);
     write(&paths[1], [("f32", Dtype::F32)]);
     let names = |tensors: &[(String, Tensor)]| tensors.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
