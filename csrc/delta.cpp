@@ -75,20 +75,18 @@ struct HostValues {
 };
 
 // Returns the changes of a tensor, in the memory of the core or on the GPU of the tensor.
-Change change_of(rust::Box<ElementChanges> computed, const at::Tensor& target) {
-  const auto changes = std::make_shared<rust::Box<ElementChanges>>(std::move(computed));
-  const auto tensor_of = [&](const auto& slice, c10::IntArrayRef sizes, c10::ScalarType type) {
-    auto* address = const_cast<void*>(static_cast<const void*>(slice.data()));
-    const auto tensor = at::from_blob(address, sizes, [changes](void*) {}, at::device(at::kCPU).dtype(type));
+Change change_of(ElementChanges computed, const at::Tensor& target) {
+  const auto changes = std::make_shared<ElementChanges>(std::move(computed));
+  const auto tensor_of = [&](auto& elements, c10::IntArrayRef sizes, c10::ScalarType type) {
+    const auto tensor = at::from_blob(elements.data(), sizes, [changes](void*) {}, at::device(at::kCPU).dtype(type));
     return target.is_cpu() ? tensor : tensor.to(target.device());
   };
-  const auto values = (*changes)->values();
-  if ((*changes)->is_whole()) {
-    return {target, {}, tensor_of(values, target.sizes(), target.scalar_type())};
+  if (changes->is_whole) {
+    return {target, {}, tensor_of(changes->values, target.sizes(), target.scalar_type())};
   }
-  const auto positions = (*changes)->positions();
-  const auto count = static_cast<int64_t>(positions.size());
-  return {target, tensor_of(positions, {count}, at::kUInt32), tensor_of(values, {count}, target.scalar_type())};
+  const auto count = static_cast<int64_t>(changes->positions.size());
+  return {target, tensor_of(changes->positions, {count}, at::kUInt32),
+          tensor_of(changes->values, {count}, target.scalar_type())};
 }
 
 bool have_equal_bits(const Change& one, const Change& other) {
@@ -132,14 +130,6 @@ OpenUpdateSource::OpenUpdateSource(rust::Box<UpdateSource> source) : source_(std
 
 c10::intrusive_ptr<OpenUpdateSource> OpenUpdateSource::after(const c10::intrusive_ptr<OpenUpdateSource>& older) const {
   return c10::make_intrusive<OpenUpdateSource>(call_core([&] { return join_deltas(*older->source_, *source_); }));
-}
-
-void OpenUpdateSource::check_base(at::TensorList tensors, const std::optional<std::vector<std::string>>& names) const {
-  rust::Vec<rust::String> held;
-  if (const auto version = version_of(tensors, names)) {
-    held.push_back(fst::to_rust(*version));
-  }
-  call_core([&] { source_->check_base(slice_of(held)); });
 }
 
 c10::intrusive_ptr<OpenCheckpoint> OpenUpdateSource::checkpoint() const {
@@ -220,18 +210,18 @@ std::tuple<std::vector<at::Tensor>, std::vector<std::string>> encode_delta(Strin
   }
   const auto converted = to_rust(names);
   const auto threads = static_cast<size_t>(at::get_num_threads());
-  const auto encoded = call_core([&] {
+  auto encoded = call_core([&] {
     return encode_changes(slice_of(converted), slice_of(old_values.memory), slice_of(new_values.memory),
                           to_rust(encoding), to_rust(checksum), threads);
   });
   std::vector<at::Tensor> frames;
   std::vector<std::string> checksums;
-  for (size_t index = 0; index < names.size(); ++index) {
-    const auto frame = encoded->frame(index);
-    auto copy = at::empty({static_cast<int64_t>(frame.size())}, at::kByte);
-    std::ranges::copy(frame, mutable_bytes_of(copy).begin());
-    frames.push_back(std::move(copy));
-    checksums.emplace_back(encoded->checksum(index));
+  for (auto& frame : encoded) {
+    checksums.emplace_back(frame.checksum);
+    const auto bytes = std::make_shared<rust::Vec<uint8_t>>(std::move(frame.bytes));
+    frames.push_back(at::from_blob(
+        bytes->data(), {static_cast<int64_t>(bytes->size())}, [bytes](void*) {},
+        at::device(at::kCPU).dtype(at::kByte)));
   }
   return {std::move(frames), std::move(checksums)};
 }

@@ -34,9 +34,6 @@ class OpenUpdateSource : public torch::CustomClassHolder {
   // Returns deltas that follow those of another object, with them.
   c10::intrusive_ptr<OpenUpdateSource> after(const c10::intrusive_ptr<OpenUpdateSource>& older) const;
 
-  // Throws a version error unless all tensors have the version that the first delta changes. `names` are for errors.
-  void check_base(at::TensorList tensors, const std::optional<std::vector<std::string>>& names) const;
-
   // Returns the whole checkpoint.
   c10::intrusive_ptr<OpenCheckpoint> checkpoint() const;
 

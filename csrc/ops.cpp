@@ -309,7 +309,6 @@ TORCH_LIBRARY(fst, m) {
       .def("after", &OpenUpdateSource::after)
       .def("call", call_method<OpenUpdateSource>)
       .def("checkpoint", &OpenUpdateSource::checkpoint)
-      .def("check_base", &OpenUpdateSource::check_base, "", {torch::arg("tensors"), torch::arg("names") = none})
       .def("changes", changes_of_deltas, "",
            {torch::arg("names"), torch::arg("old"), torch::arg("shapes"), torch::arg("ranges"),
             torch::arg("limit_bytes") = -1});

@@ -42,24 +42,26 @@ std::map<c10::Device, c10::Event, DeviceOrder> record_events(const std::vector<C
 
 // Returns the changes of tensors by deltas.
 std::vector<Change> delta_changes(const OpenUpdateSource& source, Strings names, const std::vector<at::Tensor>& out) {
-  source.check_base(out, names.vec());
-  const auto changing = call_core([&] { return source.core().names(); });
-  const std::set<std::string> known(changing.begin(), changing.end());
+  rust::Vec<rust::String> held;
+  if (const auto version = version_of(out, names.vec())) {
+    held.push_back(to_rust(*version));
+  }
+  const auto converted = to_rust(names);
+  const auto found = call_core([&] { return source.core().changing(slice_of(converted), slice_of(held)); });
+  const std::set<size_t> changing(found.begin(), found.end());
   std::map<TensorMemory, size_t> changed;
   c10::List<std::string> selected;
   std::vector<at::Tensor> old;
   OpenUpdateSource::Numbers shapes;
-  for (size_t index = 0; index < out.size(); ++index) {
-    if (known.contains(names.get(index))) {
-      changed.try_emplace(memory_of(out[index]), index);
-      selected.push_back(names.get(index));
-      old.push_back(out[index]);
-      shapes.push_back(out[index].sizes().vec());
-    }
+  for (const size_t index : changing) {
+    changed.try_emplace(memory_of(out[index]), index);
+    selected.push_back(names.get(index));
+    old.push_back(out[index]);
+    shapes.push_back(out[index].sizes().vec());
   }
   for (size_t index = 0; index < out.size(); ++index) {
     const auto tied = changed.find(memory_of(out[index]));
-    if (tied != changed.end() && out[index].numel() > 0 && !known.contains(names.get(index))) {
+    if (tied != changed.end() && out[index].numel() > 0 && !changing.contains(index)) {
       throw_mismatch("tensors \"" + names.get(tied->second) + "\" and \"" + names.get(index) +
                      "\" are one tensor in the target, but the deltas change only the first; nothing was written");
     }

@@ -30,7 +30,7 @@ use self::calls::call;
 use self::cast::{can_convert, convert_on_cuda, convert_on_host, is_castable, missing_kernels, wait_for_event};
 use self::checkpoint::{Checkpoint, OpenRequest, open, open_request, tensors_of_bytes};
 use self::cipher::{Cipher, cipher_of_key, derive_key, new_cipher};
-use self::delta::{DeltaWork, ElementChanges, NewFrames, UpdateSource, encode_changes, join_deltas, open_update};
+use self::delta::{DeltaWork, UpdateSource, encode_changes, join_deltas, open_update};
 use self::encryption_key::{EncryptionKey, encryption_key, key_for_save, key_of_file, key_of_passphrase, rotate_key};
 use self::error::{error_text, exception_of, out_of_memory};
 use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
@@ -186,6 +186,22 @@ mod ffi {
         is_mapped: bool,
     }
 
+    /// Changes of a tensor.
+    struct ElementChanges {
+        /// Whether `values` has all elements.
+        is_whole: bool,
+        /// Numbers of the elements that change, in ascending order.
+        positions: Vec<u32>,
+        values: Vec<u8>,
+    }
+
+    /// Frame of a tensor in a new delta, and the checksum of its new bytes in hexadecimal digits. Both are empty if the
+    /// tensor does not change.
+    struct NewFrame {
+        bytes: Vec<u8>,
+        checksum: String,
+    }
+
     /// Encoded shard requests of one rank.
     struct ShardRequests {
         numbers: Vec<i64>,
@@ -296,23 +312,16 @@ mod ffi {
         fn join_deltas(older: &UpdateSource, newer: &UpdateSource) -> Result<Box<UpdateSource>>;
         fn call(self: &UpdateSource, method: &str, request: &str) -> Result<String>;
         fn is_delta(self: &UpdateSource) -> bool;
-        fn names(self: &UpdateSource) -> Result<Vec<String>>;
         fn version(self: &UpdateSource) -> Vec<String>;
-        fn check_base(self: &UpdateSource, held: &[String]) -> Result<()>;
+        fn changing(self: &UpdateSource, names: &[String], held: &[String]) -> Result<Vec<usize>>;
         fn checkpoint(self: &UpdateSource) -> Result<Box<Checkpoint>>;
         fn changes(self: &UpdateSource, tensors: &[HeldTensor], limit_bytes: i64) -> Result<Box<DeltaWork>>;
 
         type DeltaWork;
         fn next_batch(self: &mut DeltaWork) -> Vec<usize>;
         unsafe fn compute(self: &mut DeltaWork, old: &[MemoryRange], threads: usize) -> Result<()>;
-        fn take(self: &mut DeltaWork, tensor: usize) -> Result<Box<ElementChanges>>;
+        fn take(self: &mut DeltaWork, tensor: usize) -> Result<ElementChanges>;
 
-        type ElementChanges;
-        fn is_whole(self: &ElementChanges) -> bool;
-        fn positions(self: &ElementChanges) -> &[u32];
-        fn values(self: &ElementChanges) -> &[u8];
-
-        type NewFrames;
         unsafe fn encode_changes(
             names: &[String],
             old: &[MemoryRange],
@@ -320,9 +329,7 @@ mod ffi {
             encoding: &str,
             checksum: &str,
             threads: usize,
-        ) -> Result<Box<NewFrames>>;
-        fn frame(self: &NewFrames, tensor: usize) -> &[u8];
-        fn checksum(self: &NewFrames, tensor: usize) -> String;
+        ) -> Result<Vec<NewFrame>>;
 
         type EncryptionKey;
         fn encryption_key(bytes: &[u8], label: &str) -> Result<Box<EncryptionKey>>;

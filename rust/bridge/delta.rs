@@ -1,13 +1,13 @@
 //! Sources of updates: changes of tensors by deltas, and frames of new deltas.
 
-use super::calls::{answer, encode, unknown};
+use super::calls::{answer, encode, parse, unknown};
 use super::checkpoint::{Checkpoint, OpenRequest};
 use super::ffi;
 use super::guard::{guard, guard_with_log};
 use crate::checkpoint::region::{IndexRange, StridedRange};
 use crate::delta::chain::Chain;
 use crate::delta::changes::Changes;
-use crate::delta::encode::{self, NewFrame, Pair};
+use crate::delta::encode::{self, Pair};
 use crate::delta::update_source;
 use crate::delta::work::{self, Held, Old};
 use crate::delta::{CHECKSUMS, Encoding, checksum_from_name};
@@ -18,7 +18,7 @@ use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::sigint::Watch;
 use crate::source::Source;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Open source of an update.
 pub(super) struct UpdateSource(update_source::UpdateSource);
@@ -32,12 +32,6 @@ pub(super) struct DeltaWork {
     batches: Vec<Vec<usize>>,
     changes: HashMap<usize, Changes>,
 }
-
-/// Changes of a tensor.
-pub(super) struct ElementChanges(Changes);
-
-/// Frames of several tensors of a new delta.
-pub(super) struct NewFrames(Vec<Option<NewFrame>>);
 
 /// Opens one checkpoint, or a chain of deltas.
 pub(super) fn open_update(paths: &[String], request: &OpenRequest) -> Result<Box<UpdateSource>> {
@@ -57,10 +51,12 @@ pub(super) fn join_deltas(older: &UpdateSource, newer: &UpdateSource) -> Result<
 
 impl UpdateSource {
     /// Calls a method without tensors.
-    pub(super) fn call(&self, method: &str, _: &str) -> Result<String> {
+    pub(super) fn call(&self, method: &str, request: &str) -> Result<String> {
         answer(|_| match method {
             // Returns the version that the first delta changes.
             "base_version" => encode(&self.0.deltas()?.deltas().first().map(|first| &first.properties.base_version)),
+            // Checks that tensors have the version that the first delta changes: one, or none.
+            "check_base" => encode(&self.0.deltas()?.check_base(parse::<Option<String>>(request)?.as_deref())?),
             "is_delta" => encode(&self.is_delta()),
             "is_encrypted" => encode(&self.0.files().any(Source::is_encrypted)),
             // Lists the tensors that deltas change, in the order of the deltas and of the bytes in their files.
@@ -76,11 +72,6 @@ impl UpdateSource {
         matches!(self.0, update_source::UpdateSource::Deltas(_))
     }
 
-    /// Returns the names of the tensors that deltas change.
-    pub(super) fn names(&self) -> Result<Vec<String>> {
-        guard(|| Ok(self.0.deltas()?.names().into_iter().map(str::to_owned).collect()))
-    }
-
     /// Returns the version of the source, if there is one.
     pub(super) fn version(&self) -> Vec<String> {
         let version = match &self.0 {
@@ -90,9 +81,16 @@ impl UpdateSource {
         version.into_iter().cloned().collect()
     }
 
-    /// Checks that tensors have the version that the first delta changes: one, or none.
-    pub(super) fn check_base(&self, held: &[String]) -> Result<()> {
-        guard(|| self.0.deltas()?.check_base(held.first().map(String::as_str)))
+    /// Checks that tensors have the version that the first delta changes: one, or none. Returns the indices of the names
+    /// of tensors that deltas change.
+    pub(super) fn changing(&self, names: &[String], held: &[String]) -> Result<Vec<usize>> {
+        guard(|| {
+            let chain = self.0.deltas()?;
+            chain.check_base(held.first().map(String::as_str))?;
+            let changing: HashSet<&str> = chain.names().into_iter().collect();
+            let found = names.iter().enumerate().filter(|(_, name)| changing.contains(name.as_str()));
+            Ok(found.map(|(index, _)| index).collect())
+        })
     }
 
     /// Returns the whole checkpoint.
@@ -145,9 +143,12 @@ impl DeltaWork {
     }
 
     /// Returns the changes of a tensor of a batch that was computed, once.
-    pub(super) fn take(&mut self, tensor: usize) -> Result<Box<ElementChanges>> {
+    pub(super) fn take(&mut self, tensor: usize) -> Result<ffi::ElementChanges> {
         let missing = || Error::new(Kind::Internal, format!("the changes of tensor {tensor} were not computed"));
-        guard(|| self.changes.remove(&tensor).map(|changes| Box::new(ElementChanges(changes))).ok_or_else(missing))
+        guard(|| {
+            let Changes { positions, values } = self.changes.remove(&tensor).ok_or_else(missing)?;
+            Ok(ffi::ElementChanges { is_whole: positions.is_none(), positions: positions.unwrap_or_default(), values })
+        })
     }
 }
 
@@ -186,21 +187,6 @@ fn held(tensor: &ffi::HeldTensor) -> Result<Held> {
     Ok(held)
 }
 
-impl ElementChanges {
-    /// Returns whether the values are those of all elements.
-    pub(super) fn is_whole(&self) -> bool {
-        self.0.positions.is_none()
-    }
-
-    pub(super) fn positions(&self) -> &[u32] {
-        self.0.positions.as_deref().unwrap_or_default()
-    }
-
-    pub(super) fn values(&self) -> &[u8] {
-        &self.0.values
-    }
-}
-
 /// Encodes the changes of tensors.
 ///
 /// # Safety
@@ -212,7 +198,7 @@ pub(super) unsafe fn encode_changes(
     encoding: &str,
     checksum: &str,
     threads: usize,
-) -> Result<Box<NewFrames>> {
+) -> Result<Vec<ffi::NewFrame>> {
     let watch = Watch::begin();
     guard_with_log(|| {
         let unknown = |kind: &str, name: &str, known: &[&str]| {
@@ -229,24 +215,11 @@ pub(super) unsafe fn encode_changes(
             let (old, new) = unsafe { (slice_of(old), slice_of(new)) };
             pairs.push(Pair { name, old, new });
         }
-        Ok(Box::new(NewFrames(encode::frames(threads, &pairs, encoding, checksum, &|| watch.check())?)))
+        let frames = encode::frames(threads, &pairs, encoding, checksum, &|| watch.check())?;
+        let frame = |frame: encode::NewFrame| ffi::NewFrame { checksum: frame.checksum.hex(), bytes: frame.bytes };
+        let absent = || ffi::NewFrame { checksum: String::new(), bytes: Vec::new() };
+        Ok(frames.into_iter().map(|found| found.map_or_else(absent, frame)).collect())
     })
-}
-
-impl NewFrames {
-    fn get(&self, tensor: usize) -> Option<&NewFrame> {
-        self.0.get(tensor)?.as_ref()
-    }
-
-    /// Returns the frame of a tensor. Empty if the tensor does not change.
-    pub(super) fn frame(&self, tensor: usize) -> &[u8] {
-        self.get(tensor).map(|frame| frame.bytes.as_slice()).unwrap_or_default()
-    }
-
-    /// Returns the checksum of the new bytes in hexadecimal digits. Empty if the tensor does not change.
-    pub(super) fn checksum(&self, tensor: usize) -> String {
-        self.get(tensor).map(|frame| frame.checksum.hex()).unwrap_or_default()
-    }
 }
 
 /// # Safety

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._core import ops
 from fst._core.arguments import Paths, paths_of
 from fst._core.core_object import CoreObject
 from fst._core.encryption_key import EncryptionKey, core_key
@@ -76,7 +77,7 @@ class UpdateSource(CoreObject):
 
     def check_base(self, named: Sequence[tuple[str, Tensor]]) -> None:
         """Raises a `VersionError` unless all tensors have the version that the first delta changes."""
-        self._object.check_base([tensor for _, tensor in named], [name for name, _ in named])
+        self.call("check_base", ops.version_of(named))
 
     def names(self) -> list[str]:
         """Lists the tensors that deltas change, in the order of the deltas and of the bytes in their files."""
