@@ -1,15 +1,9 @@
-"""Ceilings of the hardware: each rate is measured in a separate process, in the same run.
-
-    python -m fst_bench.ceiling NAME PATH DEVICE
-
-prints one rate as JSON. PATH is a large file on the disk in question.
-"""
+"""Ceilings of the hardware: each rate is measured in a separate process, in the same run."""
 
 import mmap
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .child import UnsupportedError, print_result
+from .unsupported import UnsupportedError
 
 BLOCK_BYTES = 4 << 20
 DIRECT_THREADS = 8
@@ -159,6 +153,6 @@ def ceilings_of(device: str) -> list[str]:
     return [name for name in CEILINGS if name not in others]
 
 
-if __name__ == "__main__":
-    name, path, device = sys.argv[1:]
-    print_result(lambda: CEILINGS[name](Path(path), device))
+def measure(name: str, path: str, device: str) -> dict[str, Any]:
+    """Returns the rate of a ceiling, of which `path` is a large file on the disk in question."""
+    return CEILINGS[name](Path(path), device)

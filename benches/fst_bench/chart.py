@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
 from .ceiling import DISK
-from .cell import Cell
 from .peer import PEERS
+from .peer_suite import Cell, cell
 from .result import RAW_RATE, Figure, Run
 
 # Blue, grey and orange can be told apart with any kind of colour blindness, and in print.
@@ -32,7 +32,7 @@ class Panel(NamedTuple):
     title: str
 
     def cell(self, peer: str) -> Cell:
-        return Cell(self.workload, "load", self.state, peer)
+        return cell(self.workload, "load", self.state, peer)
 
 
 # A load to the CPU may only have mapped the file; a load to a GPU has moved all of it.
@@ -62,13 +62,13 @@ def draw(runs: Mapping[str, Run], folder: Path) -> None:
     """Writes bench-DEVICE.png for each run."""
     for device in DEVICE_TITLES.keys() & runs.keys():
         run = runs[device]
-        panels = [panel for panel in PANELS[device] if any(_rates(run, panel, peer) for peer in run.peers())]
+        panels = [panel for panel in PANELS[device] if any(_rates(run, panel, peer) for peer in _peers(run))]
         if panels:
             _chart(run, panels).savefig(folder / f"bench-{device}.png", dpi=150, metadata={"Software": None})
 
 
 def _chart(run: Run, panels: list[Panel]) -> Picture:
-    peers = [peer for peer in run.peers() if any(_rates(run, panel, peer) for panel in panels)]
+    peers = [peer for peer in _peers(run) if any(_rates(run, panel, peer) for panel in panels)]
     rows = -(-len(panels) // 2)
     # A bare Figure needs no display.
     picture = Picture(figsize=(WIDTH_INCHES, 0.4 + rows * (0.9 + BAR_INCHES * len(peers))), layout="constrained")
@@ -81,6 +81,10 @@ def _chart(run: Run, panels: list[Panel]) -> Picture:
     for axis in axes.flat[len(panels) :]:
         axis.axis("off")
     return picture
+
+
+def _peers(run: Run) -> list[str]:
+    return [name for name in PEERS if run.some({"peer": name})]
 
 
 def _rates(run: Run, panel: Panel, peer: str) -> Figure | None:
@@ -127,7 +131,7 @@ def _mark_limit(axis: Axes, run: Run, panel: Panel, largest: float) -> str:
     rates = []
     if panel.state == "cold":
         ceiling, name = DISK, "reading the disk"
-        rates = [run.largest(peer, RAW_RATE) or 0.0 for peer in run.peers()]
+        rates = run.values({}, RAW_RATE)
     elif run.device == "cpu":
         ceiling, name = "memory-read", "reading memory"
     else:

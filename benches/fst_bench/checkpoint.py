@@ -13,7 +13,7 @@ from .digest import combine, tensor_line
 from .llama import write_llama
 from .workload import CAST_DTYPE, SEED, Slice, TensorSpec, Workload
 
-TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+TORCH_DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 # Actions that return all tensors as stored.
 WHOLE = {"load", "pretrained", "verified", "save"}
 

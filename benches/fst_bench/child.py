@@ -1,14 +1,60 @@
-"""Process of one measurement, which prints its result as JSON."""
+"""Processes of measurements, which print their results as JSON.
+
+    python -m fst_bench.child MODULE:FUNCTION ARGUMENTS
+
+calls a function of this package with the keyword arguments of a JSON object.
+"""
 
 import contextlib
+import importlib
 import json
 import os
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from .directories import PACKAGE
+from .unsupported import UnsupportedError
 
-class UnsupportedError(Exception):
-    """The library or the machine does not support the action. The message gives the reason, for the tables."""
+# OpenMP threads that spin while waiting take the cores from the threads they wait for. On a busy machine that made
+# the same sum up to sixty times slower.
+# The current directory stays off the module path, where it could hide a library.
+# The first process writes the bytecode of fst in a checkout, as pip does for packages. Otherwise the import in each
+# process would compile all modules.
+SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": ""}
+TIMEOUT_SECONDS = 300
+
+
+def plain_environment() -> dict[str, str]:
+    """Returns the environment of a process that measures no other library."""
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(PACKAGE.parent)]))
+    return os.environ | SETTINGS | {"PYTHONPATH": path}
+
+
+def run_child(
+    work: str, arguments: Mapping[str, Any], environment: Mapping[str, str] | None, left_seconds: float
+) -> dict[str, Any]:
+    """Returns the result of a function in a process, {"failed": ...} if it failed, or {} if the time is over."""
+    command = [sys.executable, "-m", f"{PACKAGE.name}.child", work, json.dumps(arguments)]
+    timeout = min(TIMEOUT_SECONDS, left_seconds)
+    try:
+        done = subprocess.run(
+            command, env=environment or plain_environment(), capture_output=True, text=True, timeout=timeout
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"took more than {TIMEOUT_SECONDS} s"} if timeout == TIMEOUT_SECONDS else {}
+    if done.returncode != 0:
+        return {"failed": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def function_of(work: str) -> Callable[..., Any]:
+    """Returns the function of this package that a text such as "measure:measure" names."""
+    module, _, name = work.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(f"{PACKAGE.name}.{module}"), name)
+    return function
 
 
 @contextlib.contextmanager
@@ -20,11 +66,15 @@ def stdout_to_stderr() -> Iterator[int]:
     os.close(real)
 
 
-def print_result(work: Callable[[], dict[str, Any]]) -> None:
-    """Prints what `work` returns, or the reason why it is not supported."""
+def main() -> None:
+    """Prints the result of a function, or the reason why it is not supported."""
     with stdout_to_stderr() as real:
         try:
-            result = work()
+            result = function_of(sys.argv[1])(**json.loads(sys.argv[2]))
         except (ImportError, UnsupportedError) as reason:
             result = {"unavailable": str(reason)}
         os.write(real, json.dumps(result).encode())
+
+
+if __name__ == "__main__":
+    main()

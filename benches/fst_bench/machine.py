@@ -3,14 +3,12 @@
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .directories import PACKAGE
-from .text import size
 
 
 def machine_facts(directory: Path) -> dict[str, Any]:
@@ -31,22 +29,6 @@ def machine_facts(directory: Path) -> dict[str, Any]:
         facts["cuda"] = torch.version.cuda
         facts["gpu driver"] = _nvidia_driver()
     return facts
-
-
-def machine_lines(facts: Mapping[str, Any], rounds: int | str) -> Iterator[str]:
-    """Yields the command of a run, and what it ran on."""
-    machine = facts["machine"]
-    yield f"`{facts['command']}` on {facts['date']}, commit {facts['commit']}; medians of {rounds} rounds."
-    load = f"{facts['load_average_before']:.1f} before and {facts.get('load_average_after', 0):.1f} after"
-    where = "a virtual machine" if machine["virtual machine"] else "a physical machine"
-    yield (
-        f"{machine['processor']}, {machine['cores']} cores of {where}, {size(machine['memory_bytes'])} of memory, "
-        f"Linux {machine['kernel']}, {machine['file system']} on {machine['disk']}, Python {machine['python']}, "
-        f"PyTorch {machine['torch']} with {machine['torch_threads']} threads. Load average {load}."
-    )
-    if "gpu" in machine:
-        yield f"{machine['gpu']}, CUDA {machine['cuda']}, driver {machine['gpu driver']}."
-    yield ""
 
 
 def load_average() -> float:

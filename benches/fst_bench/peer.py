@@ -19,26 +19,23 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from .cell import ACTIONS, LOADS
-from .child import UnsupportedError
+from .child import SETTINGS
 from .directories import ENVIRONMENTS, PACKAGE
 from .loaders.base import Loader
 from .loaders.fastsafetensors import Fastsafetensors
 from .loaders.fst import Fst, FstInto
-from .loaders.instanttensor import InstantTensor
 from .loaders.obstore import Obstore
-from .loaders.runai import RunaiStreamer
 from .loaders.safetensors import Safetensors, SafetensorsFlushed, SafetensorsPrefetch
+from .loaders.streams import InstantTensor, RunaiStreamer
 from .loaders.tensorizer import FstTensors, Tensorizer
 from .loaders.verified import FstDigests, FstEncrypted, FstManifest, FstSignature, ModelSigningFirst, Sha256sumFirst
+from .unsupported import UnsupportedError
 
-# OpenMP threads that spin while waiting take the cores from the threads they wait for. On a busy machine that made
-# the same sum up to sixty times slower.
-# The current directory stays off the module path, where it could hide a library.
-# The first process writes the bytecode of fst in a checkout, as pip does for packages. Otherwise the import in each
-# process would compile all modules.
-CHILD_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": ""}
 OPTION_PREFIXES = ("FST_", "FASTSAFETENSORS_", "INSTANTTENSOR_", "RUNAI_STREAMER_", "AWS_", "HF_")
+
+
+LOADS = ("load", "cast", "slice", "select")
+ACTIONS = (*LOADS, "columns", "pretrained", "verified", "save", "sharded")
 
 
 @dataclass(frozen=True)
@@ -108,7 +105,7 @@ class Peer:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(OPTION_PREFIXES)}
         first = [self.release.directory] if self.release else own_directory()
         path = [*map(str, first), inherited.get("PYTHONPATH", ""), str(PACKAGE.parent)]
-        return inherited | CHILD_SETTINGS | dict(self.settings) | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+        return inherited | SETTINGS | dict(self.settings) | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
 
     def open(self) -> Loader:
         """Imports the library. Raises UnsupportedError if its release is not the pinned one."""

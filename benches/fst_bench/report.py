@@ -8,24 +8,14 @@ edit the program, not the page.
 """
 
 import argparse
-import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from .dcp.section import DCP, dcp_section
 from .directories import REPORT, RESULTS
-from .goal import goals
-from .machine import machine_lines
+from .registry import PARTS
 from .result import Run
-from .saves.section import SAVES, saves_section
-from .simulation.section import SIMULATION, simulation_section
-from .small_calls.section import SMALL_CALLS, small_calls_section
-from .tables import INTRODUCTIONS, TABLES
-from .text import table
-from .updates.section import UPDATES, updates_section
 
 INTRODUCTION = """\
 # Benchmarks
@@ -47,67 +37,32 @@ limits. In short:
 - tensorizer reads its own format. The conversion of the files is not part of its times.
 - Rates are in GB/s (10^9 bytes); sizes in MiB and GiB.
 """
-
-# Titles of the parts of the page in their order.
-PARTS = {
-    "cpu": "On the CPU",
-    "verified": "Loads that verify or decrypt",
-    "small_calls": "Small calls",
-    "cuda": "On a GPU",
-    "ranks": "Several ranks",
-    "saves": "Saves by several ranks",
-    "dcp": "Checkpoints of torch.distributed.checkpoint",
-    "remote": "Remote checkpoints",
-    "updates": "Updates of a live model",
-    "simulation": "Simulation",
-}
-# Sections of results that are not of files, by the files of the results.
-OTHERS = {
-    SMALL_CALLS: small_calls_section,
-    SAVES: saves_section,
-    DCP: dcp_section,
-    UPDATES: updates_section,
-    SIMULATION: simulation_section,
-}
 MARK = "<!-- part: {} -->\n"
 
 
-def markdown(runs: Mapping[str, Run], others: Mapping[str, Any] | None = None, before: str = "") -> str:
+def markdown(runs: Mapping[str, Run], before: str = "") -> str:
     """Returns the page with the parts that were measured, and the other parts of the page `before`.
 
     Args:
-        runs: The results of benchmarks that load and save files.
-        others: The other results, by the names of their files.
+        runs: The results, by the names of their files.
         before: The page so far.
     """
     _, *marked = re.split(MARK.format(r"(\w+)"), before)
     parts = dict(zip(marked[::2], marked[1::2], strict=True))
-    made = dict(_measured(runs))
-    for file, result in (others or {}).items():
-        made[Path(file).stem] = list(OTHERS[file](result))
-    parts |= {name: "\n".join([f"## {PARTS[name]}\n", *lines]) for name, lines in made.items()}
+    for name, part in PARTS.items():
+        if part.results in runs and (lines := part.lines(runs[part.results])):
+            parts[name] = "\n".join(lines)
     return "\n".join(
         [INTRODUCTION, *(MARK.format(name) + parts[name].strip() + "\n" for name in PARTS if name in parts)]
     )
 
 
-def _measured(runs: Mapping[str, Run]) -> Iterator[tuple[str, list[str]]]:
-    """Yields the parts of the page that have measurements."""
-    for name, tables_of in TABLES.items():
-        run = runs.get("cpu" if name == "verified" else name)
-        if run and (tables := list(tables_of(run))):
-            introduction = filter(None, [INTRODUCTIONS.get(name)])
-            rows = table(["goal", "fst", "bound", "verdict"], [goal.row for goal in goals(name, run)])
-            yield name, [*machine_lines(run.facts, run.rounds()), *introduction, "### Goals\n", *rows, *tables]
-
-
 def write_report(results: Path, out: Path) -> None:
     """Writes BENCHMARKS.md and docs/images/ into `out` from the raw results."""
-    files = sorted(results.glob("*.json"))
-    runs = {path.stem: Run(path) for path in files if path.name not in OTHERS}
-    others = {path.name: json.loads(path.read_text()) for path in files if path.name in OTHERS}
+    files = {part.results: results / f"{part.results}.json" for part in PARTS.values()}
+    runs = {name: Run.read(path) for name, path in files.items() if path.exists()}
     page = out / "BENCHMARKS.md"
-    text = markdown(runs, others, page.read_text() if page.exists() else "")
+    text = markdown(runs, page.read_text() if page.exists() else "")
     images = out / "docs" / "images"
     images.mkdir(parents=True, exist_ok=True)
     page.write_text(text)

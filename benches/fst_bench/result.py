@@ -1,16 +1,12 @@
-"""Raw results of a run, and figures derived from them."""
+"""Raw results of a suite, and figures derived from them."""
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
-
-from .cell import ACTIONS, STATES, Cell, GroupCell
-from .peer import PEERS
 
 # Rate of a raw read of another file just before a measurement of cold files.
 RAW_RATE = "raw_bytes_per_second"
@@ -18,6 +14,11 @@ RAW_RATE = "raw_bytes_per_second"
 RAW_SHARE = "share_of_raw_read"
 # CPU seconds of a process, in loading and reading every byte, for 1 GB of tensors.
 CPU_OF_GB = "cpu_seconds_per_gb"
+# All fields that name cases.
+FIELDS = ("workload", "action", "layout", "ranks", "state", "peer", "method", "library", "name")
+
+# Some fields of the name of a case, which stand for all cases that have them.
+Name = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -50,82 +51,73 @@ class Figure:
 
 
 class Run:
-    """Results of one run on one device."""
+    """Results of one run of a suite, on one device."""
 
-    def __init__(self, path: Path) -> None:
-        self.facts: dict[str, Any] = json.loads(path.read_text())
-        self.device: str = self.facts["device"]
-        self.workloads: dict[str, dict[str, Any]] = self.facts["workloads"]
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self.facts = facts
+        self.device: str = facts["device"]
+        self.workloads: dict[str, dict[str, Any]] = facts["workloads"]
+        self.entries: list[dict[str, Any]] = facts["measurements"]
 
-    def tables(self) -> Iterator[tuple[str, str, str]]:
-        """Returns workload, action and state of every table, in the order of measurement."""
-        measured = {(entry["workload"], entry["action"], entry["state"]) for entry in self._measurements()}
-        tables = product(self.workloads, ACTIONS, STATES)
-        yield from (table for table in tables if table in measured)
+    @classmethod
+    def read(cls, path: Path) -> "Run":
+        return cls(json.loads(path.read_text()))
 
-    def peers(self) -> list[str]:
-        seen = {entry["peer"] for entry in self._measurements()}
-        return [name for name in PEERS if name in seen]
+    def some(self, name: Name) -> list[dict[str, Any]]:
+        """Returns the measurements that have these fields."""
+        return [entry for entry in self.entries if name.items() <= entry.items()]
 
-    def figure(self, cell: Cell | GroupCell, key: str) -> Figure | None:
-        """Returns the figure `key` of a cell, or None if it was not measured or failed in any round."""
-        entries = self._entries(cell)
+    def names(self, *fields: str, **name: Any) -> list[dict[str, Any]]:
+        """Returns the different values of some fields, in the order of measurement."""
+        entries = [entry for entry in self.some(name) if all(field in entry for field in fields)]
+        return [dict(items) for items in dict.fromkeys(tuple((field, e[field]) for field in fields) for e in entries)]
+
+    def figure(self, name: Name, key: str) -> Figure | None:
+        """Returns the figure `key` of a case, or None if it was not measured or failed in any round."""
+        entries = self.some(name)
         return None if any(key not in entry for entry in entries) else Figure.of([entry[key] for entry in entries])
 
-    def largest(self, peer: str, key: str) -> float | None:
-        """Returns the largest value of `key` in all measurements of a peer."""
-        return max(
-            (entry[key] for entry in self._measurements() if entry["peer"] == peer and key in entry), default=None
-        )
-
-    def median(self, peer: str, key: str) -> float | None:
-        """Returns the median of `key` over all measurements of a peer."""
-        figure = Figure.of([entry[key] for entry in self._measurements() if entry["peer"] == peer and key in entry])
+    def median(self, name: Name, key: str) -> float | None:
+        figure = self.figure(name, key)
         return figure.median if figure else None
 
-    def measured(self, cell: Cell) -> bool:
-        """Returns whether a cell was measured or refused."""
-        return bool(self._entries(cell))
+    def values(self, name: Name, key: str) -> list[float]:
+        """Returns the values of `key` in all measurements that have these fields and `key`."""
+        return [entry[key] for entry in self.some(name) if key in entry]
 
-    def groups(self) -> list[GroupCell]:
-        """Returns the cells of several ranks, in the order of measurement."""
-        keys = ("layout", "ranks", "state", "peer")
-        entries = (entry for entry in self._measurements() if "layout" in entry)
-        return list(dict.fromkeys(GroupCell(*(entry[key] for key in keys)) for entry in entries))
+    def largest(self, name: Name, key: str) -> float | None:
+        return max(self.values(name, key), default=None)
 
     def rounds(self) -> str:
         """Returns the number of rounds of the medians, such as "3" or "2 to 3"."""
-        keys = ("workload", "action", "layout", "ranks", "state", "peer")
-        done = {"load_seconds", "save_seconds"}
-        loads = (entry for entry in self._measurements() if done & entry.keys())
-        counts = Counter(tuple(entry.get(key) for key in keys) for entry in loads).values()
+        measured = (entry for entry in self.entries if not reason_of(entry))
+        counts = Counter(tuple(entry.get(field) for field in FIELDS) for entry in measured).values()
         return " to ".join(str(count) for count in sorted({min(counts, default=0), max(counts, default=0)}))
 
-    def text(self, cell: Cell | GroupCell, key: str) -> str:
-        return next((entry[key] for entry in self._entries(cell) if key in entry), "")
+    def text(self, name: Name, key: str) -> str:
+        return next((entry[key] for entry in self.some(name) if key in entry), "")
 
-    def reason(self, cell: Cell | GroupCell) -> str:
-        """Returns the reason why a cell has no figure."""
-        entries = self._entries(cell)
-        reasons = [entry.get("failed") or entry.get("unavailable") for entry in entries]
-        return next((reason for reason in reasons if reason), "not measured")
+    def reason(self, name: Name) -> str:
+        """Returns the reason why a case has no figure."""
+        return next(filter(None, map(reason_of, self.some(name))), "not measured")
 
     def ceiling(self, name: str) -> Figure | None:
         """Returns a rate of the hardware, in bytes per second."""
         entries = [entry for entry in self.facts["ceilings"] if entry["name"] == name]
         return Figure.of([entry["bytes_per_second"] for entry in entries if "bytes_per_second" in entry])
 
+    def rate(self, ceiling: str) -> float | None:
+        figure = self.ceiling(ceiling)
+        return figure.median if figure else None
+
     def ceilings(self) -> dict[str, str]:
         """Returns the names of the ceilings, each with its method or the reason why it is missing."""
         methods: dict[str, str] = {}
         for entry in self.facts["ceilings"]:
-            methods.setdefault(entry["name"], entry.get("how") or entry.get("unavailable") or entry.get("failed", ""))
+            methods.setdefault(entry["name"], entry.get("how") or reason_of(entry))
         return methods
 
-    def _measurements(self) -> list[dict[str, Any]]:
-        measurements: list[dict[str, Any]] = self.facts["measurements"]
-        return measurements
 
-    def _entries(self, cell: Cell | GroupCell) -> list[dict[str, Any]]:
-        fields = vars(cell).items()
-        return [entry for entry in self._measurements() if fields <= entry.items()]
+def reason_of(row: Mapping[str, Any]) -> str:
+    """Returns the reason why a measurement has no figures, or nothing."""
+    return row.get("failed") or row.get("unavailable") or ""

@@ -7,15 +7,18 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-
-from .cell import states_of
 
 ITEM_BYTES = {"F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4}
 CAST_DTYPE = "F16"
 SEED = 20_26
-LOAD_STATES = states_of("load")
+# Storage of the files of a load, and target of a save.
+STATES = ("warm", "cold", "tmpfs", "disk")
+LOAD_STATES = STATES[:3]
+# Workload of several ranks.
+RANKED, RANKED_FILES, RANKED_LAYERS = "ranks", 8, 8
 RANK, RANKS = 3, 8
 SHARDS = 30
 WIDTH_MULTIPLE = 16  # Keeps every width divisible by RANKS.
@@ -79,6 +82,17 @@ class Workload:
         """Returns the slices that are columns."""
         return tuple(cut for cut in self.slices if cut.dim == 1)
 
+    def facts(self) -> dict[str, Any]:
+        """Describes the workload in the results."""
+        return {
+            "title": self.title,
+            "files": len(self.files),
+            "tensors": len(self.tensors),
+            "bytes": self.size_bytes,
+            "selected": len(self.selected),
+            "requested_bytes": {action: self.requested_bytes(action) for action in self.states},
+        }
+
     @property
     def directory_name(self) -> str:
         """Returns a name that is unique to everything that determines the files and the expected tensors."""
@@ -119,10 +133,10 @@ def dense(size_bytes: int) -> Workload:
 
 def moe(size_bytes: int) -> Workload:
     """Qwen3-30B-A3B with all its 18,867 tensors, each narrower."""
-    factor = math.sqrt(size_bytes / size_of(_qwen_moe(1.0)))
+    factor = math.sqrt(size_bytes / size_of(qwen_moe(1.0)))
     title = f"Qwen3-30B-A3B, widths x {factor:.2g}"
     states = {"load": LOAD_STATES, "verified": ("warm", "cold")}
-    return Workload("moe", title, (specs(_qwen_moe(factor)),), states)
+    return Workload("moe", title, (specs(qwen_moe(factor)),), states)
 
 
 def adapter(size_bytes: int) -> Workload:
@@ -160,9 +174,22 @@ def sharded(size_bytes: int) -> Workload:
     return Workload("sharded", title, files, {"load": ("warm", "cold")})
 
 
+def ranks(size_bytes: int) -> Workload:
+    """Llama 3 8B with fewer, narrower layers. The number of files lets every library balance reads over the ranks."""
+    full = (4096, 14336, 1024, 128256)
+    factor = math.sqrt(size_bytes / size_of(llama(RANKED_LAYERS, *full)))
+    tensors = specs(llama(RANKED_LAYERS, *(rounded(length * factor) for length in full)))
+    title = f"Llama 3 8B, {RANKED_LAYERS} of 32 layers, widths x {factor:.2g}"
+    return Workload(RANKED, title, tuple(deal(tensors, RANKED_FILES)), {"load": ("warm", "cold")})
+
+
 WORKLOADS: dict[str, Callable[[int], Workload]] = {
-    make.__name__: make for make in (dense, moe, adapter, huge, many, sharded)
+    make.__name__: make for make in (dense, moe, adapter, huge, many, sharded, ranks)
 }
+
+
+# Without the workload of several ranks.
+WORKLOADS_OF_FILES = list(WORKLOADS)[:-1]
 
 
 def rounded(width: float) -> int:
@@ -187,7 +214,7 @@ def llama(layers: int, hidden: int, inner: int, keys: int, words: int) -> Shapes
     return shapes | {"model.norm.weight": (hidden,), "lm_head.weight": (words, hidden)}
 
 
-def _qwen_moe(factor: float) -> Shapes:
+def qwen_moe(factor: float) -> Shapes:
     hidden, inner, head, words = (rounded(width * factor) for width in (2048, 768, 128, 151936))
     queries, keys, experts = 32 * head, 4 * head, 128
     shapes: Shapes = {"model.embed_tokens.weight": (words, hidden)}

@@ -4,10 +4,9 @@ import threading
 from contextlib import ExitStack
 from itertools import cycle
 
+from .context import KIB, MIB, Context, Rows, on_threads, row, seconds
 from .driver import BLOCKING, UNTIMED, Copy, Driver, host_memory
-from .experiment import Row, Rows, Settings, needed, on_threads, seconds
 
-KIB, MIB = 1 << 10, 1 << 20
 SIZES = (256 * KIB, MIB, 15 * MIB // 4, 15 * MIB)
 SLOTS_BYTES = 128 * MIB
 SUBMITTERS = 16
@@ -15,16 +14,15 @@ SUBMITTERS = 16
 EVENTS = 32
 
 
-def copies(driver: Driver | None, settings: Settings) -> Rows:
+def copies(context: Context) -> Rows:
     """Times copies by their size, streams, events and submitters."""
-    driver = needed(driver)
-    area = min(SLOTS_BYTES, settings.total_bytes)
+    driver, total, repeats = context.driver, context.total_bytes, context.repeats
+    area = min(SLOTS_BYTES, total)
     with host_memory(area, huge=True) as host, driver.device_memory(area) as device, driver.pinned(host, area):
         queue = Queue(driver, host, device, area)
         queue.time(area, area)
-        rates = [settings.total_bytes / queue.time(area, settings.total_bytes) for _ in range(settings.repeats)]
-        yield Row("link, from the largest copies", tuple(rate / 1e9 for rate in rates), "GB/s", "link_gbps")
-        byte_seconds = 1 / max(rates)
+        rates = [total / queue.time(area, total) for _ in range(repeats)]
+        yield row("link, from the largest copies", [rate / 1e9 for rate in rates], "GB/s", "link_gbps")
         variants = {
             "one stream": {},
             "two streams in turn": {"streams": 2},
@@ -38,12 +36,12 @@ def copies(driver: Driver | None, settings: Settings) -> Rows:
         }
         parameters = {"one stream": "dead_same_us", "two streams in turn": "dead_other_us"}
         for size in (size for size in SIZES if size <= area):
-            count = max(1, settings.total_bytes // size)
+            count = max(1, total // size)
             for what, variant in variants.items():
-                times = [queue.time(size, count * size, **variant) for _ in range(settings.repeats)]
-                beyond = tuple((time / count - size * byte_seconds) * 1e6 for time in times)
+                times = [queue.time(size, count * size, **variant) for _ in range(repeats)]
+                beyond = [(time / count - size / max(rates)) * 1e6 for time in times]
                 parameter = parameters.get(what, "") if size == SIZES[2] else ""
-                yield Row(f"copy of {size // KIB} KiB beyond its bytes, {what}", beyond, "us", parameter)
+                yield row(f"copy of {size // KIB} KiB beyond its bytes, {what}", beyond, "us", parameter)
 
 
 class Queue:

@@ -3,7 +3,7 @@
 import ctypes
 import mmap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 LIBRARY = "libcuda.so.1"
@@ -91,30 +91,19 @@ class Driver:
     @contextmanager
     def stream(self) -> Iterator[int]:
         """Creates a stream for the time of the block."""
-        stream = self.handle("cuStreamCreate", NON_BLOCKING)
-        try:
-            yield stream
-        finally:
-            self.synchronize(stream)
-            self.call("cuStreamDestroy_v2", stream)
+        with self._made("cuStreamDestroy_v2", "cuStreamCreate", NON_BLOCKING) as stream:
+            try:
+                yield stream
+            finally:
+                self.synchronize(stream)
 
-    @contextmanager
-    def event(self, flags: int) -> Iterator[int]:
+    def event(self, flags: int) -> AbstractContextManager[int]:
         """Creates an event for the time of the block."""
-        event = self.handle("cuEventCreate", flags)
-        try:
-            yield event
-        finally:
-            self.call("cuEventDestroy_v2", event)
+        return self._made("cuEventDestroy_v2", "cuEventCreate", flags)
 
-    @contextmanager
-    def device_memory(self, size: int) -> Iterator[int]:
+    def device_memory(self, size: int) -> AbstractContextManager[int]:
         """Allocates device memory for the time of the block."""
-        address = self.handle("cuMemAlloc_v2", size)
-        try:
-            yield address
-        finally:
-            self.call("cuMemFree_v2", address)
+        return self._made("cuMemFree_v2", "cuMemAlloc_v2", size)
 
     @contextmanager
     def pinned(self, address: int, size: int) -> Iterator[None]:
@@ -124,6 +113,14 @@ class Driver:
             yield
         finally:
             self.call("cuMemHostUnregister", address)
+
+    @contextmanager
+    def _made(self, destroy: str, create: str, *arguments: object) -> Iterator[int]:
+        made = self.handle(create, *arguments)
+        try:
+            yield made
+        finally:
+            self.call(destroy, made)
 
     def _status(self, name: str, *arguments: object) -> int:
         try:

@@ -4,19 +4,19 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from statistics import median
 
-from .copies import MIB
+from .context import MIB, Context, Rows, row, seconds
 from .driver import BLOCKING, UNTIMED, Copy, Driver, host_memory
-from .experiment import Row, Rows, Settings, needed, seconds
 
 POLL_SECONDS = 20e-6
 CALLS = 100
 
 
-def waits(driver: Driver | None, settings: Settings) -> Rows:
+def waits(context: Context) -> Rows:
     """Times copies until the host knows that they are done, and the calls that order them."""
-    driver = needed(driver)
-    size = min(4 * MIB, settings.total_bytes)
+    driver = context.driver
+    size = min(4 * MIB, context.total_bytes)
 
     def synchronize(event: int) -> None:
         driver.call("cuEventSynchronize", event)
@@ -46,12 +46,11 @@ def waits(driver: Driver | None, settings: Settings) -> Rows:
         for what, (flags, wait) in ways.items():
             with driver.event(flags) as event:
                 run = partial(_copy_and_wait, driver, copy, stream, event, wait)
-                times = tuple(seconds(run) * 1e6 for _ in range(settings.repeats))
-            row = Row(f"copy of {size // MIB} MiB until the host knows by {what}", times, "us")
-            medians[what] = row.median
-            yield row
+                times = context.times(run, 1e6)
+            medians[what] = median(times)
+            yield row(f"copy of {size // MIB} MiB until the host knows by {what}", times, "us")
         blocking, spinning = medians["an event with BLOCKING_SYNC"], medians["queries"]
-        yield Row("wake-up by BLOCKING_SYNC, beyond queries", (blocking - spinning,), "us", "wake_us")
+        yield row("wake-up by BLOCKING_SYNC, beyond queries", [blocking - spinning], "us", "wake_us")
         calls: dict[str, Callable[[], object]] = {
             "copy_us": lambda: driver.copy(Copy(device, host, 4096), stream),
             "record_us": lambda: driver.record(plain, stream),
@@ -59,8 +58,8 @@ def waits(driver: Driver | None, settings: Settings) -> Rows:
             "stream_wait_us": lambda: driver.call("cuStreamWaitEvent", stream, plain, 0),
         }
         for parameter, work in calls.items():
-            times = tuple(_call_seconds(driver, stream, work) * 1e6 for _ in range(settings.repeats))
-            yield Row(f"one call, with that of Python: {parameter.removesuffix('_us')}", times, "us", parameter)
+            times = [_call_seconds(driver, stream, work) * 1e6 for _ in range(context.repeats)]
+            yield row(f"one call, with that of Python: {parameter.removesuffix('_us')}", times, "us", parameter)
 
 
 def _call_seconds(driver: Driver, stream: int, work: Callable[[], object]) -> float:

@@ -1,23 +1,20 @@
 """Whole loads by fst, each in a fresh process: first and second, by options, cold and from tmpfs."""
 
-import json
+import math
 import mmap
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from ..checkpoint import Checkpoint, make_checkpoint
+from ..child import run_child
 from ..directories import CHECKPOINTS, TMPFS
-from ..measure import Job
+from ..loaders.base import Job
 from ..peer import PEERS
 from ..workload import WORKLOADS
-from .driver import Driver
-from .experiment import Row, Rows, Settings
+from .context import Context, Rows, row
 
 MADV_COLLAPSE = 25
-FIRST, SECOND = "load_seconds", "second_load_seconds"
 # Options of whole loads, each beside the defaults.
 OPTIONS = {
     "defaults": {},
@@ -26,68 +23,69 @@ OPTIONS = {
     "slots of 1 MiB": {"FST_CHUNK_BYTES": str(1 << 20)},
     "slots of 16 MiB": {"FST_CHUNK_BYTES": str(16 << 20)},
 }
-DEPTHS = (32, 128)
+DEPTHS = {f"queue of {depth}": {"FST_QUEUE_DEPTH": str(depth)} for depth in (32, 128)}
 
 
-def loads(driver: Driver | None, settings: Settings) -> Rows:
+def loads(context: Context) -> Rows:
     """Times first and second loads of three checkpoints in the page cache, and where the time of a first load goes."""
     for name in ("dense", "moe", "adapter"):
-        yield from _rows(name, _checkpoint(name, settings), "warm", settings, {"": {}})
+        yield from _rows(name, _checkpoint(name, context), "warm", context)
 
 
-def options(driver: Driver | None, settings: Settings) -> Rows:
+def options(context: Context) -> Rows:
     """Times loads of one checkpoint by options, in turn."""
-    yield from _rows("dense", _checkpoint("dense", settings), "warm", settings, OPTIONS)
+    yield from _rows("dense", _checkpoint("dense", context), "warm", context, OPTIONS)
 
 
-def sizes(driver: Driver | None, settings: Settings) -> Rows:
+def sizes(context: Context) -> Rows:
     """Times loads by their size, which tells the fixed cost of a load from its rate."""
     for divisor in (8, 2):
-        smaller = Settings(settings.total_bytes // divisor, settings.repeats, settings.device)
-        yield from _rows(f"dense / {divisor}", _checkpoint("dense", smaller), "warm", settings, {"": {}})
+        smaller = replace(context, total_bytes=context.total_bytes // divisor)
+        yield from _rows(f"dense / {divisor}", _checkpoint("dense", smaller), "warm", context)
 
 
-def cold(driver: Driver | None, settings: Settings) -> Rows:
+def cold(context: Context) -> Rows:
     """Times loads from the disk by the depth of its queue."""
-    depths = {f"queue of {depth}": {"FST_QUEUE_DEPTH": str(depth)} for depth in DEPTHS}
-    yield from _rows("cold", _checkpoint("dense", settings), "cold", settings, depths)
+    yield from _rows("cold", _checkpoint("dense", context), "cold", context, DEPTHS)
 
 
-def tmpfs(driver: Driver | None, settings: Settings) -> Rows:
+def tmpfs(context: Context) -> Rows:
     """Times loads from tmpfs, before and after its pages are made huge."""
-    source = _checkpoint("dense", settings)
+    source = _checkpoint("dense", context)
     target = TMPFS / "fst-experiment.safetensors"
     try:
         shutil.copyfile(source.paths[0], target)
-        copy = Checkpoint(source.workload, (target,), source.digests)
-        yield from _rows("tmpfs", copy, "tmpfs", settings, {"": {}})
+        copy = replace(source, paths=(target,))
+        yield from _rows("tmpfs", copy, "tmpfs", context)
         with target.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
             memory.madvise(MADV_COLLAPSE)
-        yield from _rows("tmpfs with huge pages", copy, "tmpfs", settings, {"": {}})
+        yield from _rows("tmpfs with huge pages", copy, "tmpfs", context)
     finally:
         target.unlink(missing_ok=True)
 
 
-def _checkpoint(name: str, settings: Settings) -> Checkpoint:
-    return make_checkpoint(WORKLOADS[name](settings.total_bytes), CHECKPOINTS)
+def _checkpoint(name: str, context: Context) -> Checkpoint:
+    return make_checkpoint(WORKLOADS[name](context.total_bytes), CHECKPOINTS)
 
 
 def _rows(
-    title: str, checkpoint: Checkpoint, state: str, settings: Settings, variants: Mapping[str, Mapping[str, str]]
+    title: str,
+    checkpoint: Checkpoint,
+    state: str,
+    context: Context,
+    variants: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Rows:
     """Measures the variants in turn, so that a change of the machine affects all of them."""
-    paths = tuple(map(str, checkpoint.paths))
-    job = Job("fst", "load", state, settings.device, paths, repeats=True)
-    rounds = [{what: _measure(job, environ) for what, environ in variants.items()} for _ in range(settings.repeats)]
-    for what in variants:
-        for key, turn in ((FIRST, "first"), (SECOND, "second")):
-            values = tuple(results[what][key] * 1e3 for results in rounds)
-            yield Row(", ".join(filter(None, (title, what, f"{turn} load"))), values, "ms")
-
-
-def _measure(job: Job, environ: Mapping[str, str]) -> dict[str, float]:
-    command = [sys.executable, "-m", "fst_bench.measure", json.dumps(asdict(job))]
-    environ = PEERS[job.peer].environment() | dict(environ)
-    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=True)
-    result: dict[str, float] = json.loads(done.stdout)
-    return result
+    job = asdict(Job("fst", "load", state, context.device, list(map(str, checkpoint.paths)), repeats=True))
+    variants = variants or {"": {}}
+    times: dict[tuple[str, str], list[float]] = {}
+    for _ in range(context.repeats):
+        for what, environ in variants.items():
+            environment = PEERS["fst"].environment() | dict(environ)
+            result = run_child("measure:measure", {"job": job}, environment, math.inf)
+            if set(result.pop("digests", [])) != {checkpoint.digests["load"]}:
+                raise OSError(f"{title}, {what}: {result.get('failed', 'wrong tensors')}")
+            for turn, key in (("first", "load_seconds"), ("second", "second_load_seconds")):
+                times.setdefault((what, turn), []).append(result[key] * 1e3)
+    for (what, turn), values in times.items():
+        yield row(", ".join(filter(None, (title, what, f"{turn} load"))), values, "ms")

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
-from .copies import KIB, MIB
+from .context import KIB, MIB, Context, Rows, on_threads, row, seconds
 from .driver import BLOCKING, UNTIMED, Copy, Driver, DriverError, host_memory, touch
-from .experiment import Row, Rows, Settings, needed, on_threads, seconds
 
 PAGES_PER_MIB = 256
 # A tensor of a mixture of experts of 2 GiB.
@@ -18,30 +17,30 @@ THREADS = 16
 PTX = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry empty() { ret; }\n\0"
 
 
-def registration(driver: Driver | None, settings: Settings) -> Rows:
+def registration(context: Context) -> Rows:
     """Times the registration of memory by size, kind of pages, and whether the pages exist."""
-    driver = needed(driver)
-    fixed: dict[tuple[bool, bool], dict[int, tuple[float, ...]]] = {}
+    driver = context.driver
+    fixed: dict[tuple[bool, bool], dict[int, list[float]]] = {}
     for huge in (False, True):
         for touched in (False, True):
             for size in (MIB, 4 * MIB, 16 * MIB):
-                times = tuple(_register(driver, size, huge, touched) * 1e6 for _ in range(settings.repeats))
+                times = [_register(driver, size, huge, touched) * 1e6 for _ in range(context.repeats)]
                 fixed.setdefault((huge, touched), {})[size] = times
                 pages = f"{'huge' if huge else '4 KiB'} pages{', which exist' if touched else ''}"
-                yield Row(f"registration of {size // MIB} MiB, {pages}", times, "us")
+                yield row(f"registration of {size // MIB} MiB, {pages}", times, "us")
     present, absent = fixed[False, True], fixed[False, False]
     page_us = [
         (large - small) / (15 * PAGES_PER_MIB) for small, large in zip(present[MIB], present[16 * MIB], strict=True)
     ]
-    yield Row("registration of a page of 4 KiB that exists", tuple(page_us), "us", "pin_page_us")
+    yield row("registration of a page of 4 KiB that exists", page_us, "us", "pin_page_us")
     calls = [small - page * PAGES_PER_MIB for small, page in zip(present[MIB], page_us, strict=True)]
-    yield Row("registration, beyond its pages", tuple(calls), "us", "pin_us")
+    yield row("registration, beyond its pages", calls, "us", "pin_us")
     made = [(new - old) / (16 * PAGES_PER_MIB) for new, old in zip(absent[16 * MIB], present[16 * MIB], strict=True)]
-    yield Row("page of 4 KiB that does not exist, beyond its registration", tuple(made), "us", "page_us")
+    yield row("page of 4 KiB that does not exist, beyond its registration", made, "us", "page_us")
     for threads in (1, THREADS):
-        times = tuple(_register_all(driver, threads, 2 * THREADS) * 1e3 for _ in range(settings.repeats))
-        yield Row(f"registration of {2 * THREADS} slots of 4 MiB by {threads} threads", times, "ms")
-    yield Row("longest call that queues a copy beside them", tuple(_stalls(driver, settings)), "us")
+        times = [_register_all(driver, threads, 2 * THREADS) * 1e3 for _ in range(context.repeats)]
+        yield row(f"registration of {2 * THREADS} slots of 4 MiB by {threads} threads", times, "ms")
+    yield row("longest call that queues a copy beside them", _stalls(driver, context), "us")
 
 
 def _register(driver: Driver, size: int, huge: bool, touched: bool) -> float:
@@ -73,7 +72,7 @@ def _register_all(driver: Driver, threads: int, slots: int) -> float:
         return seconds(lambda: on_threads(threads, work))
 
 
-def _stalls(driver: Driver, settings: Settings) -> list[float]:
+def _stalls(driver: Driver, context: Context) -> list[float]:
     """Returns the longest times that a copy takes to be queued while other threads register memory."""
     size = 256 * KIB
     longest = []
@@ -82,7 +81,7 @@ def _stalls(driver: Driver, settings: Settings) -> list[float]:
         stack.enter_context(driver.pinned(host, size))
         device = stack.enter_context(driver.device_memory(size))
         stream = stack.enter_context(driver.stream())
-        for _ in range(settings.repeats):
+        for _ in range(context.repeats):
             other = threading.Thread(target=_register_all, args=(driver, THREADS, 2 * THREADS))
             other.start()
             worst = 0.0
@@ -94,18 +93,18 @@ def _stalls(driver: Driver, settings: Settings) -> list[float]:
     return longest
 
 
-def allocation(driver: Driver | None, settings: Settings) -> Rows:
+def allocation(context: Context) -> Rows:
     """Times the allocation of device memory, as large tensors and as segments for small ones."""
-    driver = needed(driver)
-    scale = settings.total_bytes / (2 << 30)
+    driver = context.driver
+    scale = context.total_bytes / (2 << 30)
     for count, size, parameter in ((27, 75 * MIB, ""), (1030, 2 * MIB, "malloc_us")):
         count, times = max(1, int(count * scale)), []
-        for _ in range(settings.repeats):
+        for _ in range(context.repeats):
             with ExitStack() as stack:
                 run = partial(_allocate, driver, stack, size, count)
                 times.append(seconds(run) / count * 1e6)
-        yield Row(f"cuMemAlloc of {size // MIB} MiB", tuple(times), "us", parameter)
-    yield from _tensors(settings)
+        yield row(f"cuMemAlloc of {size // MIB} MiB", times, "us", parameter)
+    yield from _tensors(context)
 
 
 def _allocate(driver: Driver, stack: ExitStack, size: int, count: int) -> None:
@@ -113,28 +112,28 @@ def _allocate(driver: Driver, stack: ExitStack, size: int, count: int) -> None:
         stack.enter_context(driver.device_memory(size))
 
 
-def _tensors(settings: Settings) -> Rows:
+def _tensors(context: Context) -> Rows:
     """Times `torch.empty` for small tensors, whose segments are new or cached."""
     import torch
 
-    count = 18867 if settings.total_bytes >= 1 << 30 else 50
-    is_cuda = settings.device.startswith("cuda")
+    count = 18867 if context.total_bytes >= 1 << 30 else 50
+    is_cuda = context.device.startswith("cuda")
 
     def make() -> list[torch.Tensor]:
-        return [torch.empty(SMALL_TENSOR_BYTES, dtype=torch.uint8, device=settings.device) for _ in range(count)]
+        return [torch.empty(SMALL_TENSOR_BYTES, dtype=torch.uint8, device=context.device) for _ in range(count)]
 
     for state in ("new segments", "cached segments"):
         times = []
-        for _ in range(settings.repeats):
+        for _ in range(context.repeats):
             if is_cuda and state == "new segments":
                 torch.cuda.empty_cache()
             times.append(seconds(make) / count * 1e6)
-        yield Row(f"torch.empty, {state}", tuple(times), "us", "empty_us" if state == "cached segments" else "")
+        yield row(f"torch.empty, {state}", times, "us", "empty_us" if state == "cached segments" else "")
 
 
-def objects(driver: Driver | None, settings: Settings) -> Rows:
+def objects(context: Context) -> Rows:
     """Times what the driver makes: streams, events and modules."""
-    driver = needed(driver)
+    driver = context.driver
     makers: dict[str, tuple[str, Callable[[], int], str]] = {
         "cuStreamCreate": ("stream_us", lambda: driver.handle("cuStreamCreate", 1), "cuStreamDestroy_v2"),
         "cuEventCreate": ("event_us", lambda: driver.handle("cuEventCreate", UNTIMED | BLOCKING), "cuEventDestroy_v2"),
@@ -143,12 +142,12 @@ def objects(driver: Driver | None, settings: Settings) -> Rows:
     for name, (parameter, make, destroy) in makers.items():
         times = []
         try:
-            for _ in range(settings.repeats):
+            for _ in range(context.repeats):
                 start = time.perf_counter()
                 made = make()
                 times.append((time.perf_counter() - start) * 1e6)
                 driver.call(destroy, made)
         except DriverError as error:
-            yield Row(f"{name}: {error}", (), "")
+            yield row(f"{name}: {error}", [])
             continue
-        yield Row(name, tuple(times), "us", parameter)
+        yield row(name, times, "us", parameter)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from .driver import Driver, DriverError
-from .experiment import Row, Rows, Settings
+from .context import Context, Rows, row
+from .driver import DriverError
 
 FILES = {
     "order of free pages that go back to the host": "/sys/module/page_reporting/parameters/page_reporting_order",
@@ -26,19 +26,22 @@ ATTRIBUTES = {
 }
 
 
-def probe(driver: Driver | None, settings: Settings) -> Rows:
+def probe(context: Context) -> Rows:
     """Reads the settings of the kernel and the attributes of the GPU."""
-    for what, text in _texts(driver):
-        yield Row(f"{what}: {text}", (), "")
+    for what, text in _texts(context):
+        yield row(f"{what}: {text}", [])
 
 
-def _texts(driver: Driver | None) -> Iterator[tuple[str, str]]:
+def _texts(context: Context) -> Iterator[tuple[str, str]]:
     for what, path in FILES.items():
         yield what, _read(Path(path))
     for what, path in CHOICES.items():
         _, _, chosen = _read(Path(path)).partition("[")
         yield what, chosen.partition("]")[0] or "not known"
-    if driver is None:
+    try:
+        driver = context.driver
+    except DriverError as error:
+        yield "without a driver", str(error)
         return
     address = driver.pci_address()
     yield "PCI address", address

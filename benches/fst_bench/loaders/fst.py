@@ -1,14 +1,11 @@
 """fst, the library of this repository."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..checkpoint import TORCH_DTYPES
-from ..workload import Slice
-from .base import Loader
+from .base import Job, Loader, Tensors
 
 
 class Fst(Loader):
@@ -21,55 +18,60 @@ class Fst(Loader):
         self._strategy: Any = strategy
         self._options = options
 
-    def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
-        return self._fst.load_files(paths, device, **self._options)
+    def load(self, job: Job) -> Tensors:
+        return self._fst.load_files(job.paths, job.device, **self._options)
 
-    def cast(self, paths: Sequence[str], dtype: torch.dtype, device: str) -> dict[str, Tensor]:
-        return self._fst.load_files(paths, device, dtype=dtype)
+    def cast(self, job: Job) -> Tensors:
+        return self._fst.load_files(job.paths, job.device, dtype=torch.float16)
 
-    def slice(self, paths: Sequence[str], slices: Sequence[Slice], device: str) -> dict[str, Tensor]:
-        names, dims, starts, lengths = zip(*((cut.name, cut.dim, cut.start, cut.length) for cut in slices), strict=True)
-        return dict(zip(names, self._fst.load_slices(paths, names, dims, starts, lengths, device), strict=True))
+    def slice(self, job: Job) -> Tensors:
+        cuts = ((cut.name, cut.dim, cut.start, cut.length) for cut in job.slices)
+        names, dims, starts, lengths = zip(*cuts, strict=True)
+        return dict(zip(names, self._fst.load_slices(job.paths, names, dims, starts, lengths, job.device), strict=True))
 
-    def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> dict[str, Tensor]:
-        return dict(zip(names, self._fst.load_tensors(paths, names, device), strict=True))
+    def select(self, job: Job) -> Tensors:
+        return dict(zip(job.names, self._fst.load_tensors(job.paths, job.names, job.device), strict=True))
 
-    def columns(self, paths: Sequence[str], slices: Sequence[Slice], device: str) -> dict[str, Tensor]:
-        with self._fst.safe_open(paths, framework="pt", device=device) as file:
-            return {cut.name: file.get_slice(cut.name)[cut.index] for cut in slices}
+    def columns(self, job: Job) -> Tensors:
+        with self._fst.safe_open(job.paths, framework="pt", device=job.device) as file:
+            return {cut.name: file.get_slice(cut.name)[cut.index] for cut in job.slices}
 
-    def pretrained(self, folder: str, device: str) -> dict[str, Tensor]:
+    def pretrained(self, job: Job) -> Tensors:
         from .transformers import pretrained_state
 
         with self._fst.patch():
-            return pretrained_state(folder, device)
+            return pretrained_state(job)
 
-    def prepare_sharded(self) -> None:
-        _ = self._fst.load_sharded
+    def prepare(self, job: Job) -> None:
+        if job.action == "sharded":
+            _ = self._fst.load_sharded
 
-    def sharded(self, paths: Sequence[str], dims: Mapping[str, int | None], device: str) -> dict[str, Tensor]:
+    def sharded(self, job: Job) -> Tensors:
         from torch.distributed.tensor import Replicate, Shard
 
-        placements = {name: Replicate() if dim is None else Shard(dim) for name, dim in dims.items()}
-        return self._fst.load_sharded(paths, placements, device=device, strategy=self._strategy, **self._options)
+        placements = {name: Replicate() if dim is None else Shard(dim) for name, dim in job.dims.items()}
+        return self._fst.load_sharded(
+            job.paths, placements, device=job.device, strategy=self._strategy, **self._options
+        )
 
-    def save(self, tensors: Mapping[str, Tensor], path: str) -> None:
-        self._fst.save_file(dict(tensors), path)
+    def save(self, tensors: Tensors, path: str) -> None:
+        self._fst.save_file(tensors, path)
 
-    def reader(self, paths: Sequence[str], device: str) -> str:
-        return str(torch.ops.fst.reader(list(paths), device))
+    def reader(self, job: Job) -> str:
+        return str(torch.ops.fst.reader(job.paths, job.device))
 
 
 class FstInto(Fst):
     """Loads into tensors that exist, as a model's parameters do."""
 
-    def prepare_load(self, paths: Sequence[str], device: str) -> None:
-        with self._fst.safe_open(paths, framework="pt", device=device) as file:
+    def prepare(self, job: Job) -> None:
+        with self._fst.safe_open(job.paths, framework="pt", device=job.device) as file:
             metas = {name: file.get_tensor_meta(name) for name in file.offset_keys()}
         self._tensors = {
-            name: torch.zeros(meta.shape, dtype=TORCH_DTYPES[meta.dtype], device=device) for name, meta in metas.items()
+            name: torch.zeros(meta.shape, dtype=TORCH_DTYPES[meta.dtype], device=job.device)
+            for name, meta in metas.items()
         }
 
-    def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
-        self._fst.load_into(paths, list(self._tensors), list(self._tensors.values()))
+    def load(self, job: Job) -> Tensors:
+        self._fst.load_into(job.paths, list(self._tensors), list(self._tensors.values()))
         return self._tensors

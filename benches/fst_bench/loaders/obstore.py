@@ -1,12 +1,9 @@
 """obstore: the crate object_store from Python. It has ranges but no tensors, which are views of one buffer here."""
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from torch import Tensor
-
-from .base import Loader
+from .base import Job, Loader, Tensors
 from .views import tensor_views
 
 THREADS = 16
@@ -23,9 +20,9 @@ class Obstore(Loader):
         self._obstore = obstore
         self._store = store
 
-    def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = {}
-        for path in paths:
+    def load(self, job: Job) -> Tensors:
+        tensors: Tensors = {}
+        for path in job.paths:
             folder, _, name = path.rpartition("/")
             options = {"allow_http": True}
             tensors |= tensor_views(self._fetch(self._store.from_url(folder, client_options=options), name))

@@ -2,15 +2,13 @@
 
 import importlib
 import mmap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ..child import UnsupportedError
-from .base import KEY, Loader
+from ..unsupported import UnsupportedError
+from .base import KEY, Job, Loader, Tensors
 from .views import tensor_views
 
 
@@ -27,14 +25,14 @@ class Tensorizer(Loader):
         if encrypted:
             options["encryption"] = self._tensorizer.DecryptionParams.from_key(KEY)
 
-    def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
-        return self._read(paths, device)
+    def load(self, job: Job) -> Tensors:
+        return self._read(job)
 
-    def cast(self, paths: Sequence[str], dtype: torch.dtype, device: str) -> dict[str, Tensor]:
-        return self._read(paths, device, dtype=dtype)
+    def cast(self, job: Job) -> Tensors:
+        return self._read(job, dtype=torch.float16)
 
-    def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> dict[str, Tensor]:
-        return self._read(paths, device, filter_func=frozenset(names).__contains__)
+    def select(self, job: Job) -> Tensors:
+        return self._read(job, filter_func=frozenset(job.names).__contains__)
 
     def convert(self, path: str, target: str) -> None:
         options = {"encryption": self._tensorizer.EncryptionParams(KEY)} if self._is_encrypted else {}
@@ -48,10 +46,10 @@ class Tensorizer(Loader):
         serializer.close()
         partial.rename(target)
 
-    def _read(self, paths: Sequence[str], device: str, **options: Any) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = {}
-        for path in paths:
-            with self._tensorizer.TensorDeserializer(path, device=device, **self._options, **options) as file:
+    def _read(self, job: Job, **options: Any) -> Tensors:
+        tensors: Tensors = {}
+        for path in job.paths:
+            with self._tensorizer.TensorDeserializer(path, device=job.device, **self._options, **options) as file:
                 tensors |= {str(name): tensor for name, tensor in file.items()}
         return tensors
 
@@ -61,6 +59,6 @@ class FstTensors(Tensorizer):
 
     module = "fst.compat.tensorizer"
 
-    def reader(self, paths: Sequence[str], device: str) -> str:
+    def reader(self, job: Job) -> str:
         # The operator that tells takes no key.
-        return "pread" if self._is_encrypted else str(torch.ops.fst.reader(list(paths), device))
+        return "pread" if self._is_encrypted else str(torch.ops.fst.reader(job.paths, job.device))

@@ -2,20 +2,18 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from .base import KEY
+from .base import KEY, Job, Tensors
 from .fst import Fst
 from .safetensors import Safetensors
 
 
-def original(path: str) -> Path:
-    """Returns the safetensors file that was converted to `path`."""
-    return Path(path).with_suffix(".safetensors")
+def of_originals(job: Job) -> Job:
+    """Returns the job on the safetensors files that were converted to those of this job."""
+    return replace(job, paths=[str(Path(path).with_suffix(".safetensors")) for path in job.paths])
 
 
 class FstDigests(Fst):
@@ -32,13 +30,13 @@ class FstDigests(Fst):
 class FstManifest(Fst):
     """Compares the digest of the file with what sha256sum prints."""
 
-    def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
-        [path] = paths
-        tensors: dict[str, Tensor] = self._fst.load_file(original(path), device, verify=self._proof(path))
+    def load(self, job: Job) -> Tensors:
+        [path], [original] = job.paths, of_originals(job).paths
+        tensors: Tensors = self._fst.load_file(original, job.device, verify=self._proof(path))
         return tensors
 
-    def reader(self, paths: Sequence[str], device: str) -> str:
-        return super().reader([str(original(path)) for path in paths], device)
+    def reader(self, job: Job) -> str:
+        return super().reader(of_originals(job))
 
     def convert(self, path: str, target: str) -> None:
         _write_sha256(path, target)
@@ -73,17 +71,17 @@ class FstEncrypted(Fst):
     def convert(self, path: str, target: str) -> None:
         self._fst.save_file(self._fst.load_file(path), target, **self._options)
 
-    def reader(self, paths: Sequence[str], device: str) -> str:
+    def reader(self, job: Job) -> str:
         return "pread"  # The operator that tells takes no key.
 
 
 class Sha256sumFirst(Safetensors):
     """Lets sha256sum compare the file, and then loads it."""
 
-    def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
-        for path in paths:
+    def load(self, job: Job) -> Tensors:
+        for path in job.paths:
             subprocess.run(["sha256sum", "--check", "--quiet", path], cwd=Path(path).parent, check=True)
-        return super().load([str(original(path)) for path in paths], device)
+        return super().load(of_originals(job))
 
     def convert(self, path: str, target: str) -> None:
         _write_sha256(path, target)
@@ -98,11 +96,11 @@ class ModelSigningFirst(Safetensors):
 
         self._verifying = model_signing.verifying
 
-    def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
-        [path] = paths
+    def load(self, job: Job) -> Tensors:
+        [path], originals = job.paths, of_originals(job)
         config = self._verifying.Config().use_elliptic_key_verifier(public_key=_public_key(path))
-        config.verify(original(path), Path(path))
-        return super().load([str(original(path))], device)
+        config.verify(Path(originals.paths[0]), Path(path))
+        return super().load(originals)
 
 
 def _write_sha256(path: str, target: str) -> None:

@@ -1,8 +1,8 @@
 """The simulation: equality with the collectives and reads of real ranks, and counts."""
 
 import contextlib
-import json
 import os
+import sys
 from collections import Counter
 from functools import partial
 
@@ -12,13 +12,11 @@ from torch.distributed.tensor import Replicate, Shard
 
 import fst
 from fst._distributed.exchange import Exchange
+from fst_bench.large_models import LAYOUTS, MODELS, Model, positions, write_sparse
 from fst_bench.planner import Chunk, Planner, Region, Whole
-from fst_bench.report import write_report
-from fst_bench.simulation.layout import LAYOUTS, positions
-from fst_bench.simulation.model import MODELS, Model, write_sparse
-from fst_bench.simulation.run import simulated
-from fst_bench.simulation.section import SIMULATION
-from fst_bench.simulation.window import total, windows
+from fst_bench.result import Run
+from fst_bench.run import main
+from fst_bench.simulation import totals, windows
 from fst_bench.workload import ITEM_BYTES, TensorSpec, llama, specs
 
 WINDOW_BYTES = 16 << 10
@@ -119,9 +117,9 @@ def test_ranks_match_simulation(layout, size, ranks, tmp_path):
         assert calls == [calls_of(window, rank) for window in planned]
         assert read_bytes == sum(window.read_bytes[rank] for window in planned)
         assert kept_bytes == kept[rank]
-    totals = total(planned, kept)
-    assert max(kept) < totals.device_bytes < max(kept) + 2 * WINDOW_BYTES
-    assert totals.read_bytes == model.size_bytes
+    found = totals(planned, kept)
+    assert max(kept) < found["device_bytes"] < max(kept) + 2 * WINDOW_BYTES
+    assert found["read_bytes"] == model.size_bytes
 
 
 def test_models_match_published_sizes():
@@ -135,22 +133,21 @@ def test_models_match_published_sizes():
     assert [len(llama_70b.files), len(deepseek.files)] == [30, 163]
 
 
-def test_report(tmp_path, monkeypatch):
+def test_small_run(tmp_path, monkeypatch):
     for name in MODELS:
         monkeypatch.setitem(MODELS, name, partial(small, name))
-    result = simulated(LAYOUTS, (1, 4), (16,), WINDOW_BYTES, "a command")
-    (tmp_path / SIMULATION).write_text(json.dumps(result))
-    write_report(tmp_path, tmp_path)
-    page = (tmp_path / "BENCHMARKS.md").read_text()
+    folders = [text for option in ("--out", "--report") for text in (option, str(tmp_path))]
+    arguments = ["--ranks", "1,4", "--planned-ranks", "16", "--window-bytes", str(WINDOW_BYTES), *folders]
+    monkeypatch.setattr(sys, "argv", ["fst-bench", "simulation", *arguments])
+    main()
+    page, run = (tmp_path / "BENCHMARKS.md").read_text(), Run.read(tmp_path / "simulation.json")
     assert all(f"| {layout.title} | 4 |" in page for layout in LAYOUTS)
-    assert [len(result[f"planned_{what}"]) for what in ("loads", "saves")] == [2, 2]
-    for cost in (*result["planned_loads"], *result["planned_saves"]):
-        assert 0 < cost["cpu_seconds"] < 60
-        assert cost["received_bytes"] < 1 << 20
+    costs = {what: run.some({"name": what}) for what in ("loads", "saves")}
+    assert [len(rows) for rows in costs.values()] == [2, 2]
     # Messages of all ranks, and headers.
-    assert all(cost["received_bytes"] > 16 << 10 for cost in result["planned_loads"])
+    assert all(16 << 10 < cost["received_bytes"] < 1 << 20 for cost in costs["loads"])
     # Two messages of 512 bytes from each of 15 ranks.
-    assert all(cost["received_bytes"] == 15 << 10 for cost in result["planned_saves"])
-    bytes_of = {layout: result["models"][facts["model"]]["bytes"] for layout, facts in result["layouts"].items()}
-    assert all(load["read_bytes"] == bytes_of[load["layout"]] for load in result["loads"])
-    assert any(load["sent_bytes"] for load in result["loads"])
+    assert all(cost["received_bytes"] == 15 << 10 for cost in costs["saves"])
+    loads = run.some({"name": "data"})
+    assert all(load["read_bytes"] == run.workloads[load["workload"]]["bytes"] for load in loads)
+    assert any(load["sent_bytes"] for load in loads)

@@ -13,6 +13,8 @@ RUST = CHECKOUT / "rust"
 # `rust/tch` is a crate of its own, on top of the operators.
 SOURCES = sorted(path for path in RUST.rglob("*.rs") if not path.is_relative_to(RUST / "tch"))
 CXX_SOURCES = sorted(path for path in (CHECKOUT / "csrc").rglob("*") if path.suffix in {".h", ".cpp", ".cu"})
+# Lines of all files of a folder.
+MAX_LINES = {"benches": 8500}
 PYTHON_SOURCES = sorted((CHECKOUT / "torch_ext").rglob("*.py"))
 
 
@@ -144,6 +146,13 @@ def test_top_level_has_few_files():
         pytest.skip("not a git checkout")
     names = {path.split("/")[0] for path in done.stdout.splitlines()}
     assert len(names) <= 30, sorted(names)
+
+
+@pytest.mark.parametrize("folder", MAX_LINES)
+def test_folders_are_within_their_budgets(folder):
+    files = [path for path in (CHECKOUT / folder).rglob("*") if path.suffix in {".py", ".rs", ".toml", ".txt"}]
+    assert files
+    assert sum(len(path.read_text().splitlines()) for path in files) <= MAX_LINES[folder]
 
 
 def test_pre_commit_runs_every_linter():

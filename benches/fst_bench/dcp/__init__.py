@@ -1,1 +1,0 @@
-"""Benchmark of checkpoints that ranks load through `torch.distributed.checkpoint`."""

@@ -1,1 +1,0 @@
-"""Benchmarks of remote checkpoints on the loopback device: fst and its peers."""

@@ -1,1 +1,0 @@
-"""Benchmark of saves by several ranks."""

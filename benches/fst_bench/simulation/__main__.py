@@ -1,5 +1,0 @@
-"""Runs the simulation: `python -m fst_bench.simulation`."""
-
-from .run import main
-
-main()

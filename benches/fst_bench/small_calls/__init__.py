@@ -1,1 +1,0 @@
-"""CPU time of small calls, beside safetensors."""

@@ -1,1 +1,0 @@
-"""Benchmark of updates of live models."""
