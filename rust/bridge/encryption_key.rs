@@ -4,7 +4,7 @@ use super::guard::{guard, guard_with_log};
 use crate::encryption::{key, keyring};
 use crate::error::Result;
 use crate::save::file_kernel::Linux;
-use crate::save::rotate::rotate_within;
+use crate::save::rotate::rotate;
 use crate::source::files::check_local;
 use std::path::Path;
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub(super) fn key_for_save(key: &EncryptionKey) -> Result<Box<EncryptionKey>> {
 /// Makes the files that a path leads to open with another key.
 pub(super) fn rotate_key(path: &str, old_key: &EncryptionKey, new_key: &EncryptionKey, limit_ms: i64) -> Result<bool> {
     let limit = u64::try_from(limit_ms).ok().map(Duration::from_millis);
-    guard_with_log(|| rotate_within(&[path], old_key.key(), new_key.key(), &Linux, limit))
+    guard_with_log(|| rotate(&[path], old_key.key(), new_key.key(), &Linux, limit))
 }
 
 impl EncryptionKey {

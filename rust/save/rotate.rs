@@ -31,29 +31,23 @@ const CANNOT_WRITE: &str = "cannot write a key slot";
 /// Makes all local files that `paths` resolve to open with another key. Their data is not encrypted again.
 ///
 /// The slot for the new key is on the disk before that of the old key is removed. After an error, some files may open
-/// with the old key, with both, or with the new one; a second call with the old key completes the others. Of two calls
-/// for one file at once, the second one waits for the first. Fails with `io` if a file cannot be written;
-/// `invalid-argument` for an object.
+/// with the old key, with both, or with the new one; a second call with the same keys completes the others. Of two calls
+/// for one file at once, the second one waits for the first. Returns false if a file stays locked for the time `limit`, so
+/// that the caller can handle its signals before it calls again.
+///
+/// # Errors
+/// `integrity` if no file opens with the old key, `io` if a file cannot be written, `invalid-argument` for an object.
 pub fn rotate<P: AsRef<Path>>(
     paths: &[P],
     old: &EncryptionKey,
     new: &EncryptionKey,
     kernel: &dyn FileKernel,
-) -> Result<()> {
-    rotate_within(paths, old, new, kernel, None).map(drop)
-}
-
-/// Does what [`rotate`] does, but returns false if the first file stays locked for the time `limit`, so that the caller can
-/// handle its signals between two calls.
-pub fn rotate_within<P: AsRef<Path>>(
-    paths: &[P],
-    old: &EncryptionKey,
-    new: &EncryptionKey,
-    kernel: &dyn FileKernel,
-    mut limit: Option<Duration>,
+    limit: Option<Duration>,
 ) -> Result<bool> {
-    let (watch, begin) = (Watch::begin(), Instant::now());
-    let new = new.for_save()?;
+    let watch = Watch::begin();
+    let keys = [old, new, &new.for_save()?];
+    // The error of the first file that an earlier call has completed, until one opens with the old key.
+    let (mut refusal, mut is_any_rotated) = (None, false);
     for place in Files::resolve(paths, &|| watch.check())?.places {
         watch.check()?;
         let path = match place {
@@ -61,19 +55,22 @@ pub fn rotate_within<P: AsRef<Path>>(
             Place::Url(location) => return Err(unchangeable(&location)),
             Place::Opened(object) => return Err(unchangeable(object.location())),
         };
-        let is_over = Cell::new(false);
+        let (begin, is_over) = (Instant::now(), Cell::new(false));
         let check = || {
             is_over.set(limit.is_some_and(|limit| begin.elapsed() > limit));
             let message = "waited for another process that has locked the file";
             if is_over.get() { Err(Error::new(Kind::Interrupted, message).at(&path)) } else { watch.check() }
         };
-        match open_locked(&path, &check) {
-            Err(_) if is_over.get() => return Ok(false),
-            opened => rotate_file(&path, opened?, old, &new, kernel, &|| watch.check())?,
+        let opened = open_locked(&path, &check);
+        if is_over.get() {
+            return Ok(false);
         }
-        limit = None;
+        match rotate_file(&path, opened?, keys, kernel, &|| watch.check())? {
+            Some(error) => refusal = refusal.or(Some(error)),
+            None => is_any_rotated = true,
+        }
     }
-    Ok(true)
+    refusal.filter(|_| !is_any_rotated).map_or(Ok(true), Err)
 }
 
 fn unchangeable(location: &Location) -> Error {
@@ -81,24 +78,30 @@ fn unchangeable(location: &Location) -> Error {
     Error::new(Kind::InvalidArgument, message).at(location.to_string())
 }
 
+/// Rotates one file. Returns the error of the old key if the file opens with the new one only.
 fn rotate_file(
     path: &Path,
     (local, file, _lock): (LocalFile, Arc<File>, Option<FileLock>),
-    old: &EncryptionKey,
-    new: &EncryptionKey,
+    [old, new, new_for_save]: [&EncryptionKey; 3],
     kernel: &dyn FileKernel,
     check: Check<'_>,
-) -> Result<()> {
+) -> Result<Option<Error>> {
     let length = local.length;
     let json = Header::read_bytes(&Source::File(Arc::new(local)), check)?;
     let header = Header::parse(&json, length).map_err(|error| error.at(path))?;
-    let rotation = Rotation::new(&header, &json, length, old, new).map_err(|error| error.at(path))?;
+    let rotation = match Rotation::new(&header, &json, length, old, new_for_save) {
+        Ok(rotation) => rotation,
+        Err(error) if Rotation::new(&header, &json, length, new, new_for_save).is_ok() => {
+            return Ok(Some(error.at(path)));
+        }
+        Err(error) => return Err(error.at(path)),
+    };
     let failed = |error| Error::from_io(error, path, CANNOT_WRITE);
     for (offset, text) in rotation.writes {
         write_all(kernel, &file, text.as_bytes(), offset).map_err(|error| failed(error).offset(offset))?;
         flush(&file, kernel, check)?.map_err(failed)?;
     }
-    Ok(())
+    Ok(None)
 }
 
 /// Opens a file for reading, and for writing with a lock that other rotations of the file wait for.

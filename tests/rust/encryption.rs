@@ -413,8 +413,8 @@ fn files_that_were_read_do_not_choose_the_salt_of_new_files() {
         write(&path(name), &small(), None, &of_save).unwrap();
     }
     assert_eq!(derivation(&path("first")), derivation(&path("second")));
-    rotate(&[path("first"), path("second")], &own, &stranger, &Linux).unwrap();
-    rotate(&[path("first"), path("second")], &stranger, &own, &Linux).unwrap();
+    rotate(&[path("first"), path("second")], &own, &stranger, &Linux, None).unwrap();
+    rotate(&[path("first"), path("second")], &stranger, &own, &Linux, None).unwrap();
     assert_eq!(derivation(&path("first")), derivation(&path("second")));
 }
 
@@ -526,23 +526,23 @@ fn rotation_changes_only_the_key() {
     let trial = Trial::small();
     let new = EncryptionKey::from_passphrase(b"open sesame", 1, 8 << 10).unwrap();
     assert!(trial.opens(&key()) && !trial.opens(&new));
-    rotate(&[&trial.path], &key(), &new, &Linux).unwrap();
+    rotate(&[&trial.path], &key(), &new, &Linux, None).unwrap();
     assert!(!trial.opens(&key()) && trial.opens(&new));
     let bytes = fs::read(&trial.path).unwrap();
     assert!(bytes[trial.data_begin()..] == trial.bytes[trial.data_begin()..]);
-    assert_eq!(rotate(&[&trial.path], &key(), &new, &Linux).unwrap_err().kind(), Kind::Integrity);
+    assert_eq!(rotate(&[&trial.path], &key(), &new, &Linux, None).unwrap_err().kind(), Kind::Integrity);
     // Into the slot that is free now.
-    rotate(&[&trial.path], &new, &key(), &Linux).unwrap();
+    rotate(&[&trial.path], &new, &key(), &Linux, None).unwrap();
     assert!(trial.opens(&key()) && !trial.opens(&new));
     assert_eq!(load_all(&trial.path).unwrap(), expected(&small()));
 }
 
 /// Rotates a file to `new` while another process has its lock, which changes the file meanwhile.
-fn rotate_after(trial: &Trial, new: &EncryptionKey, change: impl FnOnce()) -> fst::Result<()> {
+fn rotate_after(trial: &Trial, new: &EncryptionKey, change: impl FnOnce()) -> fst::Result<bool> {
     let locked = File::open(&trial.path).unwrap();
     locked.lock().unwrap();
     thread::scope(|scope| {
-        let rotation = scope.spawn(|| rotate(&[&trial.path], &key(), new, &Linux));
+        let rotation = scope.spawn(|| rotate(&[&trial.path], &key(), new, &Linux, None));
         thread::sleep(Duration::from_millis(100));
         assert!(!rotation.is_finished());
         change();
@@ -555,7 +555,7 @@ fn rotate_after(trial: &Trial, new: &EncryptionKey, change: impl FnOnce()) -> fs
 fn a_rotation_waits_for_other_changes_of_its_file() {
     let trial = Trial::small();
     let [first, second] = [8, 9].map(|byte| EncryptionKey::from_bytes(&[byte; 32]).unwrap());
-    rotate(&[&trial.path], &key(), &first, &Linux).unwrap();
+    rotate(&[&trial.path], &key(), &first, &Linux, None).unwrap();
     let rotated = fs::read(&trial.path).unwrap();
     fs::write(&trial.path, &trial.bytes).unwrap();
     // Another rotation, after which the old key opens nothing.
@@ -570,12 +570,29 @@ fn a_rotation_waits_for_other_changes_of_its_file() {
     let leased = LeasedFile::open(&files::local_file(&trial.path)).unwrap();
     let lease = leased.lease().unwrap();
     thread::scope(|scope| {
-        let rotation = scope.spawn(|| rotate(&[&trial.path], &second, &first, &Linux));
+        let rotation = scope.spawn(|| rotate(&[&trial.path], &second, &first, &Linux, None));
         thread::sleep(Duration::from_millis(100));
         drop(lease);
         rotation.join().unwrap().unwrap();
     });
     assert!(trial.opens(&first));
+}
+
+#[test]
+fn a_rotation_waits_for_each_file_up_to_its_limit_and_completes_later() {
+    let trials = [(); 2].map(|()| Trial::small());
+    let new = EncryptionKey::from_bytes(&[8; 32]).unwrap();
+    let paths = [&trials[0].path, &trials[1].path];
+    let rotated = || rotate(&paths, &key(), &new, &Linux, Some(Duration::from_millis(20)));
+    for locked in [1, 0] {
+        let other = File::open(paths[locked]).unwrap();
+        other.lock().unwrap();
+        assert_eq!(rotated(), Ok(false));
+    }
+    assert!(trials[0].opens(&new) && trials[1].opens(&key()));
+    assert_eq!(rotated(), Ok(true));
+    assert!(trials.iter().all(|trial| trial.opens(&new) && !trial.opens(&key())));
+    assert_fails(rotated(), Kind::Integrity, &[]);
 }
 
 #[test]
@@ -586,17 +603,17 @@ fn an_interrupted_rotation_loses_no_key() {
     for written in [0, 1, 100, 255, 256, 257, 511] {
         fs::write(&trial.path, &trial.bytes).unwrap();
         let failing = Failing(AtomicUsize::new(written));
-        assert_fails(rotate(&[&trial.path], &key(), &new, &failing), Kind::Io, &[]);
+        assert_fails(rotate(&[&trial.path], &key(), &new, &failing, None), Kind::Io, &[]);
         assert!(trial.opens(&key()) || trial.opens(&new), "{written}");
         if trial.opens(&key()) {
-            rotate(&[&trial.path], &key(), &new, &Linux).unwrap();
+            rotate(&[&trial.path], &key(), &new, &Linux, None).unwrap();
             assert!(!trial.opens(&key()));
         }
         assert!(trial.opens(&new));
     }
     let changed = trial.with_text("\"pt\"", "\"tf\"");
     fs::write(&trial.path, &changed).unwrap();
-    assert_eq!(rotate(&[&trial.path], &key(), &new, &Linux).unwrap_err().kind(), Kind::Integrity);
+    assert_eq!(rotate(&[&trial.path], &key(), &new, &Linux, None).unwrap_err().kind(), Kind::Integrity);
     assert_eq!(fs::read(&trial.path).unwrap(), changed);
 }
 

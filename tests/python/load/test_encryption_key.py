@@ -1,11 +1,14 @@
 """Encrypted files: saves and loads with a key, and what is refused without it."""
 
 import base64
+import contextlib
 import copy
+import fcntl
 import functools
 import json
 import os
 import pickle
+import signal
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -134,6 +137,22 @@ def test_failed_encrypted_save_keeps_the_old_file(path: Path) -> None:
         fst.save_file(TENSORS, path, digests="blake3", encryption_key=KEY)
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == [path.name]
+
+
+def test_handlers_of_signals_run_while_a_rotation_waits(tmp_path: Path) -> None:
+    """Also behind the first file, and the files that are rotated by then do not end the call."""
+    new = fst.EncryptionKey.random()
+    fst.save_file(TENSORS, tmp_path / "model.safetensors", max_shard_bytes=1000, encryption_key=KEY)
+    with contextlib.ExitStack() as locks:
+        for path in sorted(tmp_path.glob("*.safetensors"))[1:]:
+            fcntl.flock(locks.enter_context(path.open("rb+")), fcntl.LOCK_EX)
+        before = signal.signal(signal.SIGALRM, lambda *_: locks.close())
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.25)
+            fst.rotate_key(tmp_path, KEY, new)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+    assert_loaded(fst.load_file(tmp_path, encryption_key=new))
 
 
 @pytest.mark.parametrize("name", ["__crypto_keys__", "__encryption__"])
