@@ -131,7 +131,7 @@ at::Tensor OpenCheckpoint::load_region(const std::string& name, c10::IntArrayRef
   const auto specs = specs_of(*selection);
   if (device.is_cpu() && selection->is_small()) {
     const auto recording = selection->record("cpu");
-    auto tensor = allocate(specs[0], device, stored_type(specs[0]));
+    auto tensor = allocate(specs[0], device, stored_type(specs[0]), &*selection);
     if (call_core([&] { return selection->read_small(mutable_address_of(tensor)); })) {
       return tensor;
     }

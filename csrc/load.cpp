@@ -63,8 +63,8 @@ void check_output(const Spec& spec, const at::Tensor& out, OutputDtype dtype) {
 }
 
 // Returns a tensor without values. PyTorch's error for a lack of host memory is neither an OutOfMemoryError nor names
-// the tensor. Other errors, such as that of a GPU after an illegal access, keep their classes.
-at::Tensor empty(const Spec& spec, c10::Device device, c10::ScalarType type) {
+// the tensor and its file. Other errors, such as that of a GPU after an illegal access, keep their classes.
+at::Tensor empty(const Spec& spec, c10::Device device, c10::ScalarType type, const Selection* selection, size_t index) {
   try {
     return at::empty(shape_of(spec), at::device(device).dtype(type));
   } catch (const c10::Error& error) {
@@ -74,7 +74,8 @@ at::Tensor empty(const Spec& spec, c10::Device device, c10::ScalarType type) {
     }
     // The core has checked that the size in bits fits 63 bits, and a cast makes it 8 times as large at most.
     const auto bytes = static_cast<uint64_t>(c10::multiply_integers(shape_of(spec))) * c10::elementSize(type);
-    throw_as_torch_error(std::string(out_of_memory(spec.name, bytes, rust::String(device.str()))));
+    const auto path = selection != nullptr ? selection->path(index) : rust::String("data");
+    throw_as_torch_error(std::string(out_of_memory(path, spec.name, bytes, rust::String(device.str()))));
   }
 }
 
@@ -168,8 +169,9 @@ void mark_changed(at::TensorList tensors) {
   }
 }
 
-at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type) {
-  auto tensor = empty(spec, device, type);
+at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type, const Selection* selection,
+                    size_t index) {
+  auto tensor = empty(spec, device, type, selection, index);
   if (device.is_cpu() && tensor.nbytes() >= kHugePagesBytesMin) {
     advise_huge_pages(mutable_address_of(tensor), tensor.nbytes());
   }
@@ -181,12 +183,16 @@ at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type) 
 
 at::Tensor allocate_scratch(c10::Device device, const std::function<uint64_t(uint64_t)>& prepare) {
   const auto options = at::device(device).dtype(at::kByte);
+  std::optional<int64_t> refused;
   for (const uint64_t most : {kScratchBytes, kSmallScratchBytes}) {
     const auto bytes = static_cast<int64_t>(prepare(most));
+    if (bytes == refused) {
+      break;
+    }
     try {
       return at::empty({bytes}, options);
     } catch (const c10::OutOfMemoryError&) {
-      continue;  // Less memory may be free.
+      refused = bytes;  // Less memory may be free.
     }
   }
   return at::empty({0}, options);
@@ -218,7 +224,7 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
     const Spec& spec = specs[index];
     auto tensor = mapped ? mapped->view(index, spec) : at::Tensor();
     if (!tensor.defined()) {
-      tensor = allocate(spec, device, static_cast<c10::ScalarType>(types[index]));
+      tensor = allocate(spec, device, static_cast<c10::ScalarType>(types[index]), &selection, index);
       if (!device.is_meta() && has_data(spec)) {
         transfer.add(index, 0, tensor);
       }

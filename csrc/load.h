@@ -49,7 +49,8 @@ void mark_changed(at::TensorList tensors);
 at::Tensor allocate_scratch(c10::Device device, const std::function<uint64_t(uint64_t)>& prepare);
 
 // Returns a new tensor for a region, which is complete if the region has no data.
-at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type);
+at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type, const Selection* selection = nullptr,
+                    size_t index = 0);
 
 // Options of loads into new tensors.
 struct LoadOptions {

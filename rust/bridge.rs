@@ -279,7 +279,7 @@ mod ffi {
     extern "Rust" {
         fn exception_of(text: &str) -> ExceptionClass;
         fn error_text(code: &str, message: &str) -> String;
-        fn out_of_memory(tensor: &str, bytes: u64, device: &str) -> String;
+        fn out_of_memory(path: &str, tensor: &str, bytes: u64, device: &str) -> String;
 
         fn call(method: &str, request: &str) -> Result<String>;
 
@@ -372,6 +372,7 @@ mod ffi {
         fn check_digests(self: &Selection) -> Result<()>;
         fn check_streamable(self: &Selection) -> Result<()>;
         fn without_digests(self: &Selection) -> Result<Vec<String>>;
+        fn path(self: &Selection, index: usize) -> String;
 
         fn verify_checkpoint(paths: &[String], verify: &str) -> Result<()>;
 

@@ -28,9 +28,9 @@ pub(super) fn exception_of(text: &str) -> ExceptionClass {
 }
 
 /// Returns the error text for a tensor that PyTorch could not allocate.
-pub(super) fn out_of_memory(tensor: &str, bytes: u64, device: &str) -> String {
+pub(super) fn out_of_memory(path: &str, tensor: &str, bytes: u64, device: &str) -> String {
     let message = format!("needs {bytes} bytes on {device}, which could not be allocated; load other tensors only");
-    Error::new(Kind::OutOfMemory, message).tensor(tensor).to_string()
+    Error::new(Kind::OutOfMemory, message).tensor(tensor).at(path).to_string()
 }
 
 /// Returns the text of an error with a code that C++ found.

@@ -91,6 +91,13 @@ impl Selection {
         })
     }
 
+    /// Returns the path or URL of the file that holds a region.
+    pub(super) fn path(&self, index: usize) -> String {
+        let source = self.selection.regions().get(index).map(|region| region.source);
+        let source = source.and_then(|source| self.selection.checkpoint().sources().nth(source));
+        source.map_or_else(String::new, |source| source.path().to_string_lossy().into_owned())
+    }
+
     /// Begins the span of a load of this selection to a device.
     pub(super) fn record(&self, device: &str) -> Box<Recording> {
         // A load to the device "meta" transfers no bytes.

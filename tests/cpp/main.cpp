@@ -2,10 +2,12 @@
 // contains "a", F32 of shape [4, 6]; "b", BF16 of shape [6]; "c", I64 of shape [2, 3]; and the metadata {"format":
 // "pt"}. The first failed check ends the program with an error.
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 #include <fst/fst.h>
+#include <torch/library.h>
 
 #include <cstdint>
 #include <fstream>
@@ -15,9 +17,27 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <typeinfo>
 #include <vector>
 
 namespace {
+
+// Called by allocations of more bytes, if it is set.
+std::function<void()> refuse_memory;
+int64_t accepted_bytes = 0;
+
+at::Tensor allocate_or_refuse(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
+                              std::optional<at::Layout> layout, std::optional<at::Device> device,
+                              std::optional<bool> is_pinned, std::optional<at::MemoryFormat> format) {
+  const auto bytes = c10::multiply_integers(size) * static_cast<int64_t>(c10::elementSize(dtype.value_or(at::kFloat)));
+  if (refuse_memory && bytes > accepted_bytes) {
+    refuse_memory();
+  }
+  return at::detail::empty_cpu(size, dtype, layout, device, is_pinned, format);
+}
+
+// Takes the place of PyTorch's own function.
+TORCH_LIBRARY_IMPL(aten, CPU, m) { m.impl("empty.memory_format", allocate_or_refuse); }
 
 const fst::Strings kNames = {"a", "b", "c"};
 
@@ -29,17 +49,22 @@ void check(bool condition, const std::string& subject) {
 
 bool is_same(const at::Tensor& a, const at::Tensor& b) { return a.scalar_type() == b.scalar_type() && at::equal(a, b); }
 
-// Checks that the call throws an exception of this class, and that its text begins with the code.
+// Checks that the call throws an exception of exactly this class, and that its text begins with this one.
 template <typename Exception>
-void check_throws(const std::string& code, const std::function<void()>& call) {
+void check_text(const std::string& begin, const std::function<void()>& call) {
   try {
     call();
   } catch (const Exception& error) {
     const std::string text = error.what_without_backtrace();
-    check(text.starts_with("[" + code + "] "), "wrong code: " + text);
+    check(typeid(error) == typeid(Exception) && text.starts_with(begin), "wrong class or text: " + text);
     return;
   }
-  check(false, "throws " + code);
+  check(false, "throws " + begin);
+}
+
+template <typename Exception>
+void check_throws(const std::string& code, const std::function<void()>& call) {
+  check_text<Exception>("[" + code + "] ", call);
 }
 
 fst::Tensors check_load_file(const fst::Strings& paths) {
@@ -196,6 +221,36 @@ void check_errors(const fst::Strings& paths, const std::string& directory, const
   check_throws<c10::ValueError>("invalid-argument", [&] { fst::Loader(paths, at::kCPU, {.window_bytes = 0}); });
 }
 
+// Only a lack of memory is an OutOfMemoryError, with the file and the tensor. Loads need little memory beside the
+// tensors.
+void check_memory(const fst::Strings& paths, const std::string& directory) {
+  const auto load = [&] { fst::load_tensors(paths, {"a"}, at::kCPU, at::kHalf); };
+  refuse_memory = [] { TORCH_CHECK(false, "an illegal memory access was encountered"); };
+  check_text<c10::Error>("an illegal", load);
+  refuse_memory = [] {
+    TORCH_CHECK(false, "DefaultCPUAllocator: can't allocate memory: you tried to allocate 48 bytes");
+  };
+  check_text<c10::OutOfMemoryError>("[out-of-memory] " + paths[0] + ": tensor \"a\": needs 48 bytes on cpu", load);
+  refuse_memory = nullptr;
+  const std::string large = directory + "/large.safetensors";
+  const auto values = at::arange(1 << 20).view({1 << 10, 1 << 10}).to(at::kFloat);
+  fst::save_file({values}, {"x"}, large);
+  // PyTorch copies the elements from scratch memory.
+  const at::Tensor output = at::zeros({1 << 10, 1 << 10}).t();
+  int refusals = 0;
+  refuse_memory = [&] {
+    ++refusals;
+    C10_THROW_ERROR(OutOfMemoryError, "no room");
+  };
+  accepted_bytes = 1 << 20;
+  fst::load_into({large}, {"x"}, {output});
+  check(refusals == 1 && is_same(output, values), "load with little memory");
+  accepted_bytes = 0;
+  check_text<c10::OutOfMemoryError>("[out-of-memory] " + large + ": tensor \"x\": needs ",
+                                    [&] { fst::load_into({large}, {"x"}, {output}); });
+  refuse_memory = nullptr;
+}
+
 }  // namespace
 
 int main(int, char** argv) {
@@ -210,6 +265,7 @@ int main(int, char** argv) {
     check_loader(paths, all);
     check_encryption(directory, all);
     check_errors(paths, directory, all);
+    check_memory(paths, directory);
   } catch (const c10::Error& error) {
     std::cerr << error.what_without_backtrace() << '\n';
     return 1;

@@ -254,9 +254,9 @@ def test_devices(tmp_path):
 
 
 def test_tensor_without_data_that_is_too_large(tmp_path):
-    """It takes memory although the file has 4 KiB. The error of PyTorch names neither the tensor nor a class."""
+    """It takes memory although the file has 4 KiB. PyTorch's error names neither file, tensor nor a class."""
     path = tmp_path / "m.tensors"
     path.write_bytes(tensorsfile.encode({"w": tensorsfile.Stored("<f4", (2**20, 2**20))}))
     for load in (fst.load_file, lambda path: list(fst.stream(path))):
-        with pytest.raises(torch.OutOfMemoryError, match=r'^tensor "w": needs 4398046511104 bytes on cpu'):
+        with pytest.raises(torch.OutOfMemoryError, match=rf'^{path}: tensor "w": needs 4398046511104 bytes on cpu'):
             load(path)
