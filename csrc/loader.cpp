@@ -72,6 +72,12 @@ Loader::~Loader() {
   if (getpid() != process_ && stream_) {
     // A forked child does not have the loader's thread and would wait for it forever.
     (void)std::move(*stream_).into_raw();
+    return;
+  }
+  try {
+    release();
+  } catch (const std::exception& error) {
+    TORCH_WARN("fst: a loader could not be ended: ", error.what());
   }
 }
 
@@ -165,7 +171,7 @@ std::optional<Loader::Item> Loader::advance() {
   } else if (has_data(specs_[index]) && mapped_) {
     tensor = mapped_->view(index, specs_[index]);
   } else {
-    tensor = allocate(specs_[index], device_, static_cast<c10::ScalarType>(types_[index]));
+    tensor = allocate(specs_[index], device_, static_cast<c10::ScalarType>(types_[index]), &*selection_, index);
   }
   ++returned_;
   prefetch();
@@ -201,7 +207,7 @@ void Loader::prefetch() {
     }
     at::Tensor tensor;
     try {
-      tensor = allocate(spec, device_, static_cast<c10::ScalarType>(type));
+      tensor = allocate(spec, device_, static_cast<c10::ScalarType>(type), &*selection_, index);
     } catch (const c10::OutOfMemoryError&) {
       // The caller may free earlier tensors before it requests this one.
       allocation_failure_ = std::current_exception();
@@ -241,15 +247,22 @@ void Loader::submit(const std::vector<Destination>& destinations) {
 at::Tensor Loader::take(size_t index) {
   const Pending pending = std::move(pending_.extract(index).mapped());
   pending_bytes_ -= pending.tensor.nbytes();
-  const auto current = current_stream(device_);
-  if (current != pending.stream) {
-    // The allocator must not reuse the memory on its own stream before this stream has completed its work.
-    const c10::impl::VirtualGuardImpl guard(device_.type());
-    for (const auto& tensor : {pending.tensor, pending.scratch}) {
-      guard.recordDataPtrOnStream(tensor.storage().data_ptr(), current);
-    }
-  }
+  record_use(pending, current_stream(device_));
   return pending.tensor.to(static_cast<c10::ScalarType>(types_[index]));
+}
+
+// Lets the allocator reuse memory on its own stream only once another stream has completed the work queued on it.
+void Loader::record_use(const Pending& pending, c10::Stream stream) const {
+  if (stream == pending.stream) {
+    return;
+  }
+  const c10::impl::VirtualGuardImpl guard(device_.type());
+  for (const auto& tensor : {pending.tensor, pending.scratch}) {
+    if (!tensor.defined()) {
+      continue;  // The tensor waits for its batch.
+    }
+    guard.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
+  }
 }
 
 AnyStream& Loader::stream() {
@@ -260,11 +273,16 @@ AnyStream& Loader::stream() {
 void Loader::use_current_stream() {
   const auto handle = current_stream_handle(device_);
   call_core([&] { stream().set_stream(handle); });
+  core_stream_ = current_stream(device_);
 }
 
 void Loader::release() {
-  // The stream ends first, so that no memory is freed while the core writes to it.
+  // The stream ends first, so that no memory is freed while the core writes to it. After an interrupt, only the stream
+  // that the core knows waits for the copies in flight.
   stream_.reset();
+  for (const auto& [index, pending] : pending_) {
+    record_use(pending, core_stream_.value_or(pending.stream));
+  }
   pending_.clear();
   scratch_.reset();
   allocation_failure_ = nullptr;

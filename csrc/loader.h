@@ -68,6 +68,7 @@ class Loader : public torch::CustomClassHolder {
   void prefetch();
   void submit(const std::vector<Destination>& destinations);
   at::Tensor take(size_t index);
+  void record_use(const Pending& pending, c10::Stream stream) const;
   AnyStream& stream();
   void use_current_stream();
   void release();
@@ -92,6 +93,8 @@ class Loader : public torch::CustomClassHolder {
   at::Tensor scratch_;
   // Stream on which `scratch_` was allocated.
   std::optional<c10::Stream> scratch_stream_;
+  // Stream of the caller that the core has used last.
+  std::optional<c10::Stream> core_stream_;
   std::map<size_t, Pending> pending_;
   // Declared after the tensors that it writes to, so it is destroyed first.
   std::optional<rust::Box<AnyStream>> stream_;

@@ -109,7 +109,8 @@ pub trait Device: Send + Sync + 'static {
     /// The device may write to the rest of the slot.
     ///
     /// # Errors
-    /// `device`, from the driver. No copy from the slot is in flight then.
+    /// `device`, from the driver. No copy from the slot is in flight then. If some copies were started, the error is that
+    /// of [`CopyInFlight::take_failure`].
     fn copy(&self, slot: &mut [u8], bytes: usize, copies: &[SlotCopy]) -> Result<Self::CopyEvent>;
 
     /// Copies from memory that is no slot, before it returns. Returns `None` if the device copies from slots only.
@@ -120,7 +121,7 @@ pub trait Device: Send + Sync + 'static {
     /// Starts copies to a slot, which must not be used until the copy is done.
     ///
     /// # Errors
-    /// `device`, from the driver. No copy to the slot is in flight then.
+    /// As of [`Device::copy`].
     fn fetch(&self, slot: &mut [u8], fetches: &[Fetch]) -> Result<Self::CopyEvent>;
 
     /// Records an event after all copies that were started.
@@ -129,16 +130,11 @@ pub trait Device: Send + Sync + 'static {
     /// Waits on the host for all copies on the copy streams of the load. They may be in flight if `check` ends the wait.
     fn wait_for_copies(&self, check: Check<'_>) -> Result<()>;
 
-    /// Returns whether the caller has had one current stream only, in whose order it frees memory.
-    fn has_one_caller(&self) -> bool {
-        true
-    }
-
     /// Makes work that the caller queues from now on wait for all copies on the copy streams of the load, so that the caller
-    /// may free their memory in the order of its stream. Waits on the host where that is not possible.
+    /// may free their memory in the order of its current stream. Waits on the host if the driver refuses that.
     fn leave_copies(&self) {
         let order = || self.make_caller_wait(&self.record_copies()?);
-        if !self.has_one_caller() || order().is_err() {
+        if order().is_err() {
             self.wait_for_copies(&|| Ok(())).unwrap_or_else(|error| tracing::debug!(%error, "a copy has failed"));
         }
     }
@@ -151,6 +147,11 @@ pub trait Device: Send + Sync + 'static {
 pub trait CopyInFlight: Send {
     /// Returns whether the copy has finished.
     fn is_done(&self) -> Result<bool>;
+
+    /// Fails once if copies could not be started after others, for which the event is.
+    fn take_failure(&mut self) -> Result<()> {
+        Ok(())
+    }
 
     /// Waits on the host until the copy has finished. It may be in flight if `check` ends the wait.
     fn wait(&self, check: Check<'_>) -> Result<()> {

@@ -145,13 +145,14 @@ impl<D: Device> Staging<D> {
     /// Starts the copies from a slot, whose first `bytes` bytes are the chunk. The slot is free once they are done.
     ///
     /// # Errors
-    /// The device's error. The slot is free then.
+    /// The device's error. The slot is free once the copies that were started are done.
     pub fn submit(&self, mut slot: Slot, bytes: usize, copies: &[SlotCopy]) -> Result<()> {
         match self.device.copy(slot.bytes_mut(), bytes, copies) {
-            Ok(copy) => {
+            Ok(mut copy) => {
+                let failure = copy.take_failure();
                 self.lock().copying.push_back((slot, copy));
                 self.changed.notify_one();
-                Ok(())
+                failure
             }
             Err(error) => {
                 self.release(slot);

@@ -74,9 +74,8 @@ pub struct Cuda {
     /// Loaded when a plan first needs them; `None` inside if there are none for the GPU.
     kernels: OnceLock<Option<Arc<Kernels>>>,
     timer: Option<Arc<Timer>>,
-    /// The caller's current stream, and whether it was another one before.
+    /// The caller's current stream.
     current: AtomicPtr<sys::CUstream_st>,
-    has_changed_stream: AtomicBool,
     /// Streams of `copy_lanes`, which no other load uses.
     _copy_streams: Lent<CopyStreams>,
     gpu: Arc<Gpu>,
@@ -103,6 +102,8 @@ struct Lane {
 /// Event after the copies of one slot.
 pub struct CopyEvent {
     event: Lent<Event>,
+    /// Error of the first copy that could not be queued.
+    failure: Option<Error>,
     _laps: Laps,
     /// The kernels, one of which may be part of the copy, stay loaded until it is done.
     _kernels: Option<Arc<Kernels>>,
@@ -111,6 +112,10 @@ pub struct CopyEvent {
 impl CopyInFlight for CopyEvent {
     fn is_done(&self) -> Result<bool> {
         self.event.is_done()
+    }
+
+    fn take_failure(&mut self) -> Result<()> {
+        self.failure.take().map_or(Ok(()), Err)
     }
 }
 
@@ -135,7 +140,6 @@ impl Cuda {
             kernels: OnceLock::new(),
             timer: Timer::start(&gpu.context, ordinal)?,
             current: AtomicPtr::new(current),
-            has_changed_stream: AtomicBool::new(false),
             _copy_streams: copy_streams,
             gpu,
         })
@@ -191,18 +195,19 @@ impl Cuda {
         self.kernels.get().and_then(Option::as_ref)
     }
 
-    /// Queues work that uses a slot on the next lane. If this fails, no such work is in flight.
+    /// Queues work that uses a slot on the next lane. If this fails, no such work is in flight. The event of work that fails
+    /// is that of the copies before, which still use the slot, and holds the error.
     fn queue(&self, has_kernel: bool, work: impl FnOnce(&Lane, &mut Laps) -> Result<()>) -> Result<CopyEvent> {
         let _bound = self.gpu.context.bind()?;
         let lane = self.lane(has_kernel)?;
         let event = self.gpu.event()?;
         let mut laps = Laps::start(self.timer.as_ref(), lane.index, lane.stream)?;
-        match work(&lane, &mut laps).and_then(|()| event.record(lane.stream)) {
-            Ok(()) => Ok(CopyEvent { event, _laps: laps, _kernels: self.planned_kernels().cloned() }),
+        let failure = work(&lane, &mut laps).err();
+        match event.record(lane.stream) {
+            Ok(()) => Ok(CopyEvent { event, failure, _laps: laps, _kernels: self.planned_kernels().cloned() }),
             Err(error) => {
-                // The copies queued before the failed one still use the slot.
                 self.gpu.settle(lane.stream);
-                Err(error)
+                Err(failure.unwrap_or(error))
             }
         }
     }
@@ -402,9 +407,7 @@ impl Device for Cuda {
 
     fn set_stream(&self, stream: u64) -> Result<()> {
         let stream = self.gpu.context.stream_of_caller(stream)?;
-        if self.current.swap(stream, Ordering::Relaxed) != stream {
-            self.has_changed_stream.store(true, Ordering::Relaxed);
-        }
+        self.current.store(stream, Ordering::Relaxed);
         Ok(())
     }
 
@@ -474,10 +477,6 @@ impl Device for Cuda {
             Err(_) => self.gpu.context.settle(*stream),
         });
         waits.fold(Ok(()), Result::and)
-    }
-
-    fn has_one_caller(&self) -> bool {
-        !self.has_changed_stream.load(Ordering::Relaxed)
     }
 
     fn make_caller_wait(&self, event: &Self::StreamEvent) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Engine that reads into staging slots and lets the device copy from there.
 
 use crate::device::engine::{BatchNeeds, Engine, Inspected, Turn, Workers};
-use crate::device::{Device, DeviceLimits, Scratch};
+use crate::device::{CopyInFlight, Device, DeviceLimits, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
@@ -353,10 +353,11 @@ impl<D: Device> StagedEngine<D> {
                         slot.pin(|memory| self.device.pin(memory));
                         reader.fill(reads, slot.bytes_mut(), check)?;
                         inspect(inspected, slot.bytes_mut(), reads, copies, check)?;
-                        let copy = self.device.copy(slot.bytes_mut(), *bytes, copies)?;
+                        let mut copy = self.device.copy(slot.bytes_mut(), *bytes, copies)?;
+                        let failure = copy.take_failure();
                         slot.hold(copy);
                         // A profile would not see the copy otherwise.
-                        if profile::is_on() { slot.settle(check) } else { Ok(()) }
+                        if profile::is_on() { failure.and_then(|()| slot.settle(check)) } else { failure }
                     }
                     ChunkMemory::Staging(staging, _) => {
                         let mut slot = acquire_in_turn(inspected, check, || {

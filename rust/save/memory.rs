@@ -1,6 +1,6 @@
 //! Memory that a save reads: of the host, of mapped files or of a GPU. Tensors of one file may be in several.
 
-use crate::device::{Device, Fetch, Pinned, Scratch};
+use crate::device::{CopyInFlight, Device, Fetch, Pinned, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use crate::os::memory;
@@ -69,9 +69,11 @@ impl<D: Device> SourceMemory for D {
     }
 
     fn fetch(&self, slot: &mut Block, fetches: &[Fetch], check: Check<'_>) -> Result<()> {
-        let copy = Device::fetch(self, slot.bytes_mut(), fetches)?;
+        let mut copy = Device::fetch(self, slot.bytes_mut(), fetches)?;
+        let failure = copy.take_failure();
         slot.hold(copy);
-        slot.settle(check).inspect_err(|_| self.leave_copies())
+        let waited = slot.settle(check).inspect_err(|_| self.leave_copies());
+        failure.and(waited)
     }
 }
 

@@ -5,6 +5,7 @@ use crate::gds;
 use crate::gpu_load::{Load, mixed_model};
 use crate::model::Model;
 use crate::sigint;
+use crate::sim::abi::Fault;
 use crate::sim::gpu::Gpu;
 use crate::sim::{Sim, TIGHT};
 use fst::device::Scratch;
@@ -40,7 +41,8 @@ fn load_one(model: &Model, gpu: &Gpu<'_>, options: Options) -> Result<()> {
     Load::all(gpu, model).run(options)
 }
 
-fn stream(load: &Load<'_>) -> Result<()> {
+/// Loads through a stream, from which the caller takes the tensors on its current stream `current`.
+fn stream(load: &Load<'_>, current: usize) -> Result<()> {
     let device = Arc::new(cuda(load.gpu));
     let stream = Stream::open(&load.checkpoint, Arc::clone(&load.regions), device, ROOMY, Order::Submitted).unwrap();
     let batch = stream.planner().prepare(&load.destinations()).unwrap();
@@ -51,10 +53,31 @@ fn stream(load: &Load<'_>) -> Result<()> {
     let tensors: Vec<usize> = (0..load.regions.len()).collect();
     // SAFETY: the blocks are used again only after the stream has ended.
     unsafe { stream.submit(&tensors, batch) }.unwrap();
+    stream.set_stream(current as u64)?;
     for _ in &tensors {
         stream.take()?;
     }
     stream.finish()
+}
+
+/// Takes the tensors of a load on another stream than they were submitted on.
+fn stream_of_two(gpu: &Gpu<'_>, sim: &Sim) -> Result<()> {
+    let load = Load::all(gpu, &mixed_model());
+    let [other, event] = gpu.with_context(|| [sim.cuda.create_stream().unwrap(), sim.cuda.create_event().unwrap()]);
+    let result = stream(&load, other);
+    // PyTorch lets the first stream use the memory again once the other one has completed its work.
+    gpu.with_context(|| sim.cuda.record_event(event, other)).unwrap();
+    gpu.with_context(|| sim.cuda.wait_event(gpu.stream, event)).unwrap();
+    load.use_blocks();
+    gpu.with_context(|| sim.cuda.destroy_event(event)).unwrap();
+    gpu.with_context(|| sim.cuda.destroy_stream(other)).unwrap();
+    result
+}
+
+/// Loads with copies in flight before one that the driver rejects.
+fn rejected_copy(gpu: &Gpu<'_>, sim: &Sim) -> Result<()> {
+    sim.inject(Fault::CopyEnqueue, 3);
+    load_one(&mixed_model(), gpu, ROOMY)
 }
 
 fn background(load: &Load<'_>) -> Result<()> {
@@ -110,13 +133,15 @@ fn wait_for_event(gpu: &Gpu<'_>, sim: &Sim) -> Result<()> {
 fn an_interrupt_ends_every_wait_for_a_busy_gpu() {
     type Run = fn(&Gpu<'_>, &Sim) -> Result<()>;
     let one = || Model::new(&[(Dtype::F32, &[300][..])]);
-    let waits: [(&str, Run); 10] = [
+    let waits: [(&str, Run); 12] = [
         ("slots of ended loads", |gpu, _| load_many(gpu, &Model::new(&[(Dtype::F32, &[300][..])]))),
         ("slots of a load", |gpu, _| load_one(&mixed_model(), gpu, TIGHT)),
         ("end of a load", |gpu, _| load_one(&mixed_model(), gpu, ROOMY)),
         ("end of a load in the background", |gpu, _| background(&Load::all(gpu, &mixed_model()))),
-        ("stream", |gpu, _| stream(&Load::all(gpu, &mixed_model()))),
-        ("end of a stream", |gpu, _| stream(&Load::all(gpu, &Model::new(&[(Dtype::F32, &[300][..])])))),
+        ("end of a load with a rejected copy", rejected_copy),
+        ("stream", |gpu, _| stream(&Load::all(gpu, &mixed_model()), gpu.stream)),
+        ("stream of two callers", stream_of_two),
+        ("end of a stream", |gpu, _| stream(&Load::all(gpu, &Model::new(&[(Dtype::F32, &[300][..])])), gpu.stream)),
         ("save", |gpu, _| save(gpu)),
         ("release", |gpu, _| release(gpu, &Model::new(&[(Dtype::F32, &[300][..])]))),
         ("slots of another size", |gpu, _| replace_slots(gpu, &Model::new(&[(Dtype::F32, &[300][..])]))),

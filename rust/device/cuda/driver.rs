@@ -83,7 +83,8 @@ impl Context {
         Ok(Arc::new(Context { device, handle }))
     }
 
-    /// Waits for all work on a stream after a failure. The thread spins.
+    /// Waits for all work on a stream on which the driver records no event, as after a fault of the GPU: the driver then
+    /// returns at once. No signal ends the wait.
     pub(super) fn settle(&self, stream: sys::CUstream) -> Result<()> {
         let _bound = self.bind()?;
         // SAFETY: the stream belongs to the context, which is current.

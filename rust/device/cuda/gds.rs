@@ -116,17 +116,16 @@ impl DirectEngine {
         drop(bound);
     }
 
-    /// Waits until a slot is empty, reads into it, and queues the kernel that empties it.
+    /// Reads into an empty slot, and queues the kernels that empty it. Returns the event after them, and the error of those
+    /// that could not be queued.
     fn read_and_copy(
         &self,
         slot: &Slot,
-        emptied: Option<Lent<Event>>,
         file: &GdsFile,
         reads: &[Read],
         copies: &[SlotCopy],
         check: Check<'_>,
-    ) -> Result<Lent<Event>> {
-        emptied.map_or(Ok(()), |event| event.wait(check))?;
+    ) -> Result<(Lent<Event>, Result<()>)> {
         let _bound = self.cuda.gpu.context.bind()?;
         for read in reads {
             // SAFETY: this worker owns the slot, and the host has waited for the kernel that used it last.
@@ -135,18 +134,17 @@ impl DirectEngine {
         self.copy(slot, copies)
     }
 
-    fn copy(&self, slot: &Slot, copies: &[SlotCopy]) -> Result<Lent<Event>> {
+    fn copy(&self, slot: &Slot, copies: &[SlotCopy]) -> Result<(Lent<Event>, Result<()>)> {
         let table = table_of(copies, slot.base + slot.begin)?;
         let event = self.cuda.gpu.event()?;
         let lane = self.cuda.lane(true)?;
         let queued = table.batches().try_for_each(|batch| self.kernels.scatter_inline(batch, lane.stream));
-        let recorded = queued.and_then(|()| event.record(lane.stream));
-        match recorded {
-            Ok(()) => Ok(event),
+        // The kernels queued before a failed one still read the slot.
+        match event.record(lane.stream) {
+            Ok(()) => Ok((event, queued)),
             Err(error) => {
-                // The kernels queued before the failed one still read the slot.
                 self.cuda.gpu.settle(lane.stream);
-                Err(error)
+                queued.and(Err(error))
             }
         }
     }
@@ -224,10 +222,13 @@ impl Engine<Vec<Arc<Lent<Event>>>> for DirectEngine {
         let file = self.files.get(*source).ok_or_else(|| internal("no such file"))?;
         let taken = self.slots().queue.pop_front();
         let (slot, emptied) = taken.ok_or_else(|| internal("more workers than slots"))?;
-        let result = self.read_and_copy(&slot, emptied, file, reads, copies, check);
-        let (event, result) = match result {
-            Ok(event) => (Some(event), Ok(())),
-            Err(error) => (None, Err(error)),
+        let (event, result) = match emptied.as_ref().map_or(Ok(()), |event| event.wait(check)) {
+            Ok(()) => match self.read_and_copy(&slot, file, reads, copies, check) {
+                Ok((event, queued)) => (Some(event), queued),
+                Err(error) => (None, Err(error)),
+            },
+            // A kernel still reads the slot.
+            Err(error) => (emptied, Err(error)),
         };
         self.slots().queue.push_back((slot, event));
         result.map(|()| true)
