@@ -80,7 +80,7 @@ TensorMemory memory_of(const at::Tensor& tensor) {
 void check_vector(const std::string& argument, const at::Tensor& tensor, c10::ScalarType dtype, c10::Device device,
                   std::optional<int64_t> elements) {
   const auto refuse = [&](const std::string& found) {
-    throw_invalid_argument(c10::str(argument, " ", found, ", but must be a contiguous 1-d ", c10::toString(dtype),
+    throw_invalid_argument(c10::str(argument, " ", found, ", but must be a contiguous 1-d ", name_of(dtype),
                                     " tensor on ", device, elements ? c10::str(" of ", *elements, " elements") : ""));
   };
   if (!has_memory(tensor)) {
@@ -88,7 +88,7 @@ void check_vector(const std::string& argument, const at::Tensor& tensor, c10::Sc
   }
   if (tensor.scalar_type() != dtype || tensor.dim() != 1 || !tensor.is_contiguous() || tensor.device() != device ||
       tensor.numel() != elements.value_or(tensor.numel())) {
-    refuse(c10::str("is ", tensor.toString(), " of shape ", tensor.sizes(), " on ", tensor.device()));
+    refuse(c10::str("is ", name_of(tensor.scalar_type()), " of shape ", tensor.sizes(), " on ", tensor.device()));
   }
 }
 

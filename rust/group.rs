@@ -241,7 +241,7 @@ impl Group {
 
     /// Returns the region of a rank's shard, as a load takes it.
     pub fn region_of(&self, rank: usize, item: usize) -> Result<TensorRegion> {
-        let missing = || Error::new(Kind::Internal, format!("rank {rank} has no request {item}"));
+        let missing = || Error::new(Kind::InvalidArgument, format!("rank {rank} has no request {item}"));
         let shard_request = self.requests(rank).get(item).ok_or_else(missing)?;
         let (source, entry) = self.checkpoint.entry(shard_request.tensor).ok_or_else(missing)?;
         let whole = TensorRegion::whole(source, entry)?;

@@ -39,6 +39,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Most ranks of a save. The plan has numbers for each of them.
+const RANKS_MAX: usize = 1 << 20;
 /// Usual size of the largest range that a rank writes at once, in bytes.
 pub const WRITE_BYTES_MAX: u64 = 32 << 20;
 
@@ -142,8 +144,11 @@ impl SavePlan {
         request.hash(&mut hasher);
         let digest = hasher.finish();
         let invalid = |message: String| Error::new(Kind::InvalidArgument, message);
-        if request.ranks == 0 || request.block_bytes == 0 {
-            let message = format!("a save by {} ranks in blocks of {} bytes", request.ranks, request.block_bytes);
+        if !(1..=RANKS_MAX).contains(&request.ranks) || request.block_bytes == 0 {
+            let message = format!(
+                "a save by {} ranks in blocks of {} bytes; accepted are 1 to {RANKS_MAX} ranks",
+                request.ranks, request.block_bytes
+            );
             return Err(invalid(message));
         }
         let mut of_file: Vec<Vec<usize>> = vec![Vec::new(); request.files.len()];

@@ -1,0 +1,173 @@
+"""Numbers and vectors that no caller should pass, passed to every operator and method that takes them."""
+
+import re
+
+# The signed number with the lowest value, sizes that no memory has, and some that overflow a product.
+HOSTILE = (-1, -(1 << 63), (1 << 63) - 1, 1 << 62, 1 << 31)
+
+# Calls with a hostile number `n`, which each of them refuses.
+REFUSED = {
+    "Checkpoint.load_boxes_into": "file.load_boxes_into(['x'], [n, 0], [n, 1], [1, 1], [key.clone()])",
+    "Checkpoint.load_region count": "file.load_region('x', [n] * 5)",
+    "Checkpoint.load_region length": "file.load_region('x', [0, n, 1, 0, 1, 1])",
+    "Checkpoint.load_region start": "file.load_region('x', [n, 1, 1, 0, 1, 1])",
+    "Checkpoint.load_region step": "file.load_region('x', [0, 2, n, 0, 1, 1])",
+    "Checkpoint.load_slices": "file.load_slices(['x'], [0], [n], [1])",
+    "Checkpoint.stream regions": "file.stream(['x'], ([n, 0], [n, 1], [1, n])).next()",
+    "Cipher memory": "classes.Cipher(key, key[:16].clone(), 1, n)",
+    "Cipher passes": "classes.Cipher(key, key[:16].clone(), n, 8192)",
+    "Cipher.derive memory": "classes.Cipher.derive(key, key[:16].clone(), 1, n, key.clone())",
+    "Cipher.derive passes": "classes.Cipher.derive(key, key[:16].clone(), n, 8192, key.clone())",
+    "EncryptionKey.of_passphrase memory": "classes.EncryptionKey.of_passphrase(key, 1, n, '')",
+    "EncryptionKey.of_passphrase passes": "classes.EncryptionKey.of_passphrase(key, n, 1 << 20, '')",
+    "GroupLoad rank": "classes.GroupLoad(plan(), n, [key.clone()], cpu)",
+    "GroupLoad.read": "classes.GroupLoad(plan(), 0, [key.clone()], cpu).read(n, key[:0].clone())",
+    "GroupLoad.unpack": "classes.GroupLoad(plan(), 0, [key.clone()], cpu).unpack(n, key[:0].clone())",
+    "GroupPlan count": "plan(lists=[n])",
+    "GroupPlan.collective": "plan().collective(n)",
+    "GroupPlan.load_own item": "plan().load_own(0, [n], cpu, None)",
+    "GroupPlan.load_own rank": "plan().load_own(n, [0], cpu, None)",
+    "GroupPlan.load_own_into item": "plan().load_own_into(0, [n], [key.clone()])",
+    "GroupPlan.load_own_into rank": "plan().load_own_into(n, [0], [key.clone()])",
+    "GroupPlan.part_to_verify": "plan().part_to_verify(n)",
+    "GroupPlan.reads": "plan().reads(n, n)",
+    "GroupPlan.sent_bytes": "plan().sent_bytes(n)",
+    "GroupPlan.splits rank": "plan().splits(n, 0)",
+    "GroupPlan.splits window": "plan().splits(0, n)",
+    "GroupSave rank": "classes.GroupSave(saves(), n, ['new'], [''], [key])",
+    "SavePlan ranks": "saves(ranks=n)",
+    "SavePlan.collective": "saves().collective(n)",
+    "SavePlan.splits rank": "saves().splits(n, 0)",
+    "SavePlan.splits window": "saves().splits(0, n)",
+    "SavePlan.used_elements": "saves().used_elements(n)",
+    "Source.read": "classes.Source('a').read(n, key.clone())",
+    "Update.write begin": "update().write(n, 1)",
+    "Update.write end": "update().write(0, n)",
+    "Writer.write_hashed kind": "classes.Writer('new', None, True).write_hashed('x', key, n, 0)",
+    "Writer.write_hashed module": "classes.Writer('new', None, True).write_hashed('x', key, 0, n)",
+    "_wait_for_event": "ops._wait_for_event(n, 'cuda:0')",
+    "dtypes": "ops.load_files(['a'], 'cpu', patterns=['*'], dtypes=[n if n != -1 else -2])",
+    "load_boxes count": "ops.load_boxes(['b'], ['x'], [n], [n], [n])",
+    "load_boxes length": "ops.load_boxes(['b'], ['x'], [0, 0], [n, 1], [1, 1])",
+    "load_boxes lists": "ops.load_boxes(['b'], ['x'], [0, 0], [1, 1], [n] * 3)",
+    "load_boxes start": "ops.load_boxes(['b'], ['x'], [n, 0], [1, 1], [1, 1])",
+    "load_boxes step": "ops.load_boxes(['b'], ['x'], [0, 0], [2, 1], [n, 1])",
+    "load_slices dimension": "ops.load_slices(['b'], ['x'], [n if n != -1 else -3], [0], [1])",
+    "load_slices end": "ops.load_slices(['b'], ['x'], [0], [n], [n])",
+    "load_slices length": "ops.load_slices(['b'], ['x'], [0], [0], [n])",
+    "load_slices lists": "ops.load_slices(['b'], ['x'], [0], [n, n], [1])",
+    "load_slices start": "ops.load_slices(['b'], ['x'], [0], [n], [1])",
+    "profile_stop": "ops.profile_stop(n)",
+    "scatter dtype": "ops.scatter(key, [0], [n], [4], [1])",
+    "scatter lists": "ops.scatter(key, [n, n], [0], [4], [1])",
+    "scatter offset": "ops.scatter(key, [n], [0], [4], [1])",
+    "scatter rank": "ops.scatter(key, [0], [0], [4], [n])",
+    "scatter size": "ops.scatter(key, [0], [0], [n], [1])",
+    "scatter sizes": "ops.scatter(key, [0], [0], [n, n], [2])",
+}
+
+# Calls that accept some of the numbers, as limits or as numbers of what is not used. They end at once.
+BOUNDED = {
+    "EncryptionKey.rotate": "classes.EncryptionKey(key, '').rotate('absent', classes.EncryptionKey(key, ''), n)",
+    "GroupPlan caches": "plan(caches=[n])",
+    "GroupPlan window": "plan(window=n)",
+    "Loader window": "classes.Loader(['b'], cpu, None, None, n).next()",
+    "SavePlan window": "saves(window=n)",
+    "UpdateSource.changes": "classes.UpdateSource(['b']).changes(['x'], [key], [[n, n]], [[]], n)",
+}
+
+# Numbers of requests and of a save, at each of whose positions a hostile number takes the place of the right one.
+REQUESTS = {"whole": [0, 0, 0], "chunk": [0, 0, 1, 0], "region": [0, 0, 2, 0, 32], "mesh": [1, 1, 1, 0, 0, 1, 0, 3, 0]}
+SAVES = {"region": [1, 1, 1, 1, 0, 0, 32, 0, 0, 0, 1, 32], "mesh": [1, 0, 1, 1, 0, 0, 1, 0, 0, 0, 1, 32]}
+for make, lists in (("plan", REQUESTS), ("saves", SAVES)):
+    for kind, numbers in lists.items():
+        for at in range(len(numbers)):
+            replaced = f"[*{numbers[:at]}, n, *{numbers[at + 1 :]}]"
+            BOUNDED[f"{make} of {kind} at {at}"] = f"{make}({replaced})"
+
+# Calls with a vector `v` of another dtype, shape, layout or size than they take.
+VECTORS = {
+    "Checkpoint headers": "classes.Checkpoint(['a'], v)",
+    "Cipher key": "classes.Cipher(v, key[:16].clone(), 1, 8192)",
+    "Cipher.derive": "classes.Cipher.derive(key, key[:16].clone(), 1, 8192, v)",
+    "EncryptionKey": "classes.EncryptionKey(v, '')",
+    "GroupLoad output": "classes.GroupLoad(plan(), 0, [v], cpu)",
+    "GroupPlan requests": "classes.GroupPlan(classes.Checkpoint(['a']), [v], [0], [-1], 'auto', 1 << 20)",
+    "GroupSave tensor": "classes.GroupSave(saves(), 0, ['new'], [''], [v])",
+    "SavePlan numbers": "classes.SavePlan(['x'], v, [{}], 1, 1 << 20)",
+    "Source.read": "classes.Source('a').read(90, v)",
+    "_load_bytes": "ops._load_bytes(v)",
+    "_write_changes positions": "ops._write_changes([key.clone()], [v], [key])",
+    "load_into": "ops.load_into(['a'], ['x'], [v])",
+    "prepare_update": "ops.prepare_update(['a'], ['x'], [v])",
+}
+WRONG = {
+    "dtype": "torch.ones(32, dtype=torch.complex64)",
+    "shape": "torch.ones(4, 9, dtype=torch.uint8)",
+    "strides": "torch.ones(66, dtype=torch.int32)[::2]",
+    "empty": "torch.ones(0, dtype=torch.bool)",
+}
+
+PROGRAM = f"""
+import os
+import resource
+
+import fst
+import torch
+
+classes, ops, cpu = torch.classes.fst, torch.ops.fst, torch.device("cpu")
+key = torch.ones(32, dtype=torch.uint8)
+fst.save_file({{"x": key}}, "a")
+fst.save_file({{"x": key.view(4, 8), "y": torch.ones(4)}}, "b")
+file = classes.Checkpoint(["b"])
+
+
+def plan(numbers=(0, 0, 0), lists=(0,), caches=(-1,), window=1 << 20):
+    requests = [torch.tensor(numbers)]
+    return classes.GroupPlan(classes.Checkpoint(["a"]), requests, list(lists), list(caches), "auto", window)
+
+
+def saves(numbers={SAVES["region"]!r}, ranks=1, window=1 << 20):
+    return classes.SavePlan(["x"], torch.tensor(numbers), [{{}}], ranks, window)
+
+
+def update():
+    return ops.prepare_update(["a"], ["x"], [key.clone()])
+
+
+def report(name, argument, call, **values):
+    # Written before the call, which must not end the process.
+    os.write(1, f"\\n{{name}}, {{argument}}: ".encode())
+    try:
+        exec(call, globals(), values)
+        result = "done"
+    except Exception as error:
+        result = f"{{type(error).__name__}} " + " ".join(str(error).split())
+    os.write(1, result.encode())
+
+
+# A call that allocates by such a number fails to do so, and says that.
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (1 << 30), -1))
+for name, call in {(REFUSED | BOUNDED)!r}.items():
+    for n in {HOSTILE!r}:
+        report(name, n, call, n=n)
+for name, call in {VECTORS!r}.items():
+    for kind, vector in {WRONG!r}.items():
+        report(name, kind, call, v=eval(vector))
+"""
+
+
+def test_hostile_numbers_are_errors(fork_python):
+    """No call crashes, hangs, allocates by such a number, or blames fst."""
+    results = {}
+    for line in fork_python(PROGRAM).strip().splitlines():
+        case, result = line.split(": ", 1)
+        results[tuple(case.split(", "))] = result
+    cases = [(name, str(number)) for name in REFUSED | BOUNDED for number in HOSTILE]
+    assert list(results) == cases + [(name, kind) for name in VECTORS for kind in WRONG]
+    wrong = {
+        case: result for case, result in results.items() if re.search(r"\[internal\]|out-of-memory|allocate", result)
+    }
+    wrong |= {case: result for case, result in results.items() if result == "done" and case[0] not in BOUNDED}
+    assert not wrong
