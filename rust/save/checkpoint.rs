@@ -160,9 +160,8 @@ impl CheckpointSave {
         let is_indexed = has_index || save.had_index;
         if !save.path.is_remote && (is_indexed || target.is_shared) {
             save.names.iter().try_for_each(|name| save.check_link(name))?;
-            let (lock, token) = SaveLock::create(&save.path.directory(), &save.path.stem)?;
-            save.is_staged_in_index =
-                is_indexed && lock.can_be_linked(&save.path.directory(), &save.path.stem, &*kernel());
+            let (lock, token) = SaveLock::create(&save.path.directory(), &save.path.stem, &*kernel())?;
+            save.is_staged_in_index = is_indexed && lock.has_links;
             save.is_staged = save.is_staged_in_index || (target.is_shared && !has_index);
             save.has_new_names = save.is_staged || has_index;
             save.lock().lock = Some(lock);
@@ -282,7 +281,8 @@ impl CheckpointSave {
         for name in self.old.iter().chain(staged).filter(|name| !is_new(name)).chain(index) {
             self.path.remove(name, check)?;
             // A killed save may have left its lock beside files that the index named.
-            if let Some(save) = NameOfSave::of_file(name).filter(|_| !self.path.is_remote) {
+            let killed = NameOfSave::of_file(name).filter(|save| save.token != self.token && !self.path.is_remote);
+            if let Some(save) = killed {
                 self.path.remove(&save.lock(), check)?;
             }
         }

@@ -57,6 +57,7 @@ class Server:
         self.refused = refused
         self.paths = {1: source}
         self.nodes = {source: 1}
+        self.files: set[int] = set()
 
     def serve(self, device: int) -> None:
         while True:
@@ -140,6 +141,8 @@ class Server:
 
     def unlink(self, node: int, body: bytes) -> bytes:
         path = self.child(node, body)
+        if any(os.path.samestat(os.fstat(file), os.lstat(path)) for file in self.files):
+            self.refuse("unlink_open")
         os.unlink(path)
         self.nodes.pop(path, None)
         return b""
@@ -166,7 +169,9 @@ class Server:
         if flags & os.O_DIRECT:
             self.refuse("direct")
         flags = flags & ~(os.O_DIRECT | os.O_APPEND | os.O_NOFOLLOW)
-        return struct.pack("<QII", os.open(path, flags, mode), 0, 0)
+        file = os.open(path, flags, mode)
+        self.files.add(file)
+        return struct.pack("<QII", file, 0, 0)
 
     def open(self, node: int, body: bytes) -> bytes:
         return self.open_file(self.paths[node], struct.unpack_from("<I", body)[0])
@@ -189,7 +194,9 @@ class Server:
         return struct.pack("<5Q4I24x", 1 << 20, 1 << 19, 1 << 19, 1 << 20, 1 << 19, 4096, 255, 4096, 0)
 
     def release(self, _: int, body: bytes) -> bytes:
-        os.close(struct.unpack_from("<Q", body)[0])
+        (file,) = struct.unpack_from("<Q", body)
+        self.files.discard(file)
+        os.close(file)
         return b""
 
     def fsync(self, _: int, body: bytes) -> bytes:

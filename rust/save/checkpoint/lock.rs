@@ -6,7 +6,7 @@ use super::remove::remove_file;
 use crate::error::{Error, Result};
 use crate::os::file_lock::FileLock;
 use crate::save::file_kernel::FileKernel;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -16,37 +16,34 @@ use std::sync::Arc;
 /// Lock on an empty file. The kernel releases it when the process ends, on NFS also for other machines.
 pub(super) struct SaveLock {
     path: PathBuf,
+    /// Whether the file system has hard links.
+    pub(super) has_links: bool,
     /// `None` on a file system without locks, where other processes cannot lock the file either.
     lock: Option<FileLock>,
 }
 
 impl SaveLock {
     /// Creates the lock of a save of the checkpoint at a path. Returns the token, too.
-    pub(super) fn create(directory: &Path, stem: &str) -> Result<(SaveLock, String)> {
+    pub(super) fn create(directory: &Path, stem: &str, kernel: &dyn FileKernel) -> Result<(SaveLock, String)> {
         loop {
             let token = new_token()?;
             let path = directory.join(NameOfSave { stem, token: &token }.lock());
             let failed = |error| Error::from_io(error, &path, "cannot create");
-            let file = match open(&path, OpenOptions::new().create_new(true).mode(0o600)) {
+            match open(&path, OpenOptions::new().create_new(true).mode(0o600)) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                opened => drop(opened.map_err(failed)?),
+            }
+            let has_links = can_be_linked(&path, directory, stem, kernel);
+            let file = match open(&path, &mut OpenOptions::new()) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 opened => Arc::new(opened.map_err(failed)?),
             };
             let lock = FileLock::try_exclusive(&file).ok();
             // A process that removes stale files may have come in between.
             if file.metadata().map_err(failed)?.nlink() > 0 {
-                return Ok((SaveLock { path, lock }, token));
+                return Ok((SaveLock { path, has_links, lock }, token));
             }
         }
-    }
-
-    /// Returns whether the file system has hard links.
-    pub(super) fn can_be_linked(&self, directory: &Path, stem: &str, kernel: &dyn FileKernel) -> bool {
-        let link = || {
-            let name = NameOfSave { stem, token: &new_token().ok()? }.lock();
-            kernel.link(&self.path, File::open(directory).ok()?.as_fd(), name.as_ref()).ok()?;
-            fs::remove_file(directory.join(name)).ok()
-        };
-        link().is_some()
     }
 
     /// Ends the lock. The file stays if temporary files of the save do.
@@ -57,6 +54,16 @@ impl SaveLock {
             log_failure(remove_file(&self.path).map(drop));
         }
     }
+}
+
+/// Returns whether a second name can be given to a file that is not open, and be removed.
+fn can_be_linked(path: &Path, directory: &Path, stem: &str, kernel: &dyn FileKernel) -> bool {
+    let link = || {
+        let name = NameOfSave { stem, token: &new_token().ok()? }.lock();
+        kernel.link(path, File::open(directory).ok()?.as_fd(), name.as_ref()).ok()?;
+        remove_file(&directory.join(name)).ok()
+    };
+    link().is_some()
 }
 
 /// Locks an existing file. Returns `None` if there is none, or if a process has a lock on it.

@@ -104,7 +104,11 @@ fn remove_of_save(directory: &Path, save: NameOfSave<'_>, removed: &mut Vec<Remo
     }
     // Files that the index names need no lock.
     if lock.is_some() && (is_in_place || !is_kept) {
-        remove(lock_path, removed)?;
+        // On file systems that do not remove open files, no other process can have removed and replaced this one either.
+        remove(lock_path.clone(), removed).or_else(|_| {
+            drop(lock);
+            remove(lock_path, removed)
+        })?;
     }
     Ok(())
 }

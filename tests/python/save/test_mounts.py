@@ -42,6 +42,7 @@ OPTIONAL = [
     {"truncate": "EPERM", "fallocate": "EOPNOTSUPP"},
     {"statfs": "EPERM"},
     {"fsync": "EINVAL", "fsyncdir": "EINVAL"},
+    {"unlink_open": "EBUSY"},
     {"fsync": "EOPNOTSUPP", "link": "EPERM", "chmod": "EPERM", "chown": "EPERM", "fallocate": "ENOSYS"},
 ]
 
