@@ -13,6 +13,7 @@ use crate::os::retry::Check;
 use crate::save::checkpoint::stale;
 use crate::save::output;
 use crate::source::Place;
+use crate::source::directory::is_index;
 use crate::source::files::{Files, Listing, check_local};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -35,6 +36,7 @@ pub(super) fn call(method: &str, request: &str) -> Result<String> {
             let files = Files::resolve(&[parse::<PathBuf>(request)?], check)?;
             encode(&files.listings.first().map(Listing::metadata_with_paths).unwrap_or_default())
         }
+        "is_index" => encode(&is_index(&parse::<String>(request)?)),
         "mesh_indices" => {
             let (layout, shape, coordinate): (Vec<i64>, Vec<u64>, Vec<usize>) = parse(request)?;
             encode(&mesh_indices(&layout, &shape, &coordinate)?)

@@ -2,7 +2,7 @@
 //!
 //! The checkpoint is what transformers and diffusers load: the index, or else the file of that name, or else all its
 //! shards. A name with a variant, such as `model.fp16.safetensors`, gives way to the name without one. Further files
-//! belong together only if their names differ in nothing but numbers.
+//! belong together only if their names differ in nothing but numbers that are no versions.
 
 use crate::error::{Error, Kind, Result};
 use crate::num::to_usize;
@@ -83,7 +83,7 @@ impl Stem {
 
 /// Returns whether a name is that of an index: `model.safetensors.index.json`, or `model.safetensors.index.fp16.json`, as
 /// transformers and diffusers write a variant.
-pub(super) fn is_index(name: &str) -> bool {
+pub(crate) fn is_index(name: &str) -> bool {
     index_stem(name).is_some()
 }
 
@@ -100,11 +100,20 @@ fn shard_numbers(text: &str) -> Option<(&str, u64, u64, &str)> {
     Some((stem, number.parse().ok()?, count.parse().ok()?, variant))
 }
 
-/// Replaces all numbers of a name.
+/// Replaces all numbers of a name, except for versions: `model-v1` and `model-v2` are not parts of one checkpoint.
 fn without_numbers(text: &str) -> String {
-    let mut shown = text.replace(|character: char| character.is_ascii_digit(), "0");
-    while shown.contains("00") {
-        shown = shown.replace("00", "0");
+    let (mut shown, mut is_version) = (String::new(), false);
+    for character in text.chars() {
+        is_version = match character {
+            'v' | 'V' => !shown.ends_with(char::is_alphanumeric),
+            '0'..='9' | '.' => is_version,
+            _ => false,
+        };
+        match character {
+            '0'..='9' if !is_version && shown.ends_with('0') => {}
+            '0'..='9' if !is_version => shown.push('0'),
+            _ => shown.push(character),
+        }
     }
     shown
 }

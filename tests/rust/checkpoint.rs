@@ -98,6 +98,8 @@ type Choice = std::result::Result<&'static [&'static str], (Kind, &'static str)>
 const DIRECTORIES: &[(&[&str], Choice)] = &[
     (&["any.safetensors"], Ok(&["any.safetensors"])),
     (&["rank-0.safetensors", "rank-10.safetensors"], Ok(&["rank-0.safetensors", "rank-10.safetensors"])),
+    (&["rev1-v1.safetensors", "rev20-v1.safetensors"], Ok(&["rev1-v1.safetensors", "rev20-v1.safetensors"])),
+    (&["v1.safetensors", "v2.safetensors"], Err((Kind::InvalidArgument, "2 checkpoints, such as v1.safetensors, v2."))),
     // Programs leave out hidden files.
     (&["a.safetensors", "._a.safetensors", ".old.safetensors"], Ok(&["a.safetensors"])),
     (&["a.safetensors", "._model.safetensors.index.json"], Ok(&["a.safetensors"])),

@@ -42,7 +42,7 @@ from fst._checkpoint.region import Region
 from fst._core.arguments import Path, path_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.errors import SourceChangedError
-from fst._core.files import is_index, names_in
+from fst._core.files import is_index, names_in, safetensors_in
 from fst._core.group import Group, tensor_to_bytes
 from fst._core.interrupts import defer_interrupts
 from fst._core.urls import is_remote, local_path_of, without_secrets
@@ -284,7 +284,7 @@ def _shard_files(path: str, key: EncryptionKey | None) -> list[str]:
     directory = local_path_of(path)
     if is_remote(path) or not os.path.isdir(directory):
         return []
-    files = [name for name in names_in(directory) if name.endswith(".safetensors")]
+    files = safetensors_in(directory)
     if not files:
         return []
     first = OpenCheckpoint(os.path.join(directory, files[0]), encryption_key=key)

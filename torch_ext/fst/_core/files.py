@@ -3,7 +3,6 @@
 import errno
 import io
 import os
-import re
 import stat
 from pathlib import Path
 
@@ -15,19 +14,25 @@ _KINDS = {
     stat.S_IFBLK: "block device",
 }
 
-_INDEX = re.compile(r"\.safetensors\.index(\.[^/]*)?\.json$")
-
 
 def is_index(name: str) -> bool:
     """Returns whether a name is that of an index: `model.safetensors.index.json`, or one with a variant, such as
     `model.safetensors.index.fp16.json`.
     """
-    return _INDEX.search(name) is not None
+    # The command line looks at files before it loads the libraries.
+    from fst._core.ops import call
+
+    return bool(call("is_index", name))
 
 
 def names_in(directory: str | os.PathLike[str]) -> list[str]:
     """Returns the sorted names in a directory, without hidden files."""
     return sorted(entry.name for entry in Path(directory).iterdir() if not entry.name.startswith("."))
+
+
+def safetensors_in(directory: str | os.PathLike[str]) -> list[str]:
+    """Returns the sorted names of safetensors files in a directory, without hidden files."""
+    return [name for name in names_in(directory) if name.endswith(".safetensors")]
 
 
 def open_regular(path: str | os.PathLike[str], mode: str = "rb", buffering: int = -1) -> io.BufferedReader:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fst._core.build import layer_for, torch_releases
-from fst._core.files import names_in
+from fst._core.files import safetensors_in
 from fst._core.formatting import format_count, format_size, visible, visible_lines
 from fst._core.urls import is_remote, without_secrets
 from fst.cli import machine
@@ -308,8 +308,7 @@ def _path(path: str) -> Item:
     name = str(place)
     if not place.exists():
         return Item(name, "does not exist", {"exists": False}, "check the path")
-    names = names_in(place) if place.is_dir() else []
-    files = [place / name for name in names if name.endswith(".safetensors")] if place.is_dir() else [place]
+    files = [place / name for name in safetensors_in(place)] if place.is_dir() else [place]
     data: dict[str, Any] = {"exists": True, "file_system": machine.file_system(place)}
     data["bytes"] = sum(file.stat().st_size for file in files)
     try:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from fst._core.files import names_in
+from fst._core.files import safetensors_in
 from fst._core.formatting import format_count, format_size, visible
 from fst._core.urls import without_secrets
 from fst.cli.arguments import Paths, expanded
@@ -157,8 +157,8 @@ def files_of(path: str) -> list[str]:
     with contextlib.suppress(OSError, ValueError):
         listed: list[str] = call("checkpoint_files", [path_of(path)])
         return listed
-    names = names_in(path) if os.path.isdir(path) else []
-    return [os.path.join(path, name) for name in names if name.endswith(".safetensors")] or [path]
+    names = safetensors_in(path) if os.path.isdir(path) else []
+    return [os.path.join(path, name) for name in names] or [path]
 
 
 def _names(path: str) -> str:
