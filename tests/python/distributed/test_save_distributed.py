@@ -1,5 +1,6 @@
 """`fst.save_distributed`: contents, agreement of ranks, failures and saves in the background."""
 
+import contextlib
 import errno
 import functools
 import json
@@ -24,6 +25,7 @@ import fst._save.background
 from fst import RankError
 from fst._core.classes import CheckpointSave, GroupSave
 from fst._distributed.exchange import window_traffic
+from fst._distributed.group_save import GroupCheckpoint
 from fst._distributed.meshes import MeshLayouts
 from fst._save.host_copy import HostCopy
 from ranks import Ranks, on_ranks
@@ -368,6 +370,27 @@ def save_with_fault(directory, index):
 def test_failure_on_one_rank(ranks, tmp_path, index):
     """All ranks raise, the old checkpoint or the new one is whole, and the next save leaves no other files."""
     ranks(4).run(save_with_fault, tmp_path, index)
+
+
+@on_ranks(4)
+def test_interrupt_of_a_rank_during_the_commit(tmp_path):
+    """All ranks complete the save, and the interrupted one raises afterwards."""
+    commit = GroupCheckpoint.commit
+    for rank in (0, 2):
+        is_interrupted = rank == dist.get_rank()
+
+        def interrupted(*arguments):
+            interrupt()
+            return commit(*arguments)
+
+        with (
+            mock.patch.object(GroupCheckpoint, "commit", interrupted if is_interrupted else commit),
+            pytest.raises(KeyboardInterrupt) if is_interrupted else contextlib.nullcontext(),
+        ):
+            fst.save_distributed(state_of(rank), tmp_path)
+        dist.barrier()
+        assert value_in(tmp_path) == rank
+        dist.barrier()
 
 
 # The rank that ends, the function before which it ends, in which call, and the value that the checkpoint has.
