@@ -176,9 +176,11 @@ std::vector<Change> OpenUpdateSource::changes(Strings names, const std::vector<a
     // Copies of the next batch are in flight while this one is decoded.
     auto following = next();
     batch.second.wait();
-    call_core([&] { work->compute(slice_of(batch.second.memory), static_cast<size_t>(at::get_num_threads())); });
-    for (const size_t index : batch.first) {
-      changes[index] = change_of(call_core([&] { return work->take(index); }), old[index]);
+    auto computed = call_core(
+        [&] { return work->compute(slice_of(batch.second.memory), static_cast<size_t>(at::get_num_threads())); });
+    for (auto& each : computed) {
+      const size_t index = each.tensor;
+      changes[index] = change_of(std::move(each), old[index]);
     }
     batch = std::move(following);
   }

@@ -191,7 +191,6 @@ TORCH_LIBRARY(fst, m) {
   def_io("save_file(Tensor[] tensors, str[] names, str path, *, Dict(str, str)? metadata=None) -> ()");
   // Steps of a save in several files, and the files of a checkpoint, for the Python package only.
   def_io("_save_shard(Tensor[] tensors, str[] names, str path, Dict(str, str)? metadata, str permissions_from) -> ()");
-  def_io("_write_bytes(Tensor bytes, str path, str permissions_from) -> ()");
   def_io("_load_bytes(Tensor file) -> (str[], Tensor[])");
   // Steps of new deltas, for the Python package only.
   def_io("_encode_delta(str[] names, Tensor[] old, Tensor[] new, str encoding, str checksum) -> (Tensor[], str[])");
@@ -395,7 +394,6 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("set_version", set_version);
   m.impl("save_file", save_tensors);
   m.impl("_save_shard", save_shard);
-  m.impl("_write_bytes", write_bytes);
   m.impl("_load_bytes", load_bytes);
   m.impl("_call", call_function);
   m.impl("_encode_delta", encode_delta);

@@ -165,11 +165,6 @@ void save_file(at::TensorList tensors, Strings names, const std::string& path, c
   call_core([&] { finish_save(std::move(save)); });
 }
 
-void write_bytes(const at::Tensor& bytes, const std::string& path, const std::string& permissions_from) {
-  const auto data = bytes_of(bytes);
-  call_core([&] { write_file(to_rust(path), to_rust(permissions_from), data); });
-}
-
 at::Tensor serialize(at::TensorList tensors, Strings names, const Metadata& metadata) {
   // Autograd does not record the copies.
   const at::AutoDispatchBelowADInplaceOrView guard;
@@ -182,11 +177,11 @@ at::Tensor serialize(at::TensorList tensors, Strings names, const Metadata& meta
   if (is_meta) {
     return bytes;
   }
-  const auto header = layout->header();
-  const auto file = mutable_bytes_of(bytes);
-  std::ranges::copy(header, file.begin());
   // The header and the order of the dtypes align each tensor to its element.
-  auto offset = static_cast<int64_t>(header.size());
+  int64_t offset = bytes.numel();
+  for (const at::Tensor& tensor : tensors) {
+    offset -= static_cast<int64_t>(tensor.nbytes());
+  }
   for (const size_t index : layout->order()) {
     const at::Tensor& tensor = tensors[index];
     const auto length = static_cast<int64_t>(tensor.nbytes());
@@ -194,7 +189,7 @@ at::Tensor serialize(at::TensorList tensors, Strings names, const Metadata& meta
     copy_elements(target, in_memory(names.get(index), tensor), /*non_blocking=*/false);
     offset += length;
   }
-  call_core([&] { layout->seal(file); });
+  call_core([&] { layout->seal(mutable_bytes_of(bytes)); });
   return bytes;
 }
 

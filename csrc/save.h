@@ -51,9 +51,6 @@ class Memory : public torch::CustomClassHolder {
 void save_file(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata,
                const std::string& permissions_from = "", const OpenEncryptionKey::Optional& key = std::nullopt);
 
-// Writes bytes on the CPU to a file as save_file does.
-void write_bytes(const at::Tensor& bytes, const std::string& path, const std::string& permissions_from);
-
 // `torch.classes.fst.CheckpointSave`: files of a checkpoint that a save replaces.
 class CheckpointSave : public torch::CustomClassHolder {
  public:

@@ -38,7 +38,7 @@ use self::profile::profile_stop;
 use self::rank_save::{RankSave, SavePlan, finish_rank_save, open_rank_save, plan_save};
 use self::save::{
     AnySave, FileLayout, NewFile, SavedFiles, begin_save, check_tensor, finish_save, lay_out_file, new_file,
-    read_mapped, saved_files, write_file,
+    read_mapped, saved_files,
 };
 use self::selection::{Recording, Selection, ViewGuard, Views};
 use self::source::{Source, open_source};
@@ -188,6 +188,8 @@ mod ffi {
 
     /// Changes of a tensor.
     struct ElementChanges {
+        /// Index of the tensor.
+        tensor: usize,
         /// Whether `values` has all elements.
         is_whole: bool,
         /// Numbers of the elements that change, in ascending order.
@@ -319,8 +321,7 @@ mod ffi {
 
         type DeltaWork;
         fn next_batch(self: &mut DeltaWork) -> Vec<usize>;
-        unsafe fn compute(self: &mut DeltaWork, old: &[MemoryRange], threads: usize) -> Result<()>;
-        fn take(self: &mut DeltaWork, tensor: usize) -> Result<ElementChanges>;
+        unsafe fn compute(self: &mut DeltaWork, old: &[MemoryRange], threads: usize) -> Result<Vec<ElementChanges>>;
 
         unsafe fn encode_changes(
             names: &[String],
@@ -431,7 +432,6 @@ mod ffi {
         fn check_tensor(tensor: &NewTensor) -> Result<()>;
 
         type AnySave;
-        fn write_file(path: &str, permissions_from: &str, bytes: &[u8]) -> Result<()>;
         fn begin_save(file: &NewFile, tensors: &[NewTensor], streams: &[DeviceStream]) -> Result<Box<AnySave>>;
         fn order(self: &AnySave) -> Vec<usize>;
         fn scratch_bytes(self: &AnySave, extents: &[Extent]) -> Vec<u64>;
@@ -448,7 +448,6 @@ mod ffi {
             metadata: &[MetadataEntry],
             has_metadata: bool,
         ) -> Result<Box<FileLayout>>;
-        fn header(self: &FileLayout) -> &[u8];
         fn seal(self: &mut FileLayout, file: &mut [u8]) -> Result<()>;
         fn order(self: &FileLayout) -> Vec<usize>;
         fn file_bytes(self: &FileLayout) -> u64;

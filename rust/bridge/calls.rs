@@ -10,12 +10,13 @@ use crate::load::{check, model};
 use crate::num::to_u64;
 use crate::options::Options;
 use crate::os::retry::Check;
-use crate::save::checkpoint::stale;
-use crate::save::output;
+use crate::save::checkpoint::{stale, write_file};
+use crate::save::output::{self, Output};
 use crate::source::Place;
 use crate::source::directory::is_index;
 use crate::source::files::{Files, Listing, check_local};
 use serde::{Deserialize, Serialize};
+use std::fs;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -30,6 +31,12 @@ pub(super) fn call(method: &str, request: &str) -> Result<String> {
         "checkpoint_files" => {
             let files = Files::resolve(&parse::<Vec<PathBuf>>(request)?, check)?;
             encode(&files.places.iter().map(Place::to_text).collect::<Vec<_>>())
+        }
+        // Stores the bytes of a local file at a path or URL.
+        "copy_file" => {
+            let (source, target): (PathBuf, PathBuf) = parse(request)?;
+            let bytes = fs::read(&source).map_err(|error| Error::from_io(error, &source, "cannot read the file"))?;
+            encode(&write_file(Output::open(&target, None)?, bytes, check)?)
         }
         // Returns the texts in the metadata of a checkpoint's index, or an empty object if there is no index.
         "index_metadata" => {
@@ -72,6 +79,11 @@ pub(super) fn call(method: &str, request: &str) -> Result<String> {
         "verify_model" => {
             let (signature, rules, path): (_, _, PathBuf) = parse(request)?;
             encode(&model::verify(&signature, &rules, &path, &Options::from_env()?)?)
+        }
+        // Writes a text file or object.
+        "write_text" => {
+            let (target, text): (PathBuf, String) = parse(request)?;
+            encode(&write_file(Output::open(&target, None)?, text.into_bytes(), check)?)
         }
         _ => Err(unknown(method)),
     })

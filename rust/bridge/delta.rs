@@ -18,7 +18,7 @@ use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::sigint::Watch;
 use crate::source::Source;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 /// Open source of an update.
 pub(super) struct UpdateSource(update_source::UpdateSource);
@@ -30,7 +30,6 @@ pub(super) struct DeltaWork {
     are_mapped: Vec<bool>,
     /// Batches whose changes were not computed yet.
     batches: Vec<Vec<usize>>,
-    changes: HashMap<usize, Changes>,
 }
 
 /// Opens one checkpoint, or a chain of deltas.
@@ -108,7 +107,7 @@ impl UpdateSource {
             let limit = u64::try_from(limit_bytes).ok();
             let work = work::Work::begin(self.0.deltas()?, held, limit, &Options::from_env()?)?;
             let are_mapped = tensors.iter().map(|tensor| tensor.is_mapped).collect();
-            Ok(Box::new(DeltaWork { work, are_mapped, batches: Vec::new(), changes: HashMap::new() }))
+            Ok(Box::new(DeltaWork { work, are_mapped, batches: Vec::new() }))
         })
     }
 }
@@ -122,10 +121,15 @@ impl DeltaWork {
     }
 
     /// Computes the changes of the oldest batch that [`DeltaWork::next_batch`] has returned, whose old values `old` are.
+    /// They come in any order.
     ///
     /// # Safety
     /// The addresses must be those of memory of these sizes, which nothing writes meanwhile.
-    pub(super) unsafe fn compute(&mut self, old: &[ffi::MemoryRange], threads: usize) -> Result<()> {
+    pub(super) unsafe fn compute(
+        &mut self,
+        old: &[ffi::MemoryRange],
+        threads: usize,
+    ) -> Result<Vec<ffi::ElementChanges>> {
         let watch = Watch::begin();
         guard(|| {
             let batch = self.batches.pop().unwrap_or_default();
@@ -137,17 +141,12 @@ impl DeltaWork {
                     _ => Old::Memory(unsafe { slice_of(memory) }),
                 });
             }
-            self.changes.extend(self.work.compute(threads, &values, &|| watch.check())?);
-            Ok(())
-        })
-    }
-
-    /// Returns the changes of a tensor of a batch that was computed, once.
-    pub(super) fn take(&mut self, tensor: usize) -> Result<ffi::ElementChanges> {
-        let missing = || Error::new(Kind::Internal, format!("the changes of tensor {tensor} were not computed"));
-        guard(|| {
-            let Changes { positions, values } = self.changes.remove(&tensor).ok_or_else(missing)?;
-            Ok(ffi::ElementChanges { is_whole: positions.is_none(), positions: positions.unwrap_or_default(), values })
+            let changes = self.work.compute(threads, &values, &|| watch.check())?;
+            let converted = |(tensor, Changes { positions, values })| {
+                let is_whole = positions.is_none();
+                ffi::ElementChanges { tensor, is_whole, positions: positions.unwrap_or_default(), values }
+            };
+            Ok(changes.into_iter().map(converted).collect())
         })
     }
 }

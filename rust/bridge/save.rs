@@ -3,7 +3,7 @@
 use super::calls::{answer, encode, parse, unknown};
 use super::encryption_key::EncryptionKey;
 use super::ffi;
-use super::guard::{guard, guard_with_log, watched};
+use super::guard::{guard, guard_with_log};
 use super::tensor::{device_stream, metadata_of, new_tensor};
 use crate::device::Scratch;
 use crate::digest::Hash;
@@ -13,11 +13,11 @@ use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::memory;
 use crate::save::Extent;
-use crate::save::checkpoint::{self, CheckpointSave};
+use crate::save::checkpoint::CheckpointSave;
 use crate::save::file_kernel::Linux;
 use crate::save::file_save::{self, FileSave};
 use crate::save::memory::Mapped;
-use crate::save::output::{self, Output};
+use crate::save::output;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -109,14 +109,6 @@ pub(super) fn finish_save(save: Box<AnySave>) -> Result<()> {
     guard(|| save.0.finish())
 }
 
-/// Writes a complete file. A new file gets the permissions of `permissions_from`, unless that is empty.
-pub(super) fn write_file(path: &str, permissions_from: &str, bytes: &[u8]) -> Result<()> {
-    watched(|check| {
-        let output = Output::open(Path::new(path), path_of(permissions_from))?;
-        checkpoint::write_file(output, bytes.to_vec(), check)
-    })
-}
-
 /// Save of a checkpoint in several files, once it has begun.
 pub(super) struct SavedFiles(OnceLock<CheckpointSave>);
 
@@ -162,22 +154,20 @@ pub(super) fn lay_out_file(
 }
 
 impl FileLayout {
-    pub(super) fn header(&self) -> &[u8] {
-        self.0.header()
-    }
-
-    /// Writes the requested digests to the header of a complete file.
+    /// Writes the header of a file whose data are complete, with the requested digests.
     pub(super) fn seal(&mut self, file: &mut [u8]) -> Result<()> {
         guard(|| {
-            let Some(algorithm) = self.0.digests() else { return Ok(()) };
-            let bytes = |range: &Range<u64>| file.get(to_usize(range.start)..to_usize(range.end)).unwrap_or_default();
-            let digest = |range: &Range<u64>| {
-                let hash = Hash::with_groups(algorithm, range.end - range.start);
-                hash.add(0, bytes(range), &|| Ok(()))?;
-                hash.finish()
-            };
-            let digests = self.0.ranges().map(digest).collect::<Result<Vec<_>>>()?;
-            self.0.seal(&digests)?;
+            if let Some(algorithm) = self.0.digests() {
+                let bytes =
+                    |range: &Range<u64>| file.get(to_usize(range.start)..to_usize(range.end)).unwrap_or_default();
+                let digest = |range: &Range<u64>| {
+                    let hash = Hash::with_groups(algorithm, range.end - range.start);
+                    hash.add(0, bytes(range), &|| Ok(()))?;
+                    hash.finish()
+                };
+                let digests = self.0.ranges().map(digest).collect::<Result<Vec<_>>>()?;
+                self.0.seal(&digests)?;
+            }
             for (byte, &sealed) in file.iter_mut().zip(self.0.header()) {
                 *byte = sealed;
             }

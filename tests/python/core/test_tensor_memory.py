@@ -85,7 +85,6 @@ CALLS = {
     "Memory.is_mapped": "assert not classes.Memory.is_mapped(t)",
     "save_file": 'ops.save_file([t], ["x"], "new")',
     "_save_shard": 'ops._save_shard([t], ["x"], "new", None, "")',
-    "_write_bytes": 'ops._write_bytes(t, "new", "")',
     "load_into": 'ops.load_into(["a"], ["x"], [t])',
     "cast": "ops.cast([t], dtype=torch.float32)",
     "scatter": "ops.scatter(t, [0], [0], [4], [1])",
@@ -153,7 +152,6 @@ MAY_SUCCEED = {
     "serialize",
     "save_file",
     "_save_shard",
-    "_write_bytes",
     "load_into",
 }
 

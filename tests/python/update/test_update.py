@@ -2,6 +2,7 @@
 
 import os
 import threading
+import weakref
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 import fst
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._update.plan import Staging
 from rawfile import assert_all_same
 from saved import KEY, damage
 
@@ -61,6 +63,21 @@ def test_commit_writes_all_values_in_place(model, newer):
     assert (fst.version_of(model), fst.version_of(model.scale.detach()), update.staged_bytes) == ("7", "7", 0)
     assert update.ready("head.weight")
     update.wait("layers.1")
+
+
+def test_committed_update_keeps_no_staged_memory(model, newer, monkeypatch):
+    staged, place = [], Staging.place
+
+    def watched(self, values, target):
+        placed = place(self, values, target)
+        staged.append(weakref.ref(placed))
+        return placed
+
+    monkeypatch.setattr(Staging, "place", watched)
+    update = fst.prepare_update(model, newer)
+    assert None not in [each() for each in staged]
+    update.commit()
+    assert {each() for each in staged} == {None}
 
 
 def test_values_are_cast_to_the_dtype_of_a_module_only(model, newer, tmp_path):

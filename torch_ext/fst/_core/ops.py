@@ -44,12 +44,6 @@ def save_shard(
 
 
 @translates_errors
-def write_bytes(bytes: Tensor, path: str, permissions_from: str) -> None:
-    """Writes a file of bytes like `save_shard`."""
-    torch.ops.fst._write_bytes(bytes, path, permissions_from)
-
-
-@translates_errors
 def call(method: str, request: Any) -> Any:
     """Calls a function of the core without tensors. rust/bridge/calls.rs has their names, requests and answers."""
     return json.loads(torch.ops.fst._call(method, json.dumps(request, ensure_ascii=False)))

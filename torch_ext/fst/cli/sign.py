@@ -77,8 +77,6 @@ def rules_of(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    import torch
-
     from fst._core import ops
     from fst._core.arguments import path_of, paths_of
     from fst._signatures.bundle import Signer
@@ -95,8 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     signer = Signer(path_of(arguments.private_key), paths_of(chain))
     request = {"path": target, "algorithm": arguments.digests, "shard_bytes": arguments.shard_size}
     statement = ops.call("model_statement", [request | rules_of(arguments), path_of(arguments.path)])
-    text = bytearray(signer.sign(statement).encode())
-    ops.write_bytes(torch.frombuffer(text, dtype=torch.uint8), target, "")
+    ops.call("write_text", [target, signer.sign(statement)])
     path, signature = without_secrets(arguments.path), without_secrets(target)
     if arguments.json:
         print(json.dumps({"path": path, "signature": signature}, indent=2))

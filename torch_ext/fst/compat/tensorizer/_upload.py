@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-import torch
-
 from fst._core import ops
 from fst._core.urls import without_secrets
 from fst.compat.tensorizer._remote import configured
@@ -69,11 +67,8 @@ class UploadFile(io.BufferedRandom):
                 f"{without_secrets(self.url)}: the file has {length} bytes, but one request takes {_OBJECT_BYTES_MAX}; "
                 "give TensorSerializer the URL, or copy the file with the tools of its store"
             )
-        data = torch.empty(length, dtype=torch.uint8)
-        self.seek(0)
-        self.readinto(data.numpy().data)
         with configured(self.url, self.options):
-            ops.write_bytes(data, self.url, "")
+            ops.call("copy_file", [f"/proc/self/fd/{self.fileno()}", self.url])
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
