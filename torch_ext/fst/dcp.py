@@ -38,6 +38,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.options import Reading
 from fst._checkpoint.region import Region
 from fst._core.arguments import Path, path_of
 from fst._core.encryption_key import EncryptionKey
@@ -250,7 +251,7 @@ def _open(path: str, group: Group, key: EncryptionKey | None) -> tuple[list[_Sou
     directory = local_path_of(path)
     paths = [path_of(os.path.join(directory, name)) for name in json.loads(group.broadcast_text(names, 0))] or [path]
     for _ in range(_TRIES_MAX):
-        checkpoints = [open_for_group(each, group, encryption_key=key) for each in paths]
+        checkpoints = [open_for_group(each, group, Reading(encryption_key=key)) for each in paths]
         state = _open_state(checkpoints[0], group)
         if state is not None:
             return [_read_source(checkpoint) for checkpoint in checkpoints], state

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint, not_found
 from fst._checkpoint.framework import NUMPY, PYTORCH, Output, find_framework
+from fst._checkpoint.options import Reading, ReadOptions, reading_of, with_options
 from fst._checkpoint.prefetch import Plan, PrefetchLoader, plan_regions
 from fst._checkpoint.slice import Loaded, Slice, Source
 from fst._core.arguments import Device, Paths, device_of, path_of
-from fst._core.encryption_key import EncryptionKey
 from fst._core.errors import SafetensorError, TensorNotFoundError
 from fst._core.urls import is_remote
-from fst._signatures.request import VerifyRequest, verify_of
 
 
 class TensorMeta(NamedTuple):
@@ -39,6 +38,7 @@ class TensorMeta(NamedTuple):
 
 if TYPE_CHECKING:
     import numpy
+    from typing_extensions import Unpack
 
 
 class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class)
@@ -82,8 +82,7 @@ class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class
             device: Device = "cpu",
             *,
             backend: str = "mmap",
-            verify: VerifyRequest = False,
-            encryption_key: EncryptionKey | None = None,
+            **options: Unpack[ReadOptions],
         ) -> None: ...
         @overload
         def __init__(
@@ -93,8 +92,7 @@ class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class
             device: Device = "cpu",
             *,
             backend: str = "mmap",
-            verify: VerifyRequest = False,
-            encryption_key: EncryptionKey | None = None,
+            **options: Unpack[ReadOptions],
         ) -> None: ...
         @overload
         def __init__(
@@ -104,10 +102,10 @@ class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class
             device: Device = "cpu",
             *,
             backend: str = "mmap",
-            verify: VerifyRequest = False,
-            encryption_key: EncryptionKey | None = None,
+            **options: Unpack[ReadOptions],
         ) -> None: ...
 
+    @with_options(ReadOptions)
     def __init__(
         self,
         filename: Paths,
@@ -115,8 +113,7 @@ class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class
         device: Device = "cpu",
         *,
         backend: str = "mmap",
-        verify: VerifyRequest = False,
-        encryption_key: EncryptionKey | None = None,
+        **options: "Unpack[ReadOptions]",
     ) -> None:
         output = Output(find_framework(framework), _device_of(device))
         if output.framework is NUMPY and output.device.type != "cpu":
@@ -129,8 +126,9 @@ class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class
         # The positions of the checkpoint from the first slice on. An attribute of this object is found sooner.
         self._positions: dict[str, int] = {}
         # None after `close`.
-        self._source: Source | None = Source(_open(filename, verify_of(verify), encryption_key), output)
-        if verify:
+        reading = reading_of(**options)
+        self._source: Source | None = Source(_open(filename, reading), output)
+        if reading.verify:
             self._source.checkpoint.verify_whole_files()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -260,9 +258,9 @@ def _device_of(device: Device) -> torch.device:
         raise SafetensorError(f"device {text} is invalid: {error}") from None
 
 
-def _open(filename: Paths, verify: str, encryption_key: EncryptionKey | None) -> OpenCheckpoint:
+def _open(filename: Paths, reading: Reading) -> OpenCheckpoint:
     try:
-        return OpenCheckpoint(filename, verify=verify, encryption_key=encryption_key)
+        return OpenCheckpoint(filename, None, *reading)
     except FileNotFoundError as error:
         # Only fst shows URLs without what may be secret, and knows what a directory or an index lacks.
         if not isinstance(filename, (str, os.PathLike)) or is_remote(path_of(filename)) or os.path.exists(filename):

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.options import PLAIN, Reading
 from fst._core.arguments import Dtype, Paths, Size, size_of
 from fst._core.batches import split_by_size
 from fst._core.classes import GroupLoad, GroupPlan
 from fst._core.dtypes import CASTABLE
-from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group, open_on_all
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.agreement import (
@@ -34,22 +34,21 @@ _META = torch.device("meta")
 _Result = TypeVar("_Result")
 
 
-def open_for_group(
-    paths: Paths, group: Group, verify: str = "", encryption_key: EncryptionKey | None = None, opened: Any = None
-) -> OpenCheckpoint:
+def open_for_group(paths: Paths, group: Group, reading: Reading = PLAIN, opened: Any = None) -> OpenCheckpoint:
     """Opens a checkpoint on all ranks. Only rank 0 reads the headers and sends them to the others.
 
-    Every rank calls this function. Local paths may differ if they lead to files of the same names and lengths. With
-    `verify`, on all ranks or none, they verify all files together. Rank 0 may pass what it has opened before.
+    Every rank calls this function. Local paths may differ if they lead to files of the same names and lengths. With a
+    request to verify, on all ranks or none, they verify all files together. Rank 0 may pass what it has opened before.
     """
 
     def name_copy(checkpoint: OpenCheckpoint) -> tuple[OpenCheckpoint, bytes]:
-        return checkpoint, json.dumps([bool(verify), checkpoint.copy_name() if verify else ""]).encode()
+        verifies = checkpoint.is_verified
+        return checkpoint, json.dumps([verifies, checkpoint.copy_name() if verifies else ""]).encode()
 
-    checkpoint, gathered = open_and_gather(paths, group, name_copy, verify, encryption_key, opened)
+    checkpoint, gathered = open_and_gather(paths, group, name_copy, reading, opened)
     verifies, copies = zip(*map(json.loads, gathered), strict=True)
     check_equal("verify", verifies)
-    if verify:
+    if reading.verify:
         group.run_on_all(lambda: checkpoint.verify(*part_to_verify(copies, group.rank)))
     return checkpoint
 
@@ -58,17 +57,16 @@ def open_and_gather(
     paths: Paths,
     group: Group,
     work: Callable[[OpenCheckpoint], tuple[_Result, bytes]],
-    verify: str = "",
-    encryption_key: EncryptionKey | None = None,
+    reading: Reading = PLAIN,
     opened: Any = None,
 ) -> tuple[_Result, list[bytes]]:
     """Opens a checkpoint as `open_for_group` does, and calls `work` with it as `Group.gather_results` does.
 
-    With `verify`, `agree_on_plan` and the loads compare digests.
+    With a request to verify, `agree_on_plan` and the loads compare digests.
     """
 
     def open_checkpoint(headers: Tensor | None) -> OpenCheckpoint:
-        checkpoint = OpenCheckpoint(paths, headers, verify, encryption_key, opened=opened)
+        checkpoint = OpenCheckpoint(paths, headers, *reading, opened=opened)
         # Computed here so that an unsupported dtype is an error of opening, which all ranks report.
         _ = checkpoint.shapes
         return checkpoint

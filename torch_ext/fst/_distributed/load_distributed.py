@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.options import ReadOptions, reading_of, with_options
 from fst._checkpoint.region import Region
 from fst._core.arguments import Dtype, Paths, Size, dtype_of, names_of
-from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group, cut
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.dtensors import normalize_placements
@@ -19,12 +19,12 @@ from fst._distributed.load import ShardSelection, open_and_gather, prepare_load,
 from fst._distributed.meshes import MeshLayouts, check_group, is_device_mesh, mesh_device, mesh_group
 from fst._distributed.placements import placements_by_name
 from fst._distributed.shards import Shard, ShardRequest, local_shards
-from fst._signatures.request import VerifyRequest, verify_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Placement
+    from typing_extensions import Unpack
 
     # One placement for each mesh dimension, or a single placement for a mesh of one dimension. `None` skips a tensor.
     TensorPlacements = Placement | Sequence[Placement] | None
@@ -34,6 +34,7 @@ _META = torch.device("meta")
 _DIGEST_BYTES = 32
 
 
+@with_options(ReadOptions)
 def load_distributed(
     paths: Paths,
     mesh: "DeviceMesh",
@@ -44,8 +45,7 @@ def load_distributed(
     group: "ProcessGroup | None" = None,
     strategy: Literal["auto", "own", "exchange"] = "auto",
     window_bytes: Size | None = None,
-    verify: VerifyRequest = False,
-    encryption_key: EncryptionKey | None = None,
+    **options: "Unpack[ReadOptions]",
 ) -> "dict[str, DTensor]":
     """Loads a checkpoint as DTensors. The ranks of a mesh read each byte once, and each keeps its local part only.
 
@@ -94,6 +94,7 @@ def load_distributed(
         >>> weights["weight"].placements, weights["weight"].to_local().shape
         ((Shard(dim=0),), torch.Size([4, 3]))
     """
+    reading = reading_of(**options)
     if not is_device_mesh(mesh):
         raise TypeError(f"mesh must be a torch.distributed.device_mesh.DeviceMesh, not {type(mesh).__name__}")
 
@@ -103,7 +104,7 @@ def load_distributed(
     with defer_interrupts():
         if mesh.get_coordinate() is None:
             load_device, load_dtype, selected = read_arguments()
-            checkpoint = OpenCheckpoint(paths, encryption_key=encryption_key)
+            checkpoint = OpenCheckpoint(paths, encryption_key=reading.encryption_key)
             by_name = _mesh_placements(placements, checkpoint, selected, mesh)
             like = checkpoint.load_tensors(list(by_name), _META, load_dtype)
             empty = [tensor.new_empty([0] * tensor.ndim, device=load_device) for tensor in like]
@@ -121,9 +122,7 @@ def load_distributed(
 
         # Communicates as for the CPU until all ranks know their device.
         control_group = Group.of(group, torch.device("cpu"))
-        (selection, encoded), messages = open_and_gather(
-            paths, control_group, select, verify_of(verify), encryption_key
-        )
+        (selection, encoded), messages = open_and_gather(paths, control_group, select, reading)
         by_name, of_tensors, shards = selection
         if len({message[:_DIGEST_BYTES] for message in messages}) > 1:
             _raise_difference(by_name, shards.group)

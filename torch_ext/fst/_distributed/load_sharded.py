@@ -7,18 +7,19 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.options import ReadOptions, reading_of, with_options
 from fst._core.arguments import Device, Dtype, Paths, Size, device_of, dtype_of, names_of
-from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.load import ShardSelection, open_and_gather, prepare_load, run_load
 from fst._distributed.placements import Placements, shard_requests
-from fst._signatures.request import VerifyRequest, verify_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from typing_extensions import Unpack
 
 
+@with_options(ReadOptions)
 def load_sharded(
     paths: Paths,
     placements: Placements,
@@ -29,8 +30,7 @@ def load_sharded(
     *,
     strategy: Literal["auto", "own", "exchange"] = "auto",
     window_bytes: Size | None = None,
-    verify: VerifyRequest = False,
-    encryption_key: EncryptionKey | None = None,
+    **options: "Unpack[ReadOptions]",
 ) -> dict[str, Tensor]:
     """Loads a checkpoint with all ranks of a process group. Each byte is read once, and each rank gets its shard.
 
@@ -90,9 +90,7 @@ def load_sharded(
         return (selection, encoded), message
 
     with defer_interrupts():
-        (selection, encoded), gathered = open_and_gather(
-            paths, control_group(group), prepare, verify_of(verify), encryption_key
-        )
+        (selection, encoded), gathered = open_and_gather(paths, control_group(group), prepare, reading_of(**options))
         tensors = run_load(selection, encoded, gathered)
     return {request.name: tensor for request, tensor in zip(selection.requests, tensors, strict=True)}
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.options import ReadOptions, reading_of, with_options
 from fst._core.arguments import DEFAULT_EXCHANGE_BYTES, DEFAULT_WINDOW_BYTES, Device, Dtype, Paths, Size, size_of
-from fst._core.encryption_key import EncryptionKey
 from fst._core.group import text_of
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.agreement import check_equal
@@ -20,10 +20,10 @@ from fst._distributed.load import ShardSelection, load_shards, open_and_gather, 
 from fst._distributed.load_sharded import control_group, select_shards
 from fst._distributed.placements import Placements
 from fst._load.stream import Stream
-from fst._signatures.request import VerifyRequest, verify_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from typing_extensions import Unpack
 
 
 class GroupLoader:
@@ -95,6 +95,7 @@ class GroupLoader:
         self._loaded = [(position, request.name, tensor) for (position, request), tensor in loaded][::-1]
 
 
+@with_options(ReadOptions)
 def stream_sharded(
     paths: Paths,
     placements: Placements,
@@ -105,8 +106,7 @@ def stream_sharded(
     *,
     window_bytes: Size = DEFAULT_WINDOW_BYTES,
     exchange_bytes: Size = DEFAULT_EXCHANGE_BYTES,
-    verify: VerifyRequest = False,
-    encryption_key: EncryptionKey | None = None,
+    **options: "Unpack[ReadOptions]",
 ) -> Stream:
     """Streams the shards of a rank like `fst.stream`, and reads each byte once for all ranks like `fst.load_sharded`.
 
@@ -150,6 +150,6 @@ def stream_sharded(
         return (selection, *sizes), selection.device.type.encode()
 
     with defer_interrupts():
-        chosen, device_types = open_and_gather(paths, control_group(group), select, verify_of(verify), encryption_key)
+        chosen, device_types = open_and_gather(paths, control_group(group), select, reading_of(**options))
         check_equal("device", [device_type.decode() for device_type in device_types])
         return Stream(GroupLoader(*chosen))

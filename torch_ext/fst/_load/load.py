@@ -13,11 +13,13 @@ The examples use a file `model.safetensors` with the F32 tensors `weight` of sha
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.options import LoadOptions, Reading, ReadOptions, reading_of, with_options
 from fst._core import ops
 from fst._core.arguments import (
     Device,
@@ -36,6 +38,9 @@ from fst._core.encryption_key import EncryptionKey
 from fst._core.loads import Loads, OperatorLoads
 from fst._load.progress import CheckpointWithBar
 from fst._signatures.request import Manifest, VerifyRequest, verify_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def load_file(
@@ -97,19 +102,14 @@ def load_file(
         >>> weights["weight"].shape, weights["weight"].dtype
         (torch.Size([4, 3]), torch.bfloat16)
     """
-    device, dtype = device_of(device), dtype_of(dtype)
-    return _loads(path_of(path), verify, encryption_key, progress).load_files(device, dtype)
+    loads, target = _loads(
+        path_of(path), device, dtype=dtype, progress=progress, verify=verify, encryption_key=encryption_key
+    )
+    return loads.load_files(*target)
 
 
-def load_files(
-    paths: Paths,
-    device: Device = "cpu",
-    *,
-    dtype: Dtype = None,
-    progress: bool = False,
-    verify: VerifyRequest = False,
-    encryption_key: EncryptionKey | None = None,
-) -> dict[str, Tensor]:
+@with_options(LoadOptions)
+def load_files(paths: Paths, device: Device = "cpu", **options: "Unpack[LoadOptions]") -> dict[str, Tensor]:
     """Loads every tensor of several files into one dictionary.
 
     Args:
@@ -126,19 +126,16 @@ def load_files(
         >>> sorted(fst.load_files(["model.safetensors"]))
         ['bias', 'weight']
     """
-    device, dtype = device_of(device), dtype_of(dtype)
-    return _loads(paths, verify, encryption_key, progress).load_files(device, dtype)
+    loads, target = _loads(paths, device, **options)
+    return loads.load_files(*target)
 
 
+@with_options(LoadOptions)
 def load_tensors(
     paths: Paths,
     names: Sequence[str],
     device: Device = "cpu",
-    *,
-    dtype: Dtype = None,
-    progress: bool = False,
-    verify: VerifyRequest = False,
-    encryption_key: EncryptionKey | None = None,
+    **options: "Unpack[LoadOptions]",
 ) -> list[Tensor]:
     """Loads named tensors. Reads only their bytes and the headers.
 
@@ -163,10 +160,11 @@ def load_tensors(
         >>> bias.shape, weight.shape
         (torch.Size([4]), torch.Size([4, 3]))
     """
-    device, dtype = device_of(device), dtype_of(dtype)
-    return _loads(paths, verify, encryption_key, progress).load_tensors(names_of(names), device, dtype)
+    loads, target = _loads(paths, device, **options)
+    return loads.load_tensors(names_of(names), *target)
 
 
+@with_options(LoadOptions)
 def load_slices(
     paths: Paths,
     names: Sequence[str],
@@ -174,11 +172,7 @@ def load_slices(
     starts: Sequence[int],
     lengths: Sequence[int],
     device: Device = "cpu",
-    *,
-    dtype: Dtype = None,
-    progress: bool = False,
-    verify: VerifyRequest = False,
-    encryption_key: EncryptionKey | None = None,
+    **options: "Unpack[LoadOptions]",
 ) -> list[Tensor]:
     """Loads a slice along one dimension of each named tensor. Reads only the bytes of the slices.
 
@@ -209,20 +203,18 @@ def load_slices(
         >>> rows.shape, columns.shape
         (torch.Size([2, 3]), torch.Size([4, 1]))
     """
+    loads, target = _loads(paths, device, **options)
     slices = list_of(dims, int, "dims"), list_of(starts, int, "starts"), list_of(lengths, int, "lengths")
-    device, dtype = device_of(device), dtype_of(dtype)
-    return _loads(paths, verify, encryption_key, progress).load_slices(names_of(names), slices, device, dtype)
+    return loads.load_slices(names_of(names), slices, *target)
 
 
+@with_options(LoadOptions)
 def load_boxes(
     paths: Paths,
     names: Sequence[str],
     boxes: Sequence[Sequence[tuple[int, int, int]]],
     device: Device = "cpu",
-    *,
-    dtype: Dtype = None,
-    verify: VerifyRequest = False,
-    encryption_key: EncryptionKey | None = None,
+    **options: "Unpack[LoadOptions]",
 ) -> list[Tensor]:
     """Loads an index region of each named tensor. Reads only the bytes of the regions.
 
@@ -234,7 +226,7 @@ def load_boxes(
         names: The tensors to load regions of.
         boxes: The region for each name: `(start, length, step)` for each dimension of the PyTorch tensor. Starts and
             lengths are not negative, steps are at least 1, and all indices are inside the dimension.
-        device, dtype, verify: As in `load_file`.
+        device, dtype, progress, verify: As in `load_file`.
         encryption_key: As in `load_file`. Only the chunks that the regions touch are decrypted.
 
     Returns:
@@ -250,19 +242,18 @@ def load_boxes(
         >>> corners.shape
         torch.Size([2, 2])
     """
+    loads, target = _loads(paths, device, **options)
     if len(boxes) != len(names):
         raise ValueError(f"{len(names)} names, but {len(boxes)} boxes; give one for every name")
-    device, dtype = device_of(device), dtype_of(dtype)
-    return _loads(paths, verify, encryption_key).load_boxes(names_of(names), boxes, device, dtype)
+    return loads.load_boxes(names_of(names), boxes, *target)
 
 
+@with_options(ReadOptions)
 def load_into(
     paths: Paths,
     names: Sequence[str],
     out: Sequence[Tensor],
-    *,
-    verify: VerifyRequest = False,
-    encryption_key: EncryptionKey | None = None,
+    **options: "Unpack[ReadOptions]",
 ) -> None:
     """Overwrites existing tensors in place. Their addresses do not change.
 
@@ -291,10 +282,11 @@ def load_into(
         >>> linear.weight.data_ptr() == address
         True
     """
+    reading = reading_of(**options)
     names, outputs = names_of(names), list_of(out, Tensor, "out")
     for name, output in zip(names, outputs, strict=False):
         check_kind(name, output)
-    _loads(paths, verify, encryption_key).overwrite(names, outputs)
+    _open(paths, reading).overwrite(names, outputs)
 
 
 def verify(paths: Paths, manifest: Manifest | None = None, *, encryption_key: EncryptionKey | None = None) -> None:
@@ -359,15 +351,26 @@ def metadata(path: Path, *, encryption_key: EncryptionKey | None = None) -> dict
     return OpenCheckpoint(path_of(path), encryption_key=encryption_key).metadata_of_file()
 
 
-def _loads(paths: Paths, verify: VerifyRequest, encryption_key: EncryptionKey | None, progress: bool = False) -> Loads:
-    """Returns an object with the loads of a checkpoint. Compiled programs show no bar.
+def _loads(
+    paths: Paths, device: Device, *, dtype: Dtype = None, progress: bool = False, **options: "Unpack[ReadOptions]"
+) -> tuple[Loads, tuple[torch.device | str, Dtype]]:
+    """Returns an object with the loads of a checkpoint, and the device and the dtype for them.
+
+    Compiled programs show no bar.
+    """
+    target = device_of(device), dtype_of(dtype)
+    reading = reading_of(**options)
+    if progress and not torch.compiler.is_compiling():
+        return CheckpointWithBar(paths, None, *reading), target
+    return _open(paths, reading), target
+
+
+def _open(paths: Paths, reading: Reading) -> Loads:
+    """Returns an object with the loads of a checkpoint.
 
     Operators cost less per call than methods, and compilers can trace them. They take no keys, since graphs would
     contain them.
     """
-    request = verify_of(verify)
-    if progress and not torch.compiler.is_compiling():
-        return CheckpointWithBar(paths, verify=request, encryption_key=encryption_key)
-    if encryption_key is None:
-        return OperatorLoads(paths_of(paths), request)
-    return OpenCheckpoint(paths, verify=request, encryption_key=encryption_key)
+    if reading.encryption_key is None:
+        return OperatorLoads(paths_of(paths), reading.verify)
+    return OpenCheckpoint(paths, None, *reading)

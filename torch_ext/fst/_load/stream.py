@@ -1,15 +1,17 @@
 """Streams of tensors: each is returned while later tensors are still loading."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.options import ReadOptions, reading_of, with_options
 from fst._core.arguments import DEFAULT_WINDOW_BYTES, Device, Dtype, Paths, Size, device_of, dtype_of, names_of, size_of
-from fst._core.encryption_key import EncryptionKey
 from fst._load.progress import LoaderWithBar, TensorLoader
-from fst._signatures.request import VerifyRequest, verify_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Stream(Iterator[tuple[str, Tensor]]):
@@ -41,6 +43,7 @@ class Stream(Iterator[tuple[str, Tensor]]):
         return self._loader.total_bytes()
 
 
+@with_options(ReadOptions)
 def stream(
     paths: Paths,
     device: Device = "cpu",
@@ -50,8 +53,7 @@ def stream(
     window_bytes: Size = DEFAULT_WINDOW_BYTES,
     order: Literal["file", "landed"] = "file",
     progress: bool = False,
-    verify: VerifyRequest = False,
-    encryption_key: EncryptionKey | None = None,
+    **options: "Unpack[ReadOptions]",
 ) -> Stream:
     """Loads tensors in the background and returns each as soon as it is ready.
 
@@ -96,6 +98,6 @@ def stream(
     """
     device, dtype = device_of(device), dtype_of(dtype)
     selected = None if names is None else names_of(names)
-    checkpoint = OpenCheckpoint(paths, verify=verify_of(verify), encryption_key=encryption_key)
+    checkpoint = OpenCheckpoint(paths, None, *reading_of(**options))
     loader = checkpoint.stream(selected, None, device, dtype, size_of(window_bytes, "window_bytes"), order)
     return Stream(LoaderWithBar(loader) if progress else loader)

@@ -10,10 +10,10 @@ from torch.nn.modules.module import _IncompatibleKeys
 
 from fst._checkpoint.batched import have_equal_bits
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.options import ReadOptions, reading_of, with_options
 from fst._core import ops
 from fst._core.arguments import Device, Dtype, Paths, dtype_of
 from fst._core.dtypes import CASTABLE
-from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.dtensors import is_dtensor, reshard
@@ -24,13 +24,14 @@ from fst._module.check import call_post_hooks, check_match, differing_on_any, ti
 from fst._module.match import Match, ModuleTensor, match_tensors, module_tensors
 from fst._module.materialize import ModuleOptions, convert_unloaded, load_new, replace
 from fst._module.shards import meshes_of, requested_shards
-from fst._signatures.request import VerifyRequest, verify_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+    from typing_extensions import Unpack
 
 
+@with_options(ReadOptions)
 def load_module(
     module: Module,
     paths: Paths,
@@ -39,8 +40,7 @@ def load_module(
     strict: bool = True,
     *,
     group: "ProcessGroup | None" = None,
-    verify: VerifyRequest = False,
-    encryption_key: EncryptionKey | None = None,
+    **options: "Unpack[ReadOptions]",
 ) -> _IncompatibleKeys:
     """Loads a checkpoint into the parameters and buffers of a module.
 
@@ -102,10 +102,10 @@ def load_module(
         >>> linear.weight.dtype, linear.weight.is_meta, linear.weight.requires_grad
         (torch.bfloat16, False, True)
     """
+    reading = reading_of(**options)
     if not isinstance(module, Module):
         hint = "; create it first" if isinstance(module, type) else "; the module comes before the paths"
         raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}{hint}")
-    request = verify_of(verify)
     with defer_interrupts():
         reshard(module)
         meshes = meshes_of(module_tensors(module))
@@ -113,24 +113,24 @@ def load_module(
             group = mesh_group(enclosing_mesh(meshes))
         if group is not None:
             # Communicates as for the CPU until all ranks know their device.
-            options = Group.of(group, torch.device("cpu")).run_on_all(lambda: _module_options(device, meshes))
-            ranks = Group.of(group, options.device)
-            checkpoint = open_for_group(paths, ranks, request, encryption_key)
+            module_options = Group.of(group, torch.device("cpu")).run_on_all(lambda: _module_options(device, meshes))
+            ranks = Group.of(group, module_options.device)
+            checkpoint = open_for_group(paths, ranks, reading)
             match = ranks.run_on_all(lambda: match_tensors(module, checkpoint.tensors))
-            options = ranks.run_on_all(lambda: _with_dtypes(options, match, dtype))
+            module_options = ranks.run_on_all(lambda: _with_dtypes(module_options, match, dtype))
             differing = differing_on_any(tied_names(match), checkpoint, ranks)
             ranks.run_on_all(lambda: check_match(match, module, checkpoint, strict, differing))
-            loaded = _load_together(match, checkpoint, options, ranks)
-            return ranks.run_on_all(lambda: _finish(module, match, loaded, options))
-    options = _module_options(device, [])
-    checkpoint = OpenCheckpoint(paths, verify=request, encryption_key=encryption_key)
-    if request:
+            loaded = _load_together(match, checkpoint, module_options, ranks)
+            return ranks.run_on_all(lambda: _finish(module, match, loaded, module_options))
+    module_options = _module_options(device, [])
+    checkpoint = OpenCheckpoint(paths, None, *reading)
+    if reading.verify:
         checkpoint.verify()
     match = match_tensors(module, checkpoint.tensors)
-    options = _with_dtypes(options, match, dtype)
+    module_options = _with_dtypes(module_options, match, dtype)
     differing = [names for names in tied_names(match) if not have_equal_bits(checkpoint, names)]
     check_match(match, module, checkpoint, strict, differing)
-    return _finish(module, match, _load_alone(match, checkpoint, options), options)
+    return _finish(module, match, _load_alone(match, checkpoint, module_options), module_options)
 
 
 def _module_options(device: Device, meshes: "Sequence[DeviceMesh]") -> ModuleOptions:

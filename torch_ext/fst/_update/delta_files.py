@@ -6,6 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from fst._checkpoint.options import reading_of
 from fst._core import ops
 from fst._core.arguments import Path, Paths, Size, path_of, paths_of
 from fst._core.batches import split_by_size
@@ -16,7 +17,7 @@ from fst._core.urls import without_secrets
 from fst._distributed.shards import Replicated
 from fst._save.check import DEFAULT_SHARD_BYTES
 from fst._save.save import save_indexed
-from fst._signatures.request import VerifyRequest, verify_of
+from fst._signatures.request import VerifyRequest
 from fst._update.prepare_update import prepare_parts
 from fst._update.source import UpdateSource, Values
 from fst._update.target import Part
@@ -85,8 +86,8 @@ def save_delta(
     if version == base_version:
         raise ValueError(f"version and base_version are both {version!r}; a delta leads from one version to another")
     target = path_of(directory)
-    request = verify_of(verify)
-    versions = Values(old, request, encryption_key), Values(new, request, encryption_key)
+    reading = reading_of(verify=verify, encryption_key=encryption_key)
+    versions = Values(old, reading), Values(new, reading)
     check_output_key(versions[0].encrypted or versions[1].encrypted, target, encryption_key, decrypt)
     _check_equal_layout(versions[0].tensors, versions[1].tensors)
     frames: dict[str, Tensor] = {}
@@ -169,10 +170,11 @@ def apply_delta(
             nor `decrypt` is given.
         IntegrityError: The new values differ from a checksum, or an input from its digests.
     """
-    paths, request, output = paths_of(deltas), verify_of(verify), path_of(directory)
-    chain = UpdateSource(paths, request, encryption_key, accepts_plain=True)
+    paths, output = paths_of(deltas), path_of(directory)
+    reading = reading_of(verify=verify, encryption_key=encryption_key)
+    chain = UpdateSource(paths, *reading, accepts_plain=True)
     changed = chain.names()
-    values = Values(base, request, encryption_key)
+    values = Values(base, reading)
     check_output_key(values.encrypted or (paths[0] if chain.is_encrypted() else None), output, encryption_key, decrypt)
     shown = without_secrets(path_of(base))
     if values.version not in (None, chain.base_version()):

@@ -8,16 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from fst._checkpoint.options import ReadOptions, reading_of, with_options
 from fst._core import ops
 from fst._core.arguments import Device, Paths, Size, list_of, paths_of, size_of
-from fst._core.encryption_key import EncryptionKey
 from fst._core.errors import VersionError
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.dtensors import reshard
 from fst._distributed.meshes import enclosing_mesh, mesh_device, mesh_group
 from fst._module.shards import meshes_of
-from fst._signatures.request import VerifyRequest, verify_of
 from fst._update.checkpoint import prepare_from_checkpoint
 from fst._update.delta import prepare_from_delta
 from fst._update.plan import Request, Staging, Transform
@@ -28,11 +27,13 @@ from fst._update.update import Plan, Step, Update
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from typing_extensions import Unpack
 
 # Size of the changes between two events of a commit, in bytes.
 _STEP_BYTES = 64 << 20
 
 
+@with_options(ReadOptions)
 def prepare_update(
     target: Target,
     source: Paths,
@@ -46,8 +47,7 @@ def prepare_update(
     staging_device: Device = None,
     staging_bytes: Size | None = None,
     group: "ProcessGroup | None" = None,
-    verify: VerifyRequest = False,
-    encryption_key: EncryptionKey | None = None,
+    **options: "Unpack[ReadOptions]",
 ) -> Update:
     """Prepares an update of live weights: reads, checks and stages new values, while the old ones stay in use.
 
@@ -112,9 +112,10 @@ def prepare_update(
         >>> fst.version_of(linear)
         '2026-11-25'
     """
+    reading = reading_of(**options)
     staging_bytes = None if staging_bytes is None else size_of(staging_bytes, "staging_bytes", 0)
     device = None if staging_device is None else ops.current_device(staging_device)
-    named, paths, request = named_tensors(target, names), paths_of(source), verify_of(verify)
+    named, paths = named_tensors(target, names), paths_of(source)
     if base is not None:
         list_of(list(base.values()), Tensor, "base")
     with defer_interrupts():
@@ -129,7 +130,7 @@ def prepare_update(
         common = Request(
             target, named, aliases_of(named), ranks, Staging(device, staging_bytes), strict, transform, base
         )
-        return _prepare(common, held, lambda: open_source(paths, ranks, request, encryption_key), version, atomic)
+        return _prepare(common, held, lambda: open_source(paths, ranks, reading), version, atomic)
 
 
 def prepare_parts(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.options import Reading
 from fst._core import ops
 from fst._core.arguments import Paths, paths_of
 from fst._core.core_object import CoreObject
@@ -143,28 +144,28 @@ def source_of(opened: UpdateSource, verify: str = "") -> Source:
     return Source(opened.paths, opened.version(), checkpoint=checkpoint)
 
 
-def open_source(paths: list[str], group: Group, verify: str, encryption_key: EncryptionKey | None) -> Source:
+def open_source(paths: list[str], group: Group, reading: Reading) -> Source:
     """Opens the source of an update on all ranks. Each index is read once, and whole checkpoints by rank 0 only.
 
     What digests of whole files cover is compared now, since batches read some tensors of a file at a time.
     """
 
     if group.process_group is None:
-        return source_of(UpdateSource(paths, verify, encryption_key), verify)
+        return source_of(UpdateSource(paths, *reading), reading.verify)
 
     def open_first() -> tuple[UpdateSource | None, bytes]:
         if group.rank > 0:
             return None, b""
-        opened = UpdateSource(paths, verify, encryption_key)
+        opened = UpdateSource(paths, *reading)
         return opened, json.dumps([opened.is_delta(), opened.version()]).encode()
 
     opened, gathered = group.gather_results(open_first)
     is_delta, version = json.loads(gathered[0])
     if is_delta:
-        deltas = group.run_on_all(lambda: opened or UpdateSource(paths, verify, encryption_key))
+        deltas = group.run_on_all(lambda: opened or UpdateSource(paths, *reading))
         return Source(paths, version, deltas=deltas)
     core = None if opened is None else opened.checkpoint()
-    return Source(paths, version, checkpoint=open_for_group(paths, group, verify, encryption_key, core))
+    return Source(paths, version, checkpoint=open_for_group(paths, group, reading, core))
 
 
 class Values:
@@ -172,8 +173,8 @@ class Values:
 
     Args:
         source: Paths of a checkpoint, or tensors by name.
-        verify: Digests with which all data of a checkpoint are compared now, as `verify_of` returns them.
-        encryption_key: A key for files that are encrypted, beside those that are registered.
+        reading: Digests with which all data of a checkpoint are compared now, and a key for files that are encrypted,
+            beside those that are registered.
 
     Attributes:
         tensors: The tensors by name, in the order of the source. Those of a checkpoint are on meta.
@@ -182,9 +183,7 @@ class Values:
         encrypted: Its path if it is encrypted.
     """
 
-    def __init__(
-        self, source: Paths | Mapping[str, Tensor], verify: str = "", encryption_key: EncryptionKey | None = None
-    ) -> None:
+    def __init__(self, source: Paths | Mapping[str, Tensor], reading: Reading) -> None:
         self.checkpoint: OpenCheckpoint | None = None
         self.version: str | None = None
         self.encrypted: str | None = None
@@ -193,11 +192,11 @@ class Values:
             self.tensors = {name: tensor.detach() for name, tensor in source.items()}
             return
         paths = paths_of(source)
-        opened = UpdateSource(paths, verify, encryption_key, accepts_plain=True)
+        opened = UpdateSource(paths, *reading, accepts_plain=True)
         if opened.is_delta():
             raise ValueError(f"{without_secrets(paths[0])}: is a delta; give a full checkpoint")
-        self.checkpoint = OpenCheckpoint(paths, verify=verify, opened=opened.checkpoint())
-        if verify:
+        self.checkpoint = OpenCheckpoint(paths, verify=reading.verify, opened=opened.checkpoint())
+        if reading.verify:
             self.checkpoint.verify()
         self.tensors, self.version = self.checkpoint.tensors, opened.version()
         self.encrypted = paths[0] if opened.is_encrypted() else None

@@ -1,0 +1,63 @@
+"""Options of functions that read checkpoints. `load_file` describes them."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypedDict, TypeVar
+
+from fst._core.arguments import Dtype
+from fst._core.encryption_key import EncryptionKey
+from fst._signatures.request import VerifyRequest, verify_of
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class ReadOptions(TypedDict, total=False):
+    """Options of all functions that read data."""
+
+    verify: VerifyRequest
+    encryption_key: EncryptionKey | None
+
+
+class LoadOptions(ReadOptions, total=False):
+    """Options of loads into new tensors."""
+
+    dtype: Dtype
+    progress: bool
+
+
+_DEFAULTS = {"verify": False, "encryption_key": None, "dtype": None, "progress": False}
+
+
+class Reading(NamedTuple):
+    """How files are read: the request to verify data, as the text that operators take, and the key."""
+
+    verify: str = ""
+    encryption_key: EncryptionKey | None = None
+
+
+# Neither verified nor decrypted by a key of the call.
+PLAIN = Reading()
+
+
+def reading_of(*, verify: VerifyRequest = False, encryption_key: EncryptionKey | None = None) -> Reading:
+    """Checks `ReadOptions`."""
+    return Reading(verify_of(verify), encryption_key)
+
+
+def with_options(options: type[ReadOptions]) -> Callable[[_Function], _Function]:
+    """Returns a decorator that lists the options in the signature of a function, in place of its last parameter.
+
+    `help` and editors show them then. The function itself is unchanged, so that calls cost nothing.
+    """
+    listed = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS[name], annotation=annotation)
+        for name, annotation in options.__annotations__.items()
+    ]
+
+    def decorate(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        *parameters, _ = signature.parameters.values()
+        function.__signature__ = signature.replace(parameters=[*parameters, *listed])  # pyrefly: ignore
+        return function
+
+    return decorate
