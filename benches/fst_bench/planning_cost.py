@@ -37,19 +37,9 @@ from .workload import TensorSpec
 _CONTEXT = get_context("forkserver")
 
 
-class Cost(NamedTuple):
-    """Cost of one rank until all ranks have agreed on the plan.
-
-    Attributes:
-        cpu_seconds: CPU time.
-        sent_bytes, received_bytes: Bytes that collectives take from this rank, and give it from others.
-        memory_bytes: Growth of the largest resident memory.
-    """
-
-    cpu_seconds: float
-    sent_bytes: int
-    received_bytes: int
-    memory_bytes: int
+# CPU seconds of one rank until all ranks have agreed on the plan, bytes that collectives take from this rank and give
+# it from others, and growth of its largest resident memory.
+Cost = dict[str, float]
 
 
 class PlannedLayout(NamedTuple):
@@ -134,7 +124,7 @@ def load_cost(paths: Sequence[Path], layout: PlannedLayout, ranks: int) -> Cost:
     last, _, others = _in_child(prepare, layout, ranks - 1, ranks, broadcasts)
     if sent != others:
         raise ValueError("the first rank and the last send different messages")
-    return Cost(*map(max, first, last))
+    return {key: max(value, last[key]) for key, value in first.items()}
 
 
 def save_cost(tensors: Sequence[TensorSpec], layout: PlannedLayout, ranks: int) -> Cost:
@@ -190,5 +180,10 @@ def _run_rank(
     ):
         call()
     seconds, peak = time.process_time() - seconds, memory.peak_bytes() - peak
-    cost = Cost(seconds, collectives.sent_bytes, collectives.received_bytes, peak)
+    cost = {
+        "cpu_seconds": seconds,
+        "sent_bytes": collectives.sent_bytes,
+        "received_bytes": collectives.received_bytes,
+        "memory_bytes": peak,
+    }
     return cost, collectives.broadcasts, collectives.sent

@@ -73,12 +73,13 @@ class Remote(PeerSuite):
         for name in self.args.services:
             log(f"starting {name}")
             try:
-                service = SERVICES[name](files)
+                service = SERVICES[name][1](files)
             except MissingProgramError as missing:
                 self.results["services"][name] = {"unavailable": str(missing)}
                 log(f"{name}: {missing}")
                 continue
-            self._services[name] = stack.enter_context(closing(service))
+            stack.enter_context(closing(service.server))
+            self._services[name] = service
             self.results["services"][name] = {"how": service.how}
         if RANKED_SERVICE in self._services and self._groups:
             host = Host(RANKED_PEER, self._services[RANKED_SERVICE].environ)
@@ -87,7 +88,7 @@ class Remote(PeerSuite):
     def tables(self) -> Iterator[Sequence[Case]]:
         for name in self.args.services:
             yield [Case({"name": name}, partial(self._drained, name), may_fail=True, kind="ceilings")]
-            peers = [peer for peer in self.args.peers if SERVICES[name].scheme in PEERS[peer].schemes]
+            peers = [peer for peer in self.args.peers if SERVICES[name][0] in PEERS[peer].schemes]
             for workload in self.args.workloads:
                 yield [self.case(cell(workload, "load", name, peer), workload) for peer in peers]
         if RANKED_SERVICE in self.args.services and RANKED_PEER in self.args.peers:
@@ -108,7 +109,7 @@ class Remote(PeerSuite):
         if (service := self._services.get(state)) is None:
             return {}
         checkpoint, paths = self.checkpoints[workload], self.paths(peer, workload)
-        urls = [service.url(_file(checkpoint, path)) for path in paths]
+        urls = [service.server.url(_file(checkpoint, path)) for path in paths]
         service.reset()
         if workload == RANKED:
             assert self._host

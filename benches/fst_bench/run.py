@@ -14,6 +14,7 @@ charts from them again.
 
 import argparse
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -21,7 +22,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from .command import command_line
 from .directories import CHECKPOINTS, PACKAGE, REPORT, RESULTS, TMPFS
 from .registry import SUITES
 from .report import write_report
@@ -30,6 +30,8 @@ from .suite import Suite
 GIB = 1 << 30
 DEFAULT_BYTES_MAX = 4 * GIB
 DEFAULT_BYTES_MIN = GIB // 16
+# Options that name directories, which differ between machines and decide no figure.
+DIRECTORIES = ("--out", "--report", "--cache-dir", "--directory")
 
 
 def chosen(known: Sequence[Any], what: str) -> Callable[[str], list[Any]]:
@@ -77,6 +79,18 @@ def default_bytes(directory: Path) -> int:
     tmpfs = shutil.disk_usage(TMPFS).free if TMPFS.exists() else memory
     fitting = min(memory // 32, tmpfs // 8, shutil.disk_usage(directory).free // 30)
     return max(DEFAULT_BYTES_MIN, min(DEFAULT_BYTES_MAX, fitting))
+
+
+def command_line(*program: str) -> str:
+    """Returns the command that runs `program` with the arguments of this process, without directories."""
+    words, kept = iter(sys.argv[1:]), list(program)
+    for word in words:
+        option, has_value, _ = word.partition("=")
+        if option not in DIRECTORIES:
+            kept.append(word)
+        elif not has_value:
+            next(words, None)
+    return shlex.join(kept)
 
 
 def main(name: str = "") -> None:

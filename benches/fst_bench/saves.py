@@ -26,6 +26,7 @@ from torch.distributed.checkpoint._consolidate_hf_safetensors import (
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import StorageWriter
 from torch.distributed.tensor import DTensor
 
 import fst
@@ -76,25 +77,21 @@ def _file_numbers(state: State) -> dict[str, int]:
     return numbers
 
 
-def _save_dcp(state: State, directory: Path) -> None:
-    save(dict(state), storage_writer=FileSystemWriter(directory))
+def _save_with(writer: Callable[[Path], StorageWriter], state: State, directory: Path) -> None:
+    save(dict(state), storage_writer=writer(directory))
 
 
-def _save_shards(state: State, directory: Path) -> None:
-    writer = HuggingFaceStorageWriter(str(directory), save_distributed=True)
-    save(dict(state), storage_writer=writer)
+def _shards(directory: Path) -> StorageWriter:
+    return HuggingFaceStorageWriter(str(directory), save_distributed=True)
 
 
-def _consolidate_on_one(state: State, directory: Path) -> None:
-    _save_shards(state, directory / SHARDED)
-    if dist.get_rank() == 0:
-        consolidate_safetensors_files(str(directory / SHARDED), str(directory), _file_numbers(state), FILES)
-
-
-def _consolidate_on_all(state: State, directory: Path) -> None:
-    _save_shards(state, directory / SHARDED)
-    numbers = _file_numbers(state)
-    consolidate_safetensors_files_on_every_rank(str(directory / SHARDED), str(directory), numbers)
+def _consolidate(by_all: bool, state: State, directory: Path) -> None:
+    _save_with(_shards, state, directory / SHARDED)
+    folders, numbers = (str(directory / SHARDED), str(directory)), _file_numbers(state)
+    if by_all:
+        consolidate_safetensors_files_on_every_rank(*folders, numbers)
+    elif dist.get_rank() == 0:
+        consolidate_safetensors_files(*folders, numbers, FILES)
 
 
 def _gather(save_on_first: Callable[[dict[str, Tensor], Path], object], state: State, directory: Path) -> None:
@@ -109,10 +106,6 @@ def _save_distributed(state: State, directory: Path) -> None:
 
 def _save_in_background(state: State, directory: Path) -> Wait:
     return fst.save_distributed(state, directory, -(-_size(state) // FILES), background=True).result
-
-
-def _storage_writer(state: State, directory: Path) -> None:
-    save(dict(state), storage_writer=fst.dcp.StorageWriter(directory))
 
 
 def _write_directly(state: State, directory: Path) -> None:
@@ -148,11 +141,11 @@ class Method(NamedTuple):
 METHODS = {
     "fst": Method("`fst.save_distributed`", _save_distributed),
     "fst-background": Method("`fst.save_distributed(background=True)`", _save_in_background),
-    "fst-dcp": Method("`dcp.save`, `fst.dcp.StorageWriter`", _storage_writer),
-    "dcp": Method("`dcp.save`, PyTorch's writer", _save_dcp, is_plain=False),
-    "shards": Method("`HuggingFaceStorageWriter`, shards of ranks", _save_shards, is_plain=False),
-    "consolidated-on-one": Method("the same, consolidated by rank 0", _consolidate_on_one),
-    "consolidated-on-all": Method("the same, consolidated by all ranks", _consolidate_on_all),
+    "fst-dcp": Method("`dcp.save`, `fst.dcp.StorageWriter`", partial(_save_with, fst.dcp.StorageWriter)),
+    "dcp": Method("`dcp.save`, PyTorch's writer", partial(_save_with, FileSystemWriter), is_plain=False),
+    "shards": Method("`HuggingFaceStorageWriter`, shards of ranks", partial(_save_with, _shards), is_plain=False),
+    "consolidated-on-one": Method("the same, consolidated by rank 0", partial(_consolidate, False)),
+    "consolidated-on-all": Method("the same, consolidated by all ranks", partial(_consolidate, True)),
     "gather-safetensors": Method("gathered, safetensors' `save_file` on rank 0", partial(_gather, save_file)),
     "gather-fst": Method("gathered, `fst.save_file` on rank 0", partial(_gather, fst.save_file)),
     "direct-writes": Method("direct writes of as many bytes by one process", _write_directly, is_plain=False),

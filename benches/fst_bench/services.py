@@ -1,8 +1,9 @@
 """Services that remote checkpoints are loaded from, each with the same files, on the loopback device."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -21,86 +22,64 @@ REQUEST_BYTES_MAX = 16 << 20
 REPEATS = 3
 
 
+@dataclass(frozen=True)
 class Service:
-    """Server with the files of a directory, which starts with the object. It may use the parent directory.
+    """Server with the files of a directory.
 
-    `scheme` is that of the URLs that it answers, `how` describes it, `environ` is for clients, and `connections` are
-    the numbers of connections with which its ceiling is measured.
+    Attributes:
+        server: The server, which has `url`, `close`, and `reset` if it counts requests.
+        how: Description for the page.
+        scheme: Beginning of the URLs that it answers.
+        environ: Environment variables for clients.
+        connections: Numbers of connections with which its ceiling is measured.
     """
 
-    scheme = "http"
+    server: Any
     how: str
-    environ: Mapping[str, str] = LOCAL
+    scheme: str = "http"
+    environ: Mapping[str, str] = field(default_factory=lambda: LOCAL)
     connections: Sequence[int] = (2, 4, 16, 64)
-
-    def __init__(self, server: Any) -> None:
-        self._server = server
-
-    def url(self, name: str) -> str:
-        """Returns the URL of a file."""
-        url: str = self._server.url(name)
-        return url
 
     def plain_url(self, name: str) -> str:
         """Returns the address of a file for a GET without a signature."""
-        return self.url(name)
+        url: str = (self.server.presigned_url if self.scheme == "s3" else self.server.url)(name)
+        return url
 
     def reset(self) -> Counts | None:
         """Returns the sums over the requests since the last reset, or None if the server does not count them."""
-        counts: Counts = self._server.reset()
-        return counts
-
-    def close(self) -> None:
-        """Ends the server."""
-        self._server.close()
+        return self.server.reset() if self.scheme == "http" else None
 
 
-class Http(Service):
-    """Static server of the files."""
-
-    def __init__(self, files: Path) -> None:
-        try:
-            super().__init__(Nginx(files.parent))
-            self.how = "nginx, one process, with sendfile"
-        except MissingProgramError:
-            super().__init__(_server_process(files))
-            self.how = "fst_bench.http_server, because nginx is not installed"
+def http(files: Path) -> Service:
+    """Starts a static server of the files."""
+    try:
+        return Service(Nginx(files.parent), "nginx, one process, with sendfile")
+    except MissingProgramError:
+        return Service(_server_process(files), "fst_bench.http_server, because nginx is not installed")
 
 
-class Far(Service):
-    """The server of fst_bench, at a distance."""
-
-    connections = (16, 64, 256)
-
-    def __init__(self, files: Path) -> None:
-        # A new connection costs a round trip too.
-        pace = {"latency": LATENCY_SECONDS, "connect_latency": LATENCY_SECONDS, "rate": CONNECTION_RATE}
-        super().__init__(_server_process(files, **pace))
-        described = f"{LATENCY_SECONDS * 1e3:.0f} ms of latency, {CONNECTION_RATE / 1e6:.0f} MB/s a connection"
-        self.how = f"fst_bench.http_server, {described}; a new connection costs the latency too"
+def far(files: Path) -> Service:
+    """Starts the server of fst_bench, at a distance. A new connection costs a round trip too."""
+    pace = {"latency": LATENCY_SECONDS, "connect_latency": LATENCY_SECONDS, "rate": CONNECTION_RATE}
+    described = f"{LATENCY_SECONDS * 1e3:.0f} ms of latency, {CONNECTION_RATE / 1e6:.0f} MB/s a connection"
+    how = f"fst_bench.http_server, {described}; a new connection costs the latency too"
+    return Service(_server_process(files, **pace), how, connections=(16, 64, 256))
 
 
-class SeaweedFs(Service):
-    """S3 service, to which the files are uploaded."""
-
-    scheme = "s3"
-    how = "SeaweedFS, one process, with signatures"
-
-    def __init__(self, files: Path) -> None:
-        super().__init__(S3(files.parent))
-        self.environ = LOCAL | self._server.environ
-        for path in files.glob("*/*"):
-            self._server.put(str(path.relative_to(files)), path.read_bytes())
-
-    def plain_url(self, name: str) -> str:
-        url: str = self._server.presigned_url(name)
-        return url
-
-    def reset(self) -> None:
-        return None
+def s3(files: Path) -> Service:
+    """Starts an S3 service, and uploads the files."""
+    server = S3(files.parent)
+    for path in files.glob("*/*"):
+        server.put(str(path.relative_to(files)), path.read_bytes())
+    return Service(server, "SeaweedFS, one process, with signatures", "s3", LOCAL | server.environ)
 
 
-SERVICES: dict[str, type[Http | Far | SeaweedFs]] = {"http": Http, "s3": SeaweedFs, "far": Far}
+# Scheme of the URLs of each service, and its start. It may use the parent of the directory of the files.
+SERVICES: dict[str, tuple[str, Callable[[Path], Service]]] = {
+    "http": ("http", http),
+    "s3": ("s3", s3),
+    "far": ("http", far),
+}
 
 
 def _server_process(files: Path, **pace: float) -> Any:

@@ -127,8 +127,8 @@ class Simulation(Suite):
 
     def _cost(self, what: str, layout: PlannedLayout, ranks: int, number: int) -> Figures:
         if what == "loads":
-            return load_cost(self._paths[PLANNED_MODEL], layout, ranks)._asdict()
-        return save_cost(list(self._models[PLANNED_MODEL].tensors), layout, ranks)._asdict()
+            return load_cost(self._paths[PLANNED_MODEL], layout, ranks)
+        return save_cost(list(self._models[PLANNED_MODEL].tensors), layout, ranks)
 
     def _totals(self, layout: Layout, ranks: int, number: int) -> Figures:
         model = self._models[layout.model]

@@ -24,7 +24,7 @@ PATCH, PATCHED = "patch.safetensors", "patched.safetensors"
 
 
 class Versions(NamedTuple):
-    """Files in one folder: two checkpoints, deltas, and a plain list of changes with the file that it changes."""
+    """Files in one folder: two checkpoints, a delta in each encoding, and a plain list of changes with its file."""
 
     folder: Path
 
@@ -35,9 +35,6 @@ class Versions(NamedTuple):
     @property
     def new(self) -> Path:
         return self.folder / NEW
-
-    def delta(self, encoding: Encoding) -> Path:
-        return self.folder / f"delta-{encoding}"
 
     def files(self, names: Sequence[str]) -> list[Path]:
         """Returns files, and those of directories."""
@@ -68,7 +65,7 @@ def make_versions(checkpoint: Path) -> Versions:
     fst.save_file(changes, partial.folder / PATCH)
     shutil.copy(partial.old, partial.folder / PATCHED)
     for encoding in ENCODINGS:
-        save_delta(partial, partial.delta(encoding), encoding)
+        save_delta(partial, partial.folder / f"delta-{encoding}", encoding)
     partial.folder.rename(versions.folder)
     return versions
 
