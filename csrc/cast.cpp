@@ -10,8 +10,8 @@
 #include <string>
 
 #include "error.h"
-#include "load.h"
 #include "memory.h"
+#include "tensors.h"
 
 namespace fst {
 

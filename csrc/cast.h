@@ -13,11 +13,9 @@
 #include <vector>
 
 #include "fst/rust/bridge.rs.h"
+#include "tensors.h"
 
 namespace fst {
-
-// Upper bound for scratch memory in which PyTorch casts elements or rearranges strides, in bytes.
-constexpr uint64_t kScratchBytes = 64ull << 20;
 
 // Returns whether the values of the tensor are contiguous in memory, with no pending conjugation or negation.
 bool is_plain(const at::Tensor& tensor);

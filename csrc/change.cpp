@@ -9,8 +9,8 @@
 
 #include "cast.h"
 #include "error.h"
-#include "load.h"
 #include "memory.h"
+#include "tensors.h"
 
 namespace fst {
 

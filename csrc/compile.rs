@@ -7,7 +7,7 @@ use std::process::Command;
 use std::{env, fs};
 
 /// Files of the layer.
-pub const SOURCES: [&str; 21] = [
+pub const SOURCES: [&str; 22] = [
     "csrc/cast.cpp",
     "csrc/change.cpp",
     "csrc/checkpoint.cpp",
@@ -24,6 +24,7 @@ pub const SOURCES: [&str; 21] = [
     "csrc/save.cpp",
     "csrc/select.cpp",
     "csrc/source.cpp",
+    "csrc/tensors.cpp",
     "csrc/transfer.cpp",
     "csrc/update.cpp",
     "csrc/version.cpp",

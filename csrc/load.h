@@ -3,12 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
-#include <c10/core/Stream.h>
-#include <c10/util/ArrayRef.h>
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -17,40 +13,6 @@
 #include "select.h"
 
 namespace fst {
-
-// Validates a device for loads and returns it with its index. "cuda" becomes the current CUDA device.
-c10::Device resolve_device(c10::Device device);
-
-c10::Stream current_stream(c10::Device device);
-
-// Returns the driver's handle of the current stream of a CUDA device, and zero for other devices.
-uint64_t current_stream_handle(c10::Device device);
-
-inline c10::ScalarType stored_type(const Spec& spec) { return static_cast<c10::ScalarType>(spec.scalar_type); }
-
-inline c10::IntArrayRef shape_of(const Spec& spec) { return {spec.shape.data(), spec.shape.size()}; }
-
-// Returns whether the region has bytes in its file. Otherwise it has no elements, or all of them are zero: the tensor
-// is stored without data.
-inline bool has_data(const Spec& spec) { return spec.bytes > 0; }
-
-// Returns why the elements of a tensor cannot be overwritten, after its name, or an empty text if they can.
-std::string describe_unwritable(const at::Tensor& tensor);
-
-// Sets all elements to zero: those of a region without data.
-void fill_with_zeros(const at::Tensor& tensor);
-
-// Increases the versions of tensors, by which autograd detects that one it saved has changed. Some may be undefined.
-void mark_changed(at::TensorList tensors);
-
-// Returns scratch memory of the size that `prepare` returns for a plan of which it takes at most a number of bytes. A
-// device with too little memory gets a plan that needs little, and at last none, with which the core copies piece by
-// piece.
-at::Tensor allocate_scratch(c10::Device device, const std::function<uint64_t(uint64_t)>& prepare);
-
-// Returns a new tensor for a region, which is complete if the region has no data.
-at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type, const Selection* selection = nullptr,
-                    size_t index = 0);
 
 // Options of loads into new tensors.
 struct LoadOptions {
@@ -79,9 +41,6 @@ void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::Ten
 // Makes ready what large loads to a device need, and what the process keeps between loads: pinned memory, streams and
 // kernels. Only GPUs need any.
 void prepare(c10::Device device);
-
-// Warns once of a GPU that was used and for which the library has no kernels.
-void warn_of_missing_kernels(c10::Device device);
 
 // Throws if digests were requested that do not cover a load of the selection to a device, or keeps the names of
 // uncovered tensors for `take_unverified` if the request allows them.

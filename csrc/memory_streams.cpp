@@ -2,7 +2,7 @@
 
 #include "cast.h"
 #include "error.h"
-#include "load.h"
+#include "tensors.h"
 #include "views.h"
 
 namespace fst {

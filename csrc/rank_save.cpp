@@ -12,9 +12,9 @@
 
 #include "cast.h"
 #include "error.h"
-#include "load.h"
 #include "memory.h"
 #include "save.h"
+#include "tensors.h"
 #include "views.h"
 
 namespace fst {

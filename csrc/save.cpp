@@ -10,8 +10,8 @@
 
 #include "cast.h"
 #include "error.h"
-#include "load.h"
 #include "memory.h"
+#include "tensors.h"
 #include "views.h"
 
 namespace fst {

@@ -9,8 +9,8 @@
 #include <memory>
 
 #include "error.h"
-#include "load.h"
 #include "memory.h"
+#include "tensors.h"
 
 namespace fst {
 

@@ -15,6 +15,7 @@ SOURCES = sorted(path for path in RUST.rglob("*.rs") if not path.is_relative_to(
 CXX_SOURCES = sorted(path for path in (CHECKOUT / "csrc").rglob("*") if path.suffix in {".h", ".cpp", ".cu"})
 # Lines of all files of a folder.
 MAX_LINES = {"benches": 8500}
+CXX_LINES_MAX = 5_350
 PYTHON_SOURCES = sorted((CHECKOUT / "torch_ext").rglob("*.py"))
 
 
@@ -137,6 +138,22 @@ def test_operators_are_bound_in_one_room():
 def test_cxx_has_no_python_and_no_threads():
     """The core schedules."""
     assert naming(r"Python\.h|pybind|py::|std::(jthread|thread|condition_variable|async)\b", CXX_SOURCES) == []
+
+
+def test_no_units_of_cxx_include_each_other():
+    """A unit is a header with its source."""
+    included: dict[str, set[str]] = {}
+    for path in CXX_SOURCES:
+        headers = re.findall(r'^#include "(?:\w+/)*(\w+)\.h"', path.read_text(), re.MULTILINE)
+        included.setdefault(path.stem, set()).update(set(headers) - {path.stem})
+    assert cycle_of(included) == []
+    assert "tensors" in included["load"]
+
+
+def test_cxx_is_thin():
+    """It only converts between the types of PyTorch and the core. Kernels, and what serves tch, do not count."""
+    thin = [path for path in CXX_SOURCES if path.parent.name != "kernels" and path.stem != "tch"]
+    assert sum(len(path.read_text().splitlines()) for path in thin) <= CXX_LINES_MAX
 
 
 def test_top_level_has_few_files():
