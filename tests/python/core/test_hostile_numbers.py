@@ -94,10 +94,10 @@ VECTORS = {
     "GroupLoad output": "classes.GroupLoad(plan(), 0, [v], cpu)",
     "GroupPlan requests": "classes.GroupPlan(classes.Checkpoint(['a']), [v], [0], [-1], 'auto', 1 << 20)",
     "GroupSave tensor": "classes.GroupSave(saves(), 0, ['new'], [''], [v])",
+    "Update.stage positions": "write([key.clone()], [v], [key])",
     "SavePlan numbers": "classes.SavePlan(['x'], v, [{}], 1, 1 << 20)",
     "Source.read": "classes.Source('a').read(90, v)",
     "_load_bytes": "ops._load_bytes(v)",
-    "_write_changes positions": "ops._write_changes([key.clone()], [v], [key])",
     "load_into": "ops.load_into(['a'], ['x'], [v])",
     "prepare_update": "ops.prepare_update(['a'], ['x'], [v])",
 }
@@ -133,6 +133,12 @@ def saves(numbers={SAVES["region"]!r}, ranks=1, window=1 << 20):
 
 def update():
     return ops.prepare_update(["a"], ["x"], [key.clone()])
+
+
+def write(*lists):
+    staged = classes.Update([], [])
+    staged.stage(*lists, None)
+    staged.commit()
 
 
 def report(name, argument, call, **values):
