@@ -83,15 +83,6 @@ impl Mesh {
         }
         Some(coordinate)
     }
-
-    /// Returns the rank at a coordinate, or `None` if the coordinate is outside of the mesh.
-    pub fn rank_at(&self, coordinate: &[usize]) -> Option<usize> {
-        let mut index = 0;
-        for (&place, &size) in coordinate.iter().zip(&self.shape) {
-            index = index * size + Some(place).filter(|&place| place < size)?;
-        }
-        self.ranks.get(index).copied()
-    }
 }
 
 impl MeshLayout {

@@ -29,7 +29,9 @@ proptest! {
             let mesh_dims: Vec<usize> = layout.mesh_dims(dim).collect();
             for &rank in layout.mesh().ranks() {
                 let coordinate = layout.mesh().coordinate(rank).unwrap();
-                prop_assert_eq!(layout.mesh().rank_at(&coordinate), Some(rank));
+                let places = coordinate.iter().zip(layout.mesh().shape());
+                let index = places.fold(0, |index, (&place, &size)| index * size + place);
+                prop_assert_eq!(layout.mesh().ranks()[index], rank);
                 let own: Vec<usize> = mesh_dims.iter().map(|&mesh_dim| coordinate[mesh_dim]).collect();
                 let indices: Vec<u64> = layout.indices(&shape, &coordinate)[dim].iter().cloned().flatten().collect();
                 let in_cells = cells.iter().filter(|cell| cell.coordinates == own);

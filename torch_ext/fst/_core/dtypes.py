@@ -81,8 +81,3 @@ def dtype_named(name: object) -> torch.dtype | None:
 def shape_in_torch(name: str, shape: Sequence[int]) -> list[int]:
     """Returns the shape of the PyTorch tensor for a dtype name and a shape in a header."""
     return [*shape[:-1], shape[-1] // 2] if name == PACKED else list(shape)
-
-
-def shape_in_header(name: str, shape: Sequence[int]) -> list[int]:
-    """Returns the shape in a header for a dtype name and the shape of a PyTorch tensor."""
-    return [*shape[:-1], shape[-1] * 2] if name == PACKED else list(shape)
