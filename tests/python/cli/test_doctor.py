@@ -141,7 +141,7 @@ def test_pytorch_that_cannot_be_imported(tmp_path, module):
     """The command that says what is wrong works where `import fst` does not."""
     (tmp_path / "torch.py").write_text(module)
     environ = {"PYTHONPATH": f"{tmp_path}:{Path(fst.__file__).parents[1]}", "PATH": "/usr/bin"}
-    command = [sys.executable, "-m", "fst", "doctor", "--json"]
+    command = [sys.executable, "-m", "fst_command", "doctor", "--json"]
     done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (1, "")
     shown = json.loads(done.stdout)
