@@ -17,7 +17,7 @@ use crate::digest::manifest::Manifest;
 use crate::error::{Error, Kind, Result};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use bundle::{Bundle, Signer};
+use bundle::Bundle;
 use key::PublicKey;
 use serde::Serialize;
 use statement::Statement;
@@ -34,8 +34,7 @@ pub struct Signed {
 /// Verifies the signature of a bundle, and returns what was signed. Fails with `integrity` if the signature is not one
 /// of the key; `malformed` with the field if the bundle is not valid. The error has no path.
 pub fn verify(bundle: &[u8], key: &PublicKey) -> Result<Signed> {
-    let bundle = Bundle::parse(bundle)?;
-    bundle.check_key(key.hint())?;
+    let bundle = Bundle::parse(bundle, Some(key.hint()))?;
     if !bundle.messages().iter().any(|message| key.verifies(message, &bundle.signature)) {
         return Err(Error::new(Kind::Integrity, "the signature is not valid for its content and the given key"));
     }
@@ -55,23 +54,12 @@ pub struct Parts {
     statement: String,
 }
 
-/// Returns the parts of a signature that was made with certificates, or with a key that has this hint. Fails with the
-/// errors of [`verify`].
+/// Returns the parts of a signature that was made with the key of this hint, or with certificates without one. Fails
+/// with the errors of [`verify`].
 pub fn parts(bundle: &[u8], hint: Option<&str>) -> Result<Parts> {
-    let bundle = Bundle::parse(bundle)?;
-    if let Some(hint) = hint {
-        bundle.check_key(hint)?;
-    }
+    let bundle = Bundle::parse(bundle, hint)?;
     let messages = bundle.messages().map(|message| STANDARD.encode(message));
     let signature = STANDARD.encode(&bundle.signature);
-    let certificates = match (bundle.signer, hint) {
-        (Signer::Certificates(certificates), _) => certificates,
-        (Signer::Key(_), Some(_)) => Vec::new(),
-        (Signer::Key(_), None) => {
-            let message = "the signature has no certificate chain; verify it with the public key or the identity";
-            return Err(Error::new(Kind::Integrity, message));
-        }
-    };
     let statement = String::from_utf8(bundle.payload).map_err(|error| bundle::malformed(&error.to_string()))?;
-    Ok(Parts { certificates, signature, messages, statement })
+    Ok(Parts { certificates: bundle.certificates, signature, messages, statement })
 }

@@ -14,17 +14,10 @@ const PAYLOAD_TYPE: &str = "application/vnd.in-toto+json";
 
 /// Bundle whose signature is not verified yet.
 pub(super) struct Bundle {
-    pub(super) signer: Signer,
+    /// Certificates in DER and base64: that of the signer, and those of its issuers. Empty for a signature with a key.
+    pub(super) certificates: Vec<String>,
     pub(super) payload: Vec<u8>,
     pub(super) signature: Vec<u8>,
-}
-
-/// What a bundle says about the key that made its signature.
-pub(super) enum Signer {
-    /// Hash of the public key. Versions before 1.1 of the reference have none.
-    Key(Option<String>),
-    /// Certificates in DER and base64: that of the signer, and those of its issuers.
-    Certificates(Vec<String>),
 }
 
 #[derive(Deserialize)]
@@ -74,8 +67,9 @@ struct SignatureJson {
 }
 
 impl Bundle {
-    /// Parses a bundle. Fails with `malformed` with the field; `integrity` for a keyless signature.
-    pub(super) fn parse(json: &[u8]) -> Result<Bundle> {
+    /// Parses a bundle of a signature that was made with the key of this hint, or with certificates without one. Fails
+    /// with `malformed` with the field; `integrity` for a signature of another kind or with another key.
+    pub(super) fn parse(json: &[u8], hint: Option<&str>) -> Result<Bundle> {
         let parsed: BundleJson =
             serde_json::from_slice(json).map_err(|error| malformed(&format!("it is no bundle: {error}")))?;
         if parsed.media_type != BUNDLE_TYPE {
@@ -85,33 +79,38 @@ impl Bundle {
         if payload_type != PAYLOAD_TYPE {
             return Err(malformed(&format!("payloadType is {:?}, not {PAYLOAD_TYPE:?}", shown(&payload_type))));
         }
-        let signer = match parsed.verification_material {
-            MaterialJson { certificate: Some(_), .. } => {
-                let message = "the signature is keyless: it has no key, but an identity of Sigstore; verify it with the \
-                               identity and the issuer, in Python";
-                return Err(Error::new(Kind::Integrity, message));
+        let refused = |message: &str| Err(Error::new(Kind::Integrity, message));
+        let MaterialJson { public_key, x509_certificate_chain, certificate } = parsed.verification_material;
+        let certificates = match (public_key, x509_certificate_chain, hint) {
+            _ if certificate.is_some() => {
+                return refused(
+                    "the signature is keyless: it has no key, but an identity of Sigstore; verify it with the identity \
+                     and the issuer, in Python",
+                );
             }
-            MaterialJson { x509_certificate_chain: Some(chain), .. } => {
-                Signer::Certificates(chain.certificates.into_iter().map(|certificate| certificate.raw_bytes).collect())
+            (_, Some(_), Some(_)) => {
+                return refused(
+                    "the signature has a certificate chain; verify it with the root certificate, not with a key, in Python",
+                );
             }
-            MaterialJson { public_key: Some(key), .. } => Signer::Key(key.hint.filter(|hint| !hint.is_empty())),
-            MaterialJson { .. } => {
+            (_, Some(chain), None) => chain.certificates.into_iter().map(|each| each.raw_bytes).collect(),
+            (Some(_), None, None) => {
+                return refused(
+                    "the signature has no certificate chain; verify it with the public key or the identity",
+                );
+            }
+            (Some(key), None, Some(hint)) => {
+                // Versions before 1.1 of the reference state no hash of the key.
+                if key.hint.is_some_and(|stated| !stated.is_empty() && stated != hint) {
+                    return refused("the signature was made with another key");
+                }
+                Vec::new()
+            }
+            (None, None, _) => {
                 return Err(malformed("verificationMaterial has neither publicKey nor x509CertificateChain"));
             }
         };
-        Ok(Bundle { signer, payload: decoded("payload", &payload)?, signature: decoded("sig", &sig)? })
-    }
-
-    /// Checks that the signature was made with a key with this hint.
-    pub(super) fn check_key(&self, hint: &str) -> Result<()> {
-        let message = match &self.signer {
-            Signer::Key(stated) if stated.as_ref().is_none_or(|stated| stated == hint) => return Ok(()),
-            Signer::Key(_) => "the signature was made with another key",
-            Signer::Certificates(_) => {
-                "the signature has a certificate chain; verify it with the root certificate, not with a key, in Python"
-            }
-        };
-        Err(Error::new(Kind::Integrity, message))
+        Ok(Bundle { certificates, payload: decoded("payload", &payload)?, signature: decoded("sig", &sig)? })
     }
 
     /// Returns the messages of which one is signed. Version 0.2 of the reference signed the second one.
