@@ -25,15 +25,6 @@ namespace fst {
 // Returns the name of a dtype as in Python, such as "float32".
 inline std::string name_of(c10::ScalarType type) { return c10::getDtypeNames(type).first; }
 
-// Returns the number of a rank or window as an index. Throws if `owner` has fewer of them.
-inline size_t check_index(const std::string& kind, int64_t number, size_t count, const std::string& owner) {
-  if (number < 0 || std::cmp_greater_equal(number, count)) {
-    throw_invalid_argument(kind + " is " + std::to_string(number) + ", but " + owner + " has " + std::to_string(count) +
-                           " " + kind + "s");
-  }
-  return static_cast<size_t>(number);
-}
-
 // Throws c10::ValueError with the code for tensors that do not fit a checkpoint.
 [[noreturn]] void throw_mismatch(const std::string& message);
 

@@ -70,6 +70,15 @@ uint64_t mutable_address_of(const at::Tensor& tensor) {
   return reinterpret_cast<uint64_t>(tensor.mutable_data_ptr());
 }
 
+uint64_t address_in(const at::Tensor& buffer, uint64_t offset, uint64_t bytes) {
+  const auto length = static_cast<uint64_t>(buffer.numel());
+  if (offset > length || bytes > length - offset) {
+    throw_invalid_argument(c10::str("the buffer has ", length, " bytes, too few for ", bytes, " bytes at byte ", offset,
+                                    "; allocate the sum of the plan's splits"));
+  }
+  return mutable_address_of(buffer) + offset;
+}
+
 TensorMemory memory_of(const at::Tensor& tensor) {
   if (!has_memory(tensor)) {
     return {};

@@ -25,6 +25,9 @@ uint64_t address_of(const at::Tensor& tensor);
 // Returns the address of the first element, for writing. Throws c10::ValueError if the tensor has no memory.
 uint64_t mutable_address_of(const at::Tensor& tensor);
 
+// Returns the address of bytes of a send or receive buffer. Throws c10::ValueError if the buffer does not have them.
+uint64_t address_in(const at::Tensor& buffer, uint64_t offset, uint64_t bytes);
+
 // Address, dtype, sizes and strides of a tensor. Equal for tensors with the same elements. The address is 0 if a tensor
 // has no memory.
 using TensorMemory = std::tuple<uint64_t, c10::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;

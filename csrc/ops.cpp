@@ -312,24 +312,15 @@ TORCH_LIBRARY(fst, m) {
            {torch::arg("names"), torch::arg("old"), torch::arg("shapes"), torch::arg("ranges"),
             torch::arg("limit_bytes") = -1});
   m.class_<OpenGroupPlan>("GroupPlan")
-      .def(torch::init<const c10::intrusive_ptr<OpenCheckpoint>&, const std::vector<at::Tensor>&,
-                       const std::vector<int64_t>&, const std::vector<int64_t>&, const std::string&, int64_t>(),
+      .def(torch::init<const c10::intrusive_ptr<OpenCheckpoint>&, const at::Tensor&, const std::string&>(),
            "Plan of a load by a group of ranks: reads and exchanges of each rank.",
-           {torch::arg("checkpoint"), torch::arg("requests"), torch::arg("list_of_rank"), torch::arg("caches"),
-            torch::arg("strategy"), torch::arg("window_bytes")})
-      .def("windows", &OpenGroupPlan::windows)
-      .def("collective", &OpenGroupPlan::collective, "", {torch::arg("window")})
-      .def("splits", &OpenGroupPlan::splits, "", {torch::arg("rank"), torch::arg("window")})
-      .def("reads", &OpenGroupPlan::reads, "", {torch::arg("rank"), torch::arg("window")})
-      .def("sent_bytes", &OpenGroupPlan::sent_bytes, "", {torch::arg("window")})
-      .def("is_cached", &OpenGroupPlan::is_cached, "", {torch::arg("name")})
-      .def("part_to_verify", &OpenGroupPlan::part_to_verify, "", {torch::arg("rank")})
+           {torch::arg("checkpoint"), torch::arg("numbers"), torch::arg("request")})
+      .def("call", call_method<OpenGroupPlan>)
       .def("load_own", Load<&OpenGroupPlan::load_own>::of_object, "",
            {torch::arg("rank"), torch::arg("items"), torch::arg("device"), torch::arg("dtype"),
             torch::arg("patterns") = none, torch::arg("dtypes") = none})
       .def("load_own_into", &OpenGroupPlan::load_own_into, "",
-           {torch::arg("rank"), torch::arg("items"), torch::arg("out")})
-      .def("digest", &OpenGroupPlan::digest);
+           {torch::arg("rank"), torch::arg("items"), torch::arg("out")});
   m.class_<GroupLoad>("GroupLoad")
       .def(torch::init<const c10::intrusive_ptr<OpenGroupPlan>&, int64_t, const GroupLoad::Outputs&, c10::Device>(),
            "Executes a group plan on one rank.",
@@ -338,17 +329,10 @@ TORCH_LIBRARY(fst, m) {
       .def("unpack", &GroupLoad::unpack, "", {torch::arg("window"), torch::arg("received")})
       .def("finish", &GroupLoad::finish);
   m.class_<OpenSavePlan>("SavePlan")
-      .def(torch::init<Strings, const at::Tensor&, const OpenSavePlan::MetadataOfFiles&, int64_t, int64_t, bool>(),
+      .def(torch::init<const at::Tensor&, const std::string&>(),
            "Plan of a save by a group of ranks: writes and exchanges of each rank.",
-           {torch::arg("names"), torch::arg("numbers"), torch::arg("metadata"), torch::arg("ranks"),
-            torch::arg("window_bytes"), torch::arg("has_parts") = false})
-      .def("windows", &OpenSavePlan::windows)
-      .def("collective", &OpenSavePlan::collective, "", {torch::arg("window")})
-      .def("splits", &OpenSavePlan::splits, "", {torch::arg("rank"), torch::arg("window")})
-      .def("used_elements", &OpenSavePlan::used_elements, "", {torch::arg("rank")})
-      .def("file_bytes", &OpenSavePlan::file_bytes)
-      .def("has_digests", &OpenSavePlan::has_digests)
-      .def("digest", &OpenSavePlan::digest);
+           {torch::arg("numbers"), torch::arg("request")})
+      .def("call", call_method<OpenSavePlan>);
   m.class_<CheckpointSave>("CheckpointSave")
       .def(torch::init<>(), "Files of a checkpoint that a save replaces.")
       .def("call", call_method<CheckpointSave>);

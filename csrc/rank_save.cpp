@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <utility>
 
 #include "cast.h"
@@ -20,23 +19,6 @@
 namespace fst {
 
 namespace {
-
-rust::Box<SavePlan> plan_of(Strings names, const at::Tensor& numbers, const OpenSavePlan::MetadataOfFiles& metadata,
-                            int64_t ranks, int64_t window_bytes, bool has_parts) {
-  const auto decoded = numbers_of("the list of numbers", numbers);
-  std::vector<NewMetadata> files;
-  files.reserve(metadata.size());
-  for (size_t index = 0; index < metadata.size(); ++index) {
-    NewMetadata described;
-    for (const auto& entry : metadata.get(index)) {
-      described.entries.push_back(MetadataEntry{to_rust(entry.key()), to_rust(entry.value())});
-    }
-    files.push_back(std::move(described));
-  }
-  const auto names_of = to_rust(names);
-  return call_core(
-      [&] { return plan_save(slice_of(names_of), decoded, slice_of(files), ranks, window_bytes, has_parts); });
-}
 
 // Copies elements of a tensor, in row-major order from the element `begin` on, to a contiguous 1-d tensor.
 void copy_elements_from(const at::Tensor& target, const at::Tensor& tensor, int64_t begin) {
@@ -73,14 +55,14 @@ void copy_elements_from(const at::Tensor& target, const at::Tensor& tensor, int6
 // in one batch.
 class Pieces {
  public:
-  Pieces(const SavePlan& plan, const std::vector<LocalElements>& tensors, const DeviceStreams& streams)
-      : plan_(plan), tensors_(tensors), streams_(streams) {}
+  Pieces(const rust::Vec<LocalTensor>& specs, const std::vector<LocalElements>& tensors, const DeviceStreams& streams)
+      : specs_(specs), tensors_(tensors), streams_(streams) {}
 
   // Adds bytes `begin` to `end` of a local tensor. With `on_host`, copies bytes of a device to the memory of the host.
   // With `is_copied_here`, `copy_to` takes the bytes, and not the core, so they cannot be in a mapped file.
   void add(size_t index, uint64_t begin, uint64_t end, bool on_host, bool is_copied_here = false) {
     const at::Tensor& tensor = tensors_[index].tensor;
-    const auto to = static_cast<c10::ScalarType>(plan_.scalar_type(index));
+    const auto to = static_cast<c10::ScalarType>(specs_[index].scalar_type);
     const auto item_bytes = c10::elementSize(to);
     const auto first = static_cast<int64_t>(begin / item_bytes) - tensors_[index].first;
     const auto count = static_cast<int64_t>((end - begin) / item_bytes);
@@ -192,16 +174,15 @@ class Pieces {
     }
     auto copy = at::empty({count}, tensor.options().memory_format(at::MemoryFormat::Contiguous));
     if (is_read) {
-      const auto name = plan_.tensor_name(index);
       const auto address = address_of(tensor) + static_cast<uint64_t>(first) * tensor.element_size();
-      call_core([&] { read_mapped(std::string(name), address, mutable_bytes_of(copy)); });
+      call_core([&] { read_mapped(specs_[index].name, address, mutable_bytes_of(copy)); });
     } else {
       copy_elements_from(copy, tensor, first);
     }
     return copy;
   }
 
-  const SavePlan& plan_;
+  const rust::Vec<LocalTensor>& specs_;
   const std::vector<LocalElements>& tensors_;
   const DeviceStreams& streams_;
   std::vector<Extent> extents_;
@@ -211,51 +192,42 @@ class Pieces {
   uint64_t copied_bytes_ = 0;
 };
 
-void check_buffer(const at::Tensor& buffer, const std::vector<int64_t>& splits) {
-  const auto bytes = std::accumulate(splits.begin(), splits.end(), int64_t{0});
-  check_vector("the buffer", buffer, at::kByte, buffer.device(), bytes);
-}
-
-// `used` has the first used element of the local tensor, and the count of used ones.
-LocalElements check_tensor(const SavePlan& plan, size_t index, size_t rank, const std::vector<int64_t>& used,
-                           const std::optional<at::Tensor>& passed) {
+LocalElements check_tensor(const LocalTensor& spec, int64_t rank, const std::optional<at::Tensor>& passed) {
+  const std::string name(spec.name);
   const auto refuse = [&](const std::string& message) {
-    throw_invalid_argument("tensor \"" + std::string(plan.tensor_name(index)) + "\": " + message +
-                           "; nothing was written");
+    throw_invalid_argument("tensor \"" + name + "\": " + message + "; nothing was written");
   };
-  if (!plan.holds(index, rank)) {
+  if (!spec.is_held) {
     return {};
   }
-  const auto shape = plan.local_shape(index, rank);
-  const c10::IntArrayRef sizes(shape.data(), shape.size());
+  const c10::IntArrayRef sizes(spec.shape.data(), spec.shape.size());
   const auto tensor = passed.value_or(at::Tensor());
   if (!tensor.defined()) {
     refuse(c10::str("rank ", rank, " holds a shard of shape ", sizes, ", but passes None"));
   }
-  describe(std::string(plan.tensor_name(index)), tensor);
+  describe(name, tensor);
   const bool is_whole = tensor.sizes() == sizes;
-  if (!is_whole && (tensor.dim() != 1 || tensor.numel() != used[1])) {
+  if (!is_whole && (tensor.dim() != 1 || tensor.numel() != spec.count)) {
     refuse(c10::str("the shard of rank ", rank, " has shape ", sizes, ", but the tensor ", tensor.sizes()));
   }
-  const auto to = plan.scalar_type(index);
   const auto from = static_cast<int8_t>(tensor.scalar_type());
-  if (from != to && !can_convert(from, to)) {
-    refuse(c10::str("cannot cast ", name_of(tensor.scalar_type()), " to ", name_of(static_cast<c10::ScalarType>(to))));
+  if (from != spec.scalar_type && !can_convert(from, spec.scalar_type)) {
+    refuse(c10::str("cannot cast ", name_of(tensor.scalar_type()), " to ",
+                    name_of(static_cast<c10::ScalarType>(spec.scalar_type))));
   }
-  return {tensor.detach(), is_whole ? 0 : used[0]};
+  return {tensor.detach(), is_whole ? 0 : spec.first};
 }
 
-std::vector<LocalElements> check_tensors(const OpenSavePlan& plan, int64_t rank, const GroupSave::Tensors& tensors) {
-  if (tensors.size() != plan.plan().tensors()) {
+std::vector<LocalElements> check_tensors(const rust::Vec<LocalTensor>& specs, int64_t rank,
+                                         const GroupSave::Tensors& tensors) {
+  if (tensors.size() != specs.size()) {
     throw_invalid_argument(
-        c10::str(plan.plan().tensors(), " tensors, but ", tensors.size(), " local ones; give one or None for each"));
+        c10::str(specs.size(), " tensors, but ", tensors.size(), " local ones; give one or None for each"));
   }
-  const size_t checked_rank = plan.check_rank(rank);
-  const auto used = plan.used_elements(rank);
   std::vector<LocalElements> checked;
   checked.reserve(tensors.size());
   for (size_t index = 0; index < tensors.size(); ++index) {
-    checked.push_back(check_tensor(plan.plan(), index, checked_rank, used[index], tensors.get(index)));
+    checked.push_back(check_tensor(specs[index], rank, tensors.get(index)));
   }
   return checked;
 }
@@ -276,56 +248,31 @@ DeviceStreams streams_of(const std::vector<LocalElements>& tensors) {
 
 }  // namespace
 
-OpenSavePlan::OpenSavePlan(Strings names, const at::Tensor& numbers, const MetadataOfFiles& metadata, int64_t ranks,
-                           int64_t window_bytes, bool has_parts)
-    : plan_(plan_of(names, numbers, metadata, ranks, window_bytes, has_parts)) {}
-
-std::string OpenSavePlan::collective(int64_t window) const {
-  check_window(window);
-  return {plan_->ranks() == 1 ? "none" : "exchange"};
-}
-
-std::vector<std::vector<int64_t>> OpenSavePlan::splits(int64_t rank, int64_t window) const {
-  const size_t index = check_window(window);
-  return {to_vector(plan_->send_splits(check_rank(rank), index)),
-          to_vector(plan_->receive_splits(check_rank(rank), index))};
-}
-
-std::vector<std::vector<int64_t>> OpenSavePlan::used_elements(int64_t rank) const {
-  const auto ranges = plan_->used_ranges(check_rank(rank));
-  std::vector<std::vector<int64_t>> used;
-  used.reserve(plan_->tensors());
-  for (size_t index = 0; index < plan_->tensors(); ++index) {
-    const auto item_bytes =
-        static_cast<int64_t>(c10::elementSize(static_cast<c10::ScalarType>(plan_->scalar_type(index))));
-    used.push_back({ranges[2 * index] / item_bytes, ranges[2 * index + 1] / item_bytes});
-  }
-  return used;
-}
-
-std::vector<int64_t> OpenSavePlan::file_bytes() const { return to_vector(plan_->file_bytes()); }
+OpenSavePlan::OpenSavePlan(const at::Tensor& numbers, const std::string& request)
+    : plan_(call_core([&] { return plan_save(numbers_of("the list of numbers", numbers), to_rust(request)); })) {}
 
 GroupSave::GroupSave(const c10::intrusive_ptr<OpenSavePlan>& plan, int64_t rank, Strings paths, Strings uploads,
                      const Tensors& tensors)
-    : plan_(plan), rank_(rank), tensors_(check_tensors(*plan, rank, tensors)), streams_(streams_of(tensors_)) {
+    : specs_(call_core([&] { return plan->core().local_tensors(rank); })),
+      tensors_(check_tensors(specs_, rank, tensors)),
+      streams_(streams_of(tensors_)) {
   const auto names = to_rust(paths);
   const auto ids = to_rust(uploads);
-  save_.emplace(call_core([&] {
-    return open_rank_save(plan->plan(), plan->check_rank(rank), slice_of(names), slice_of(ids), streams_.all());
-  }));
+  save_.emplace(
+      call_core([&] { return open_rank_save(plan->core(), rank, slice_of(names), slice_of(ids), streams_.all()); }));
 }
 
 void GroupSave::read(int64_t window, const at::Tensor& send) {
   const at::AutoDispatchBelowADInplaceOrView guard;
-  const size_t index = plan_->check_window(window);
-  check_buffer(send, plan_->splits(rank_, window)[0]);
-  const auto sends = save().sends(index);
+  check_vector("the send buffer", send, at::kByte, send.device());
+  const auto sends = call_core([&] { return save().sends(window); });
   size_t next = 0;
   while (next < sends.size()) {
-    Pieces pieces(plan_->plan(), tensors_, streams_);
+    Pieces pieces(specs_, tensors_, streams_);
     const size_t first = next;
     while (next < sends.size() && pieces.copied_bytes() <= kScratchBytes) {
-      const SaveSend& range = sends[next++];
+      const RankRange& range = sends[next++];
+      address_in(send, range.offset, range.end - range.begin);
       pieces.add(range.tensor, range.begin, range.end, /*on_host=*/false, /*is_copied_here=*/true);
     }
     pieces.copy_to(send, [&](size_t piece) { return sends[first + piece].offset; });
@@ -334,21 +281,21 @@ void GroupSave::read(int64_t window, const at::Tensor& send) {
 
 void GroupSave::unpack(int64_t window, const at::Tensor& received) {
   const at::AutoDispatchBelowADInplaceOrView guard;
-  const size_t index = plan_->check_window(window);
-  check_buffer(received, plan_->splits(rank_, window)[1]);
+  check_vector("the receive buffer", received, at::kByte, received.device());
   const auto host = received.cpu();
-  const auto sources = save().sources(index);
-  const auto counts = save().source_counts(index);
+  const auto sources = call_core([&] { return save().sources(window); });
+  const auto counts = call_core([&] { return save().source_counts(window); });
   size_t write = 0;
   size_t source = 0;
   while (write < counts.size()) {
-    Pieces pieces(plan_->plan(), tensors_, streams_);
+    Pieces pieces(specs_, tensors_, streams_);
     const size_t first = write;
     while (write < counts.size() && pieces.copied_bytes() <= kScratchBytes) {
       for (const size_t end = source + counts[write++]; source < end; ++source) {
-        const SaveSource& range = sources[source];
-        if (range.is_received) {
-          pieces.add_host(address_of(host) + range.offset, range.end - range.begin);
+        const RankRange& range = sources[source];
+        if (range.is_exchanged) {
+          const auto bytes = range.end - range.begin;
+          pieces.add_host(address_in(host, range.offset, bytes), bytes);
         } else {
           // Copies of many short pieces between devices would be slow.
           pieces.add(range.tensor, range.begin, range.end, !range.is_contiguous);
@@ -356,7 +303,7 @@ void GroupSave::unpack(int64_t window, const at::Tensor& received) {
       }
     }
     const auto& extents = pieces.run();
-    call_core([&] { save().write(index, first, write - first, slice_of(extents)); });
+    call_core([&] { save().write(window, first, write - first, slice_of(extents)); });
   }
 }
 
@@ -372,18 +319,12 @@ void GroupSave::seal(const at::Tensor& hashes) {
   call_core([&] { save().seal(bytes); });
 }
 
-GroupSave::SentParts GroupSave::finish() {
+std::string GroupSave::finish() {
   auto saved = std::exchange(save_, std::nullopt);
   if (!saved) {
     throw_finished();
   }
-  const auto sent = call_core([&] { return finish_rank_save(std::move(*saved)); });
-  SentParts parts;
-  parts.reserve(sent.size());
-  for (const SentPart& part : sent) {
-    parts.emplace_back(static_cast<int64_t>(part.file), static_cast<int64_t>(part.index), std::string(part.id));
-  }
-  return parts;
+  return std::string(call_core([&] { return finish_rank_save(std::move(*saved)); }));
 }
 
 RankSave& GroupSave::save() {

@@ -11,6 +11,7 @@ mod destinations;
 mod dtype_rules;
 mod encryption_key;
 mod error;
+mod exchange;
 mod group;
 mod guard;
 mod hidden;
@@ -204,69 +205,36 @@ mod ffi {
         checksum: String,
     }
 
-    /// Encoded shard requests of one rank.
-    struct ShardRequests {
-        numbers: Vec<i64>,
-    }
-
-    /// Bytes `begin..end` of region `tensor` of a rank's selection, which the rank keeps for its own shard `item`.
-    struct LocalRange {
+    /// Bytes of a tensor that a rank reads, sends, receives or writes in a window.
+    struct RankRange {
+        /// Index of the tensor: in a load the region of the rank's selection, or the shard that receives the bytes.
         tensor: usize,
+        /// In a load, the shard of the receiver that keeps the bytes.
         item: usize,
-        begin: u64,
-        end: u64,
-    }
-
-    /// Bytes that a rank reads for others, and their offset in the send buffer.
-    struct SendRange {
-        tensor: usize,
-        begin: u64,
-        end: u64,
-        offset: u64,
-    }
-
-    /// Bytes of a rank's shard `item`, and their offset in the receive buffer.
-    struct ReceiveRange {
-        item: usize,
-        begin: u64,
-        end: u64,
-        offset: u64,
-    }
-
-    /// Metadata of a new file.
-    struct NewMetadata {
-        entries: Vec<MetadataEntry>,
-    }
-
-    /// Bytes of a rank's local tensor that it sends, and their offset in the send buffer.
-    struct SaveSend {
-        tensor: usize,
-        begin: u64,
-        end: u64,
-        offset: u64,
-    }
-
-    /// Part of an object that a rank has sent.
-    struct SentPart {
-        file: usize,
-        index: usize,
-        /// Name that the service gave it.
-        id: String,
-    }
-
-    /// Bytes that a rank writes.
-    struct SaveSource {
-        tensor: usize,
-        /// First byte in the local tensor of the rank that holds them.
+        /// First byte in the contiguous shard or local tensor that has the bytes.
         begin: u64,
         /// One past the last byte.
         end: u64,
-        /// Whether they come from another rank.
-        is_received: bool,
-        /// Offset of received bytes in the receive buffer.
+        /// Whether the bytes are in the send or receive buffer, and not only in a tensor of this rank.
+        is_exchanged: bool,
+        /// Offset in the buffer.
         offset: u64,
-        /// Whether they are contiguous in the file.
+        /// Whether the bytes are contiguous in the file of a save.
         is_contiguous: bool,
+    }
+
+    /// Local tensor of a rank in a save.
+    struct LocalTensor {
+        name: String,
+        /// Value of `c10::ScalarType` in the file.
+        scalar_type: i8,
+        /// Whether the rank has elements of the tensor.
+        is_held: bool,
+        shape: Vec<i64>,
+        /// First element that the rank writes or sends, in row-major order.
+        first: i64,
+        /// Number of elements from the first to the last that the rank writes or sends.
+        count: i64,
     }
 
     /// Exception class of `c10` for an error.
@@ -469,73 +437,38 @@ mod ffi {
         fn finish_writer(writer: Box<AnyWriter>) -> Result<()>;
 
         type GroupPlan;
-        fn plan_group(
-            checkpoint: &Checkpoint,
-            requests: &[ShardRequests],
-            list_of_rank: &[i64],
-            caches: &[i64],
-            strategy: &str,
-            window_bytes: i64,
-        ) -> Result<Box<GroupPlan>>;
-        fn ranks(self: &GroupPlan) -> usize;
-        fn windows(self: &GroupPlan) -> usize;
-        fn collective(self: &GroupPlan, window: usize) -> &str;
-        fn send_splits(self: &GroupPlan, rank: usize, window: usize) -> Vec<i64>;
-        fn receive_splits(self: &GroupPlan, rank: usize, window: usize) -> Vec<i64>;
-        fn reads(self: &GroupPlan, rank: usize, window: usize) -> Vec<i64>;
-        fn sent_bytes(self: &GroupPlan, window: usize) -> Vec<i64>;
-        fn is_cached(self: &GroupPlan, name: &str) -> Result<bool>;
-        fn part_to_verify(self: &GroupPlan, rank: usize) -> Vec<i64>;
-        fn select_own(self: &GroupPlan, rank: usize, items: &[i64]) -> Result<Box<Selection>>;
-        fn digest(self: &GroupPlan) -> u64;
+        fn plan_group(checkpoint: &Checkpoint, numbers: &[i64], request: &str) -> Result<Box<GroupPlan>>;
+        fn call(self: &GroupPlan, method: &str, request: &str) -> Result<String>;
+        fn select_own(self: &GroupPlan, rank: i64, items: &[i64]) -> Result<Box<Selection>>;
 
         type RankPlan;
-        fn plan_rank(plan: &GroupPlan, rank: usize) -> Result<Box<RankPlan>>;
+        fn plan_rank(plan: &GroupPlan, rank: i64) -> Result<Box<RankPlan>>;
         fn selection(self: &RankPlan) -> Box<Selection>;
         fn shards(self: &RankPlan) -> Result<Vec<Spec>>;
-        fn local_ranges(self: &RankPlan, window: usize) -> Result<Vec<LocalRange>>;
-        fn send_ranges(self: &RankPlan, window: usize) -> Result<Vec<SendRange>>;
-        fn receive_ranges(self: &RankPlan, window: usize) -> Vec<ReceiveRange>;
+        fn reads(self: &RankPlan, window: i64) -> Result<Vec<RankRange>>;
+        fn receives(self: &RankPlan, window: i64) -> Result<Vec<RankRange>>;
         fn record(self: &RankPlan, bytes: u64, device: &str) -> Box<Recording>;
 
         type SavePlan;
-        fn plan_save(
-            names: &[String],
-            numbers: &[i64],
-            metadata: &[NewMetadata],
-            ranks: i64,
-            window_bytes: i64,
-            has_parts: bool,
-        ) -> Result<Box<SavePlan>>;
-        fn ranks(self: &SavePlan) -> usize;
-        fn windows(self: &SavePlan) -> usize;
-        fn tensors(self: &SavePlan) -> usize;
-        fn tensor_name(self: &SavePlan, tensor: usize) -> String;
-        fn scalar_type(self: &SavePlan, tensor: usize) -> i8;
-        fn holds(self: &SavePlan, tensor: usize, rank: usize) -> bool;
-        fn local_shape(self: &SavePlan, tensor: usize, rank: usize) -> Vec<i64>;
-        fn used_ranges(self: &SavePlan, rank: usize) -> Vec<i64>;
-        fn file_bytes(self: &SavePlan) -> Vec<i64>;
-        fn send_splits(self: &SavePlan, rank: usize, window: usize) -> Vec<i64>;
-        fn receive_splits(self: &SavePlan, rank: usize, window: usize) -> Vec<i64>;
-        fn has_digests(self: &SavePlan) -> bool;
-        fn digest(self: &SavePlan) -> u64;
+        fn plan_save(numbers: &[i64], request: &str) -> Result<Box<SavePlan>>;
+        fn call(self: &SavePlan, method: &str, request: &str) -> Result<String>;
+        fn local_tensors(self: &SavePlan, rank: i64) -> Result<Vec<LocalTensor>>;
 
         type RankSave;
         fn open_rank_save(
             plan: &SavePlan,
-            rank: usize,
+            rank: i64,
             paths: &[String],
             uploads: &[String],
             streams: &[DeviceStream],
         ) -> Result<Box<RankSave>>;
-        fn sends(self: &RankSave, window: usize) -> Vec<SaveSend>;
-        fn sources(self: &RankSave, window: usize) -> Vec<SaveSource>;
-        fn source_counts(self: &RankSave, window: usize) -> Vec<usize>;
-        unsafe fn write(self: &RankSave, window: usize, first: usize, count: usize, sources: &[Extent]) -> Result<()>;
+        fn sends(self: &RankSave, window: i64) -> Result<Vec<RankRange>>;
+        fn sources(self: &RankSave, window: i64) -> Result<Vec<RankRange>>;
+        fn source_counts(self: &RankSave, window: i64) -> Result<Vec<usize>>;
+        unsafe fn write(self: &RankSave, window: i64, first: usize, count: usize, sources: &[Extent]) -> Result<()>;
         fn hashes(self: &RankSave) -> Result<Vec<u8>>;
         fn seal(self: &mut RankSave, hashes: &[u8]) -> Result<()>;
-        fn finish_rank_save(save: Box<RankSave>) -> Result<Vec<SentPart>>;
+        fn finish_rank_save(save: Box<RankSave>) -> Result<String>;
 
         type Recording;
         fn record(self: &Selection, device: &str) -> Box<Recording>;

@@ -18,6 +18,7 @@
 
 mod balance;
 mod classes;
+pub mod layout;
 pub mod mesh;
 mod routes;
 pub mod save;
@@ -43,6 +44,10 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
+
+/// Largest number of windows of a plan. Each is a collective of all ranks, and takes memory of the plan. With the default
+/// of 512 MiB, 16 TiB have fewer.
+const WINDOWS_MAX: u64 = 1 << 16;
 
 /// Method by which data needed by several ranks is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -384,4 +389,14 @@ fn requested_tensors(
         });
     }
     Ok(tensors)
+}
+
+/// Fails with `invalid-argument` if a plan has too many windows. `divided` names what `window_bytes` divides.
+fn check_windows(windows: u64, window_bytes: u64, divided: &str) -> Result<()> {
+    let message = || {
+        format!(
+            "window_bytes is {window_bytes}, which divides {divided} into more than {WINDOWS_MAX} windows; pass a larger one"
+        )
+    };
+    if windows <= WINDOWS_MAX { Ok(()) } else { Err(Error::new(Kind::InvalidArgument, message())) }
 }

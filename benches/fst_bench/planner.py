@@ -5,15 +5,13 @@ fst's own planner, `torch.classes.fst.GroupPlan`, runs in one process and reads 
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-import fst  # noqa: F401  (registers the classes)
-
-# An instance of `torch.classes.fst.GroupPlan`.
-GroupPlan = Any
+from fst._checkpoint import region
+from fst._core.classes import Checkpoint, GroupPlan
+from fst._distributed import shards
 
 # GPUs are filled past the page cache, so no ranks share one.
 _NO_PAGE_CACHE = -1
@@ -66,14 +64,14 @@ class Planner:
     """Plans loads of one checkpoint."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._checkpoint = torch.classes.fst.Checkpoint([str(path) for path in paths], None)
+        self._checkpoint = Checkpoint([str(path) for path in paths])
         self._positions = {name: position for position, name in enumerate(self._checkpoint.names())}
 
     def plan(self, requests: Sequence[Sequence[ShardRequest]], strategy: str, window_bytes: int) -> GroupPlan:
         """Plans a load by one rank for each item of `requests`. Ranks with equal requests may share one list object."""
         distinct = {id(own): own for own in requests}
         indices = {identity: index for index, identity in enumerate(distinct)}
-        return torch.classes.fst.GroupPlan(
+        return GroupPlan(
             self._checkpoint,
             [self._encode(own) for own in distinct.values()],
             [indices[id(own)] for own in requests],
@@ -83,17 +81,15 @@ class Planner:
         )
 
     def _encode(self, requests: Sequence[ShardRequest]) -> Tensor:
-        """Encodes requests as `GroupPlan` takes them: no mesh layouts, and for each request the tensor's position, the
-        kind of shard and the numbers of the shard.
-        """
-        numbers = [0]
-        for name, shard in requests:
-            numbers.append(self._positions[name])
-            match shard:
-                case Whole():
-                    numbers.append(0)
-                case Chunk(dim):
-                    numbers += 1, dim
-                case Region(starts, lengths):
-                    numbers += 2, *starts, *lengths
-        return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+        """Encodes requests as `GroupPlan` takes them."""
+        return shards.encode([shards.ShardRequest(name, _shard(shard)) for name, shard in requests], self._positions)
+
+
+def _shard(shard: Shard) -> shards.Shard:
+    match shard:
+        case Whole():
+            return shards.Replicated()
+        case Chunk(dim):
+            return shards.Sharded(dim)
+        case Region(starts, lengths):
+            return region.Region.unit_step(starts, lengths)

@@ -46,14 +46,14 @@ class Window(NamedTuple):
 def windows(plan: GroupPlan, ranks: int) -> Iterator[Window]:
     """Yields all windows of a plan for this number of ranks, in order."""
     for number in range(plan.windows()):
-        collective, sent = plan.collective(number), plan.sent_bytes(number)
-        # Of each rank the file, the begin and the end of each range, one after the other.
-        reads = [plan.reads(rank, number) for rank in range(ranks)]
-        read_bytes = [sum(flat[2::3]) - sum(flat[1::3]) for flat in reads]
+        collective, segments, _ = plan.traffic(0, number)
+        sent = torch.tensor(plan.call("sent_bytes", number))
+        reads = [plan.call("reads", (rank, number)) for rank in range(ranks)]
+        read_bytes = [sum(end - begin for _, begin, end in of_rank) for of_rank in reads]
         send, received = sent.sum(1), sent.sum(0)
         if collective == "gather":
             # Every rank sends as many bytes as the rank with the most, and receives those of all ranks.
-            [[segment_bytes], _] = plan.splits(0, number)
+            [segment_bytes] = segments
             send, received = torch.full((ranks,), segment_bytes), torch.full((ranks,), ranks * segment_bytes)
         yield Window(collective, read_bytes, sent, send, received)
 

@@ -1,6 +1,8 @@
 //! Plans for groups of ranks, and the part of one rank.
 
+use super::calls::{answer, encode, parse};
 use super::checkpoint::Checkpoint;
+use super::exchange::ExchangePlan;
 use super::ffi;
 use super::guard::guard;
 use super::selection::{Reads, Recording, Selection, Shards, spec};
@@ -9,7 +11,7 @@ use crate::checkpoint::selection;
 use crate::error::{Error, Kind, Result};
 use crate::group::{Collective, Group, GroupRequest, Route, ShardRange, ShardRequest, Strategy};
 use crate::load::views::Mappings;
-use crate::num::to_u64;
+use serde::Deserialize;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -22,8 +24,7 @@ pub(super) struct GroupPlan {
 
 /// Reads, sends and receives of one rank.
 pub(super) struct RankPlan {
-    group: Arc<Group>,
-    mappings: Arc<Mappings>,
+    plan: GroupPlan,
     rank: usize,
     /// Shards of any rank from which this rank reads bytes.
     regions: Arc<[TensorRegion]>,
@@ -31,16 +32,24 @@ pub(super) struct RankPlan {
     region_indices: HashMap<(usize, usize), usize>,
 }
 
-pub(super) fn plan_group(
-    checkpoint: &Checkpoint,
-    requests: &[ffi::ShardRequests],
-    list_of_rank: &[i64],
-    caches: &[i64],
-    strategy: &str,
+/// Request for a plan, without the lists of shard requests.
+#[derive(Deserialize)]
+struct PlanRequest<'a> {
+    /// Length of each list of shard requests.
+    lengths: Vec<usize>,
+    /// For each rank, the index of its list.
+    list_of_rank: Vec<usize>,
+    /// For each rank, the number of its page cache, or -1.
+    caches: Vec<i64>,
+    strategy: &'a str,
     window_bytes: i64,
-) -> Result<Box<GroupPlan>> {
+}
+
+/// Plans a load. `numbers` has the lists of shard requests, each as [`ShardRequest::decode`] takes it.
+pub(super) fn plan_group(checkpoint: &Checkpoint, numbers: &[i64], request: &str) -> Result<Box<GroupPlan>> {
     guard(|| {
         let invalid = |message: String| Error::new(Kind::InvalidArgument, message);
+        let PlanRequest { lengths, list_of_rank, caches, strategy, window_bytes } = parse(request)?;
         let strategy = match strategy {
             "auto" => Strategy::Auto,
             "own" => Strategy::Own,
@@ -50,73 +59,74 @@ pub(super) fn plan_group(
         let window_bytes = u64::try_from(window_bytes)
             .map_err(|_| invalid(format!("window_bytes is {window_bytes}; it cannot be negative")))?;
         let files = checkpoint.files();
-        let list_index = |&list: &i64| usize::try_from(list).unwrap_or(usize::MAX);
-        let mut layouts = Vec::new();
-        let mut decode = |list: &ffi::ShardRequests| ShardRequest::decode(&list.numbers, files, &mut layouts);
-        let requests = requests.iter().map(&mut decode).collect::<Result<_>>()?;
-        let request = GroupRequest {
-            requests,
-            layouts,
-            list_of_rank: list_of_rank.iter().map(list_index).collect(),
-            caches: caches.iter().map(|&cache| u64::try_from(cache).ok()).collect(),
-            strategy,
-            window_bytes,
+        let (mut layouts, mut rest) = (Vec::new(), numbers);
+        let mut decode = |length: usize| {
+            let missing = || invalid("a list of shard requests is shorter than its length".to_owned());
+            let (list, after) = rest.split_at_checked(length).ok_or_else(missing)?;
+            rest = after;
+            ShardRequest::decode(list, files, &mut layouts)
         };
+        let requests = lengths.into_iter().map(&mut decode).collect::<Result<_>>()?;
+        let caches = caches.into_iter().map(|cache| u64::try_from(cache).ok()).collect();
+        let request = GroupRequest { requests, layouts, list_of_rank, caches, strategy, window_bytes };
         let group = Arc::new(Group::plan(Arc::clone(files), request)?);
         Ok(Box::new(GroupPlan { group, mappings: Arc::clone(checkpoint.mappings()) }))
     })
 }
 
-impl GroupPlan {
-    pub(super) fn ranks(&self) -> usize {
+impl ExchangePlan for GroupPlan {
+    fn ranks(&self) -> usize {
         self.group.ranks()
     }
 
-    pub(super) fn windows(&self) -> usize {
+    fn windows(&self) -> usize {
         self.group.windows()
     }
 
-    pub(super) fn collective(&self, window: usize) -> &str {
-        match self.group.collective(window) {
+    fn traffic(&self, rank: usize, window: usize) -> (&'static str, Vec<u64>, Vec<u64>) {
+        let collective = match self.group.collective(window) {
             Collective::None => "none",
             Collective::Exchange => "exchange",
             Collective::Gather => "gather",
-        }
-    }
-
-    pub(super) fn send_splits(&self, rank: usize, window: usize) -> Vec<i64> {
-        self.group.outgoing(rank, window).splits.into_iter().map(signed).collect()
-    }
-
-    pub(super) fn receive_splits(&self, rank: usize, window: usize) -> Vec<i64> {
-        self.group.incoming(rank, window).splits.into_iter().map(signed).collect()
-    }
-
-    pub(super) fn reads(&self, rank: usize, window: usize) -> Vec<i64> {
-        let read = |(source, range): (usize, std::ops::Range<u64>)| {
-            [i64::try_from(source).unwrap_or(i64::MAX), signed(range.start), signed(range.end)]
         };
-        self.group.reads(rank, window).into_iter().flat_map(read).collect()
+        (collective, self.group.outgoing(rank, window).splits, self.group.incoming(rank, window).splits)
     }
 
-    /// Flattened matrix in row-major order.
-    pub(super) fn sent_bytes(&self, window: usize) -> Vec<i64> {
-        self.group.sent_bytes(window).into_iter().flatten().map(signed).collect()
+    fn digest(&self) -> u64 {
+        self.group.digest()
     }
+}
 
-    pub(super) fn is_cached(&self, name: &str) -> Result<bool> {
-        guard(|| Ok(self.group.route_of(self.group.checkpoint().position(name)?) == Some(Route::Cached)))
-    }
-
-    /// Index and number of the parts of the files that the rank compares with its digests first; empty for none.
-    pub(super) fn part_to_verify(&self, rank: usize) -> Vec<i64> {
-        let part = self.group.part_to_verify(rank);
-        part.map_or_else(Vec::new, |(part, parts)| vec![signed(to_u64(part)), signed(to_u64(parts))])
+impl GroupPlan {
+    /// Calls a method without tensors.
+    pub(super) fn call(&self, method: &str, request: &str) -> Result<String> {
+        let group = &self.group;
+        answer(|_| match method {
+            // Returns the indices of those requests of a rank whose tensors every rank takes from a page cache.
+            "cached_items" => {
+                let is_cached = |request: &ShardRequest| group.route_of(request.tensor) == Some(Route::Cached);
+                let requests = group.requests(self.rank(parse(request)?)?).iter().enumerate();
+                encode(&requests.filter(|(_, request)| is_cached(request)).map(|(item, _)| item).collect::<Vec<_>>())
+            }
+            // Returns the index and the number of the parts of the files that a rank compares with their digests before it
+            // loads, or null if it compares the bytes that it loads.
+            "part_to_verify" => encode(&group.part_to_verify(self.rank(parse(request)?)?)),
+            // Returns file, begin and end of each byte range that a rank reads in a window.
+            "reads" => {
+                let (rank, window) = parse(request)?;
+                let reads = group.reads(self.rank(rank)?, self.window(window)?).into_iter();
+                encode(&reads.map(|(file, range)| (file, range.start, range.end)).collect::<Vec<_>>())
+            }
+            // Returns for each rank the bytes that it sends to each rank in a window.
+            "sent_bytes" => encode(&group.sent_bytes(self.window(parse(request)?)?)),
+            _ => self.call_plan(method, request),
+        })
     }
 
     /// Selects some of a rank's shards, given the indices of its requests, for the rank to read without the others.
-    pub(super) fn select_own(&self, rank: usize, items: &[i64]) -> Result<Box<Selection>> {
+    pub(super) fn select_own(&self, rank: i64, items: &[i64]) -> Result<Box<Selection>> {
         guard(|| {
+            let rank = self.rank(rank)?;
             let item_index = |&item: &i64| usize::try_from(item).unwrap_or(usize::MAX);
             let regions: Vec<_> =
                 items.iter().map(|item| self.group.region_of(rank, item_index(item))).collect::<Result<_>>()?;
@@ -125,15 +135,11 @@ impl GroupPlan {
             Ok(select(&self.group, &self.mappings, regions.into(), shards))
         })
     }
-
-    pub(super) fn digest(&self) -> u64 {
-        self.group.digest()
-    }
 }
 
-pub(super) fn plan_rank(plan: &GroupPlan, rank: usize) -> Result<Box<RankPlan>> {
+pub(super) fn plan_rank(plan: &GroupPlan, rank: i64) -> Result<Box<RankPlan>> {
     guard(|| {
-        let group = &plan.group;
+        let (group, rank) = (&plan.group, plan.rank(rank)?);
         let (mut regions, mut region_indices) = (Vec::new(), HashMap::new());
         for window in 0..group.windows() {
             let outgoing = group.outgoing(rank, window);
@@ -144,50 +150,45 @@ pub(super) fn plan_rank(plan: &GroupPlan, rank: usize) -> Result<Box<RankPlan>> 
                 }
             }
         }
-        let (group, mappings) = (Arc::clone(group), Arc::clone(&plan.mappings));
-        Ok(Box::new(RankPlan { group, mappings, rank, regions: regions.into(), region_indices }))
+        let plan = GroupPlan { group: Arc::clone(group), mappings: Arc::clone(&plan.mappings) };
+        Ok(Box::new(RankPlan { plan, rank, regions: regions.into(), region_indices }))
     })
 }
 
 impl RankPlan {
     pub(super) fn selection(&self) -> Box<Selection> {
-        select(&self.group, &self.mappings, Arc::clone(&self.regions), Shards::Exchanged)
+        select(&self.plan.group, &self.plan.mappings, Arc::clone(&self.regions), Shards::Exchanged)
     }
 
     /// Returns the rank's own shards, in the order of its requests.
     pub(super) fn shards(&self) -> Result<Vec<ffi::Spec>> {
         guard(|| {
-            let items = 0..self.group.requests(self.rank).len();
-            items.map(|item| spec(&self.group.region_of(self.rank, item)?)).collect()
+            let group = &self.plan.group;
+            let items = 0..group.requests(self.rank).len();
+            items.map(|item| spec(&group.region_of(self.rank, item)?)).collect()
         })
     }
 
-    pub(super) fn local_ranges(&self, window: usize) -> Result<Vec<ffi::LocalRange>> {
+    /// Returns what the rank reads in a window: bytes of its own shards, and bytes for others in the send buffer.
+    pub(super) fn reads(&self, window: i64) -> Result<Vec<ffi::RankRange>> {
         guard(|| {
-            let local = |shard_range: ShardRange| {
-                let ShardRange { item, begin, end, .. } = shard_range;
-                Ok(ffi::LocalRange { tensor: self.region_index(&shard_range)?, item, begin, end })
+            let outgoing = self.plan.group.outgoing(self.rank, self.plan.window(window)?);
+            let own = outgoing.local.iter().map(|shard_range| (shard_range, None));
+            let sends = outgoing.sends.iter().map(|(shard_range, offset)| (shard_range, Some(*offset)));
+            let read = |(shard_range, offset): (&ShardRange, Option<u64>)| {
+                Ok(rank_range(self.region_index(shard_range)?, shard_range, offset))
             };
-            self.group.outgoing(self.rank, window).local.into_iter().map(local).collect()
+            own.chain(sends).map(read).collect()
         })
     }
 
-    pub(super) fn send_ranges(&self, window: usize) -> Result<Vec<ffi::SendRange>> {
+    /// Returns the bytes of the rank's shards in the receive buffer of a window.
+    pub(super) fn receives(&self, window: i64) -> Result<Vec<ffi::RankRange>> {
         guard(|| {
-            let send = |(shard_range, offset): (ShardRange, u64)| {
-                let ShardRange { begin, end, .. } = shard_range;
-                Ok(ffi::SendRange { tensor: self.region_index(&shard_range)?, begin, end, offset })
-            };
-            self.group.outgoing(self.rank, window).sends.into_iter().map(send).collect()
+            let incoming = self.plan.group.incoming(self.rank, self.plan.window(window)?);
+            let received = incoming.shard_ranges.iter();
+            Ok(received.map(|(shard_range, offset)| rank_range(shard_range.item, shard_range, Some(*offset))).collect())
         })
-    }
-
-    pub(super) fn receive_ranges(&self, window: usize) -> Vec<ffi::ReceiveRange> {
-        let receive = |(shard_range, offset): (ShardRange, u64)| {
-            let ShardRange { item, begin, end, .. } = shard_range;
-            ffi::ReceiveRange { item, begin, end, offset }
-        };
-        self.group.incoming(self.rank, window).shard_ranges.into_iter().map(receive).collect()
     }
 
     pub(super) fn record(&self, bytes: u64, device: &str) -> Box<Recording> {
@@ -200,6 +201,19 @@ impl RankPlan {
     }
 }
 
+fn rank_range(tensor: usize, shard_range: &ShardRange, offset: Option<u64>) -> ffi::RankRange {
+    let ShardRange { item, begin, end, .. } = *shard_range;
+    ffi::RankRange {
+        tensor,
+        item,
+        begin,
+        end,
+        is_exchanged: offset.is_some(),
+        offset: offset.unwrap_or(0),
+        is_contiguous: true,
+    }
+}
+
 /// Selects regions that a rank of the group reads.
 fn select(
     group: &Arc<Group>,
@@ -209,8 +223,4 @@ fn select(
 ) -> Box<Selection> {
     let selection = selection::Selection::from_regions(group.checkpoint(), regions);
     Box::new(Selection::new(selection, Arc::clone(mappings), Reads::OfRank(Arc::clone(group), shards)))
-}
-
-fn signed(value: u64) -> i64 {
-    i64::try_from(value).unwrap_or(i64::MAX)
 }

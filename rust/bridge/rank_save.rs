@@ -1,9 +1,11 @@
 //! Saves by groups of ranks, and the part of one rank.
 
+use super::calls::{answer, encode, parse};
+use super::exchange::{ExchangePlan, outside};
 use super::ffi;
 use super::guard::{guard, guard_with_log};
 use super::save::decode_extents;
-use super::tensor::{device_stream, metadata_of};
+use super::tensor::device_stream;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::layout;
@@ -13,6 +15,9 @@ use crate::options::Options;
 use crate::save::direct_file::ALIGNMENT;
 use crate::save::output;
 use crate::save::rank_save::{self, SentPart};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -27,24 +32,31 @@ pub(super) struct SavePlan {
     work: Mutex<Option<Arc<RankPlan>>>,
 }
 
-/// Plans a save. `numbers` has the count of layouts, the layouts as [`Layout::decode`] takes them, and for each tensor the
-/// index of its file, its dtype as a value of `c10::ScalarType`, the index of its layout, the number of dimensions and the
-/// sizes of the full tensor. Blocks are those of local files, or parts of objects.
-pub(super) fn plan_save(
-    names: &[String],
-    numbers: &[i64],
-    metadata: &[ffi::NewMetadata],
+/// Request for a plan, without the numbers of layouts and tensors.
+#[derive(Deserialize)]
+struct PlanRequest {
+    /// Names of the tensors.
+    names: Vec<String>,
+    /// Metadata of each file. An empty object is left out.
+    metadata: Vec<BTreeMap<String, String>>,
     ranks: i64,
     window_bytes: i64,
+    /// Whether the files are objects. A block, which has one writer, is a part of an object then.
     has_parts: bool,
-) -> Result<Box<SavePlan>> {
+}
+
+/// Plans a save. `numbers` has the layouts as [`Layout::decode_all`] takes them, and for each tensor the index of its
+/// file, its dtype as a value of `c10::ScalarType`, the index of its layout, the number of dimensions and the
+/// sizes of the full tensor. Blocks are those of local files, or parts of objects.
+pub(super) fn plan_save(numbers: &[i64], request: &str) -> Result<Box<SavePlan>> {
     guard_with_log(|| {
+        let PlanRequest { names, metadata, ranks, window_bytes, has_parts } = parse(request)?;
         let invalid = |message: String| Error::new(Kind::InvalidArgument, message);
         let size = |number: i64, name: &str| {
             u64::try_from(number).map_err(|_| invalid(format!("{name} is {number}; it cannot be negative")))
         };
-        let (layouts, tensors) = decode(names, numbers)?;
-        let files: Vec<_> = metadata.iter().map(|file| metadata_of(&file.entries, !file.entries.is_empty())).collect();
+        let (layouts, tensors) = decode(&names, numbers)?;
+        let files: Vec<_> = metadata.into_iter().map(|file| (!file.is_empty()).then_some(file)).collect();
         let mut largest = vec![HEADER_BYTES_MAX; files.len()];
         for tensor in &tensors {
             if let Some(bytes) = largest.get_mut(tensor.file) {
@@ -67,7 +79,7 @@ pub(super) fn plan_save(
             block_bytes: to_u64(part_bytes.unwrap_or(ALIGNMENT)),
         };
         let plan = Arc::new(save::SavePlan::new(&request)?);
-        Ok(Box::new(SavePlan { plan, names: names.to_vec(), work: Mutex::default() }))
+        Ok(Box::new(SavePlan { plan, names, work: Mutex::default() }))
     })
 }
 
@@ -75,13 +87,7 @@ pub(super) fn plan_save(
 fn decode(names: &[String], numbers: &[i64]) -> Result<(Vec<Layout>, Vec<SaveTensor>)> {
     let incomplete = || Error::new(Kind::InvalidArgument, "the numbers of a save are incomplete or negative");
     let index = |number: i64| usize::try_from(number).map_err(|_| incomplete());
-    let (&count, mut rest) = numbers.split_first().ok_or_else(incomplete)?;
-    let mut layouts = Vec::new();
-    for _ in 0..count {
-        let (layout, used) = Layout::decode(rest)?;
-        layouts.push(layout);
-        rest = rest.get(used..).ok_or_else(incomplete)?;
-    }
+    let (layouts, mut rest) = Layout::decode_all(numbers)?;
     let mut tensors = Vec::with_capacity(names.len());
     for name in names {
         let [file, scalar_type, layout, ndim, sizes @ ..] = rest else { return Err(incomplete()) };
@@ -99,67 +105,69 @@ fn decode(names: &[String], numbers: &[i64]) -> Result<(Vec<Layout>, Vec<SaveTen
     if rest.is_empty() { Ok((layouts, tensors)) } else { Err(incomplete()) }
 }
 
-impl SavePlan {
-    pub(super) fn ranks(&self) -> usize {
+impl ExchangePlan for SavePlan {
+    fn ranks(&self) -> usize {
         self.plan.ranks()
     }
 
-    pub(super) fn windows(&self) -> usize {
+    fn windows(&self) -> usize {
         self.plan.windows()
     }
 
-    pub(super) fn tensors(&self) -> usize {
-        self.plan.tensors()
+    fn traffic(&self, rank: usize, window: usize) -> (&'static str, Vec<u64>, Vec<u64>) {
+        let ranks = self.plan.ranks();
+        let work = self.work(rank);
+        let (sent, received) = work.windows.get(window).map_or_else(Default::default, |window| window.splits(ranks));
+        (if ranks == 1 { "none" } else { "exchange" }, sent, received)
     }
 
-    pub(super) fn tensor_name(&self, tensor: usize) -> String {
-        self.names.get(tensor).cloned().unwrap_or_default()
-    }
-
-    /// Returns the dtype of a tensor in its file as a value of `c10::ScalarType`.
-    pub(super) fn scalar_type(&self, tensor: usize) -> i8 {
-        self.plan.dtype(tensor).and_then(Dtype::scalar_type).unwrap_or(-1)
-    }
-
-    /// Returns whether a rank has elements of a tensor.
-    pub(super) fn holds(&self, tensor: usize, rank: usize) -> bool {
-        self.plan.local_shape(tensor, rank).is_some()
-    }
-
-    pub(super) fn local_shape(&self, tensor: usize, rank: usize) -> Vec<i64> {
-        self.plan.local_shape(tensor, rank).unwrap_or_default().into_iter().map(signed).collect()
-    }
-
-    /// Returns the range of each local tensor that a rank writes or sends, as its first byte and its length.
-    pub(super) fn used_ranges(&self, rank: usize) -> Vec<i64> {
-        let ranges = self.work(rank).used_ranges(self.plan.tensors());
-        ranges.into_iter().flat_map(|range| [signed(range.start), signed(range.end - range.start)]).collect()
-    }
-
-    pub(super) fn file_bytes(&self) -> Vec<i64> {
-        (0..self.plan.files()).filter_map(|file| self.plan.file(file)).map(|file| signed(file.file_bytes())).collect()
-    }
-
-    pub(super) fn send_splits(&self, rank: usize, window: usize) -> Vec<i64> {
-        self.splits(rank, window).0.into_iter().map(signed).collect()
-    }
-
-    pub(super) fn receive_splits(&self, rank: usize, window: usize) -> Vec<i64> {
-        self.splits(rank, window).1.into_iter().map(signed).collect()
-    }
-
-    /// Returns whether a file has digests, so that [`RankSave::hashes`] returns some.
-    pub(super) fn has_digests(&self) -> bool {
-        self.plan.has_digests()
-    }
-
-    pub(super) fn digest(&self) -> u64 {
+    fn digest(&self) -> u64 {
         self.plan.digest()
     }
+}
 
-    fn splits(&self, rank: usize, window: usize) -> (Vec<u64>, Vec<u64>) {
-        let work = self.work(rank);
-        work.windows.get(window).map_or_else(Default::default, |window| window.splits(self.plan.ranks()))
+impl SavePlan {
+    /// Calls a method without tensors.
+    pub(super) fn call(&self, method: &str, request: &str) -> Result<String> {
+        answer(|_| match method {
+            // Returns the length of each file.
+            "file_bytes" => {
+                let files = (0..self.plan.files()).filter_map(|file| self.plan.file(file));
+                encode(&files.map(|file| file.file_bytes()).collect::<Vec<_>>())
+            }
+            // Returns whether a file has digests, so that [`RankSave::hashes`] returns some.
+            "has_digests" => encode(&self.plan.has_digests()),
+            // Returns the elements of each local tensor that a rank writes or sends, in row-major order: the first one, and
+            // their count.
+            "used_elements" => {
+                let tensors = self.rank_tensors(self.rank(parse(request)?)?);
+                encode(&tensors.iter().map(|tensor| (tensor.first, tensor.count)).collect::<Vec<_>>())
+            }
+            _ => self.call_plan(method, request),
+        })
+    }
+
+    /// Returns the local tensors of a rank.
+    pub(super) fn local_tensors(&self, rank: i64) -> Result<Vec<ffi::LocalTensor>> {
+        guard(|| Ok(self.rank_tensors(self.rank(rank)?)))
+    }
+
+    fn rank_tensors(&self, rank: usize) -> Vec<ffi::LocalTensor> {
+        let used = self.work(rank).used_ranges(self.plan.tensors());
+        let tensor = |(index, range): (usize, Range<u64>)| {
+            let dtype = self.plan.dtype(index);
+            let elements = |bytes: u64| signed(bytes / dtype.map_or(1, Dtype::item_bytes).max(1));
+            let shape = self.plan.local_shape(index, rank);
+            ffi::LocalTensor {
+                name: self.names.get(index).cloned().unwrap_or_default(),
+                scalar_type: dtype.and_then(Dtype::scalar_type).unwrap_or(-1),
+                is_held: shape.is_some(),
+                shape: shape.unwrap_or_default().into_iter().map(signed).collect(),
+                first: elements(range.start),
+                count: elements(range.end - range.start),
+            }
+        };
+        used.into_iter().enumerate().map(tensor).collect()
     }
 
     fn work(&self, rank: usize) -> Arc<RankPlan> {
@@ -180,13 +188,13 @@ pub(super) struct RankSave {
 
 pub(super) fn open_rank_save(
     plan: &SavePlan,
-    rank: usize,
+    rank: i64,
     paths: &[String],
     uploads: &[String],
     streams: &[ffi::DeviceStream],
 ) -> Result<Box<RankSave>> {
     guard(|| {
-        let work = plan.work(rank);
+        let work = plan.work(plan.rank(rank)?);
         let paths: Vec<PathBuf> = paths.iter().map(PathBuf::from).collect();
         let streams = streams.iter().map(device_stream).collect::<Result<_>>()?;
         let plan = Arc::clone(&plan.plan);
@@ -197,47 +205,48 @@ pub(super) fn open_rank_save(
 }
 
 impl RankSave {
-    pub(super) fn sends(&self, window: usize) -> Vec<ffi::SaveSend> {
-        let send = |send: &save::Send| ffi::SaveSend {
+    /// Returns the bytes of local tensors that the rank sends in a window, and their offsets in the send buffer.
+    pub(super) fn sends(&self, window: i64) -> Result<Vec<ffi::RankRange>> {
+        let send = |send: &save::Send| ffi::RankRange {
             tensor: send.tensor,
+            item: send.tensor,
             begin: send.range.start,
             end: send.range.end,
+            is_exchanged: true,
             offset: send.offset,
+            is_contiguous: true,
         };
-        self.window(window).map_or_else(Vec::new, |window| window.sends.iter().map(send).collect())
+        guard(|| Ok(self.window(window)?.sends.iter().map(send).collect()))
     }
 
-    pub(super) fn sources(&self, window: usize) -> Vec<ffi::SaveSource> {
-        let source = |source: &save::Source| ffi::SaveSource {
+    /// Returns the bytes that the rank writes in a window: those of local tensors, and those in the receive buffer.
+    pub(super) fn sources(&self, window: i64) -> Result<Vec<ffi::RankRange>> {
+        let source = |source: &save::Source| ffi::RankRange {
             tensor: source.tensor,
+            item: source.tensor,
             begin: source.local.start,
             end: source.local.end,
-            is_received: source.received.is_some(),
+            is_exchanged: source.received.is_some(),
             offset: source.received.unwrap_or(0),
             is_contiguous: self.plan.is_contiguous(source),
         };
-        self.window(window).map_or_else(Vec::new, |window| window.sources.iter().map(source).collect())
+        guard(|| Ok(self.window(window)?.sources.iter().map(source).collect()))
     }
 
     /// Returns the number of sources of each range that the rank writes in a window.
-    pub(super) fn source_counts(&self, window: usize) -> Vec<usize> {
-        let counts = |window: &RankWindow| window.writes.iter().map(|write| write.sources.len()).collect();
-        self.window(window).map_or_else(Vec::new, counts)
+    pub(super) fn source_counts(&self, window: i64) -> Result<Vec<usize>> {
+        guard(|| Ok(self.window(window)?.writes.iter().map(|write| write.sources.len()).collect()))
     }
 
     /// Writes `count` ranges of a window, from the range `first` on.
     ///
     /// # Safety
     /// That of [`rank_save::RankSave::write`].
-    pub(super) unsafe fn write(
-        &self,
-        window: usize,
-        first: usize,
-        count: usize,
-        sources: &[ffi::Extent],
-    ) -> Result<()> {
+    pub(super) unsafe fn write(&self, window: i64, first: usize, count: usize, sources: &[ffi::Extent]) -> Result<()> {
+        let window = usize::try_from(window).unwrap_or(usize::MAX);
+        let ranges = first..first.saturating_add(count);
         // SAFETY: the caller's promise is the same.
-        guard(|| unsafe { self.save.write(window, first..first.saturating_add(count), &decode_extents(sources)) })
+        guard(|| unsafe { self.save.write(window, ranges, &decode_extents(sources)) })
     }
 
     /// Returns the hashes of what the rank has written.
@@ -250,15 +259,19 @@ impl RankSave {
         guard(|| self.save.seal(hashes))
     }
 
-    fn window(&self, window: usize) -> Option<&RankWindow> {
-        self.work.windows.get(window)
+    fn window(&self, window: i64) -> Result<&RankWindow> {
+        let windows = &self.work.windows;
+        let found = usize::try_from(window).ok().and_then(|window| windows.get(window));
+        found.ok_or_else(|| outside("window", window, windows.len(), "the plan"))
     }
 }
 
-pub(super) fn finish_rank_save(save: Box<RankSave>) -> Result<Vec<ffi::SentPart>> {
+/// Flushes what the rank has written, and closes the files. Returns the parts of objects that it has sent, in JSON: the
+/// file, the index and the id of each.
+pub(super) fn finish_rank_save(save: Box<RankSave>) -> Result<String> {
     guard(|| {
-        let part = |SentPart { file, index, id }: SentPart| ffi::SentPart { file, index, id };
-        Ok(save.save.finish()?.into_iter().map(part).collect())
+        let parts = save.save.finish()?.into_iter();
+        encode(&parts.map(|SentPart { file, index, id }| (file, index, id)).collect::<Vec<_>>())
     })
 }
 

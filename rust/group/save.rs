@@ -14,15 +14,14 @@
 //! A rank computes only what concerns itself, apart from the windows, to which each tensor adds a bound that is known from
 //! its layout.
 
-mod layout;
 mod rank;
 mod regions;
 mod windows;
 mod writers;
 
-pub use self::layout::{IndexBox, Layout};
 pub use self::rank::{RankPlan, RankWindow, Send, Source, Write};
 pub use self::writers::run_bytes_min;
+pub use super::layout::{IndexBox, Layout};
 
 use self::regions::Regions;
 use self::windows::Cut;

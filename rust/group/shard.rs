@@ -1,5 +1,6 @@
 //! Shard requests: the parts of tensors that ranks load.
 
+use super::layout::{IndexBox, Layout};
 use super::mesh::MeshLayout;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::{IndexRange, TensorRegion, torch_shape};
@@ -41,92 +42,73 @@ pub enum Shard {
 }
 
 impl ShardRequest {
-    /// Decodes requests from numbers: the number of mesh layouts, the layouts as [`MeshLayout::decode`] takes them, and
-    /// the requests. Each request begins with the index of its tensor, followed by one of
+    /// Decodes requests from numbers: the layouts as [`Layout::decode_all`] takes them, and for each request the index of
+    /// its tensor in the checkpoint and the index of its layout.
     ///
-    /// - 0: the whole tensor;
-    /// - 1 and a dimension, which may be negative: a chunk;
-    /// - 2, the first index of each dimension, and the number of indices of each dimension: an index region;
-    /// - 3 and the index of a layout: the local part of this rank.
-    ///
-    /// Layouts that are not yet in `layouts` are appended to it. Fails with `invalid-argument` if the numbers do not
+    /// Mesh layouts that are not yet in `layouts` are appended to it. Fails with `invalid-argument` if the numbers do not
     /// fit the tensors; `unsupported-dtype` if PyTorch has no dtype for one.
     pub fn decode(
         numbers: &[i64],
         checkpoint: &Checkpoint,
         layouts: &mut Vec<MeshLayout>,
     ) -> Result<Vec<ShardRequest>> {
-        let invalid = || Error::new(Kind::InvalidArgument, "shard requests begin with the number of mesh layouts");
-        let (&count, mut numbers) = numbers.split_first().filter(|(count, _)| **count >= 0).ok_or_else(invalid)?;
-        let mut layout_indices = Vec::new();
-        for _ in 0..count {
-            let (layout, used) = MeshLayout::decode(numbers)?;
-            numbers = numbers.get(used..).unwrap_or_default();
-            layout_indices.push(index_of(layout, layouts));
+        let (own_layouts, numbers) = Layout::decode_all(numbers)?;
+        let mesh_index = |layout: &Layout| match layout {
+            Layout::Mesh(layout) => index_of(layout, layouts),
+            _ => 0,
+        };
+        let mesh_indices: Vec<usize> = own_layouts.iter().map(mesh_index).collect();
+        let (pairs, rest) = numbers.as_chunks();
+        if !rest.is_empty() {
+            return Err(Error::new(Kind::InvalidArgument, "the last shard request is incomplete"));
         }
-        let mut requests = Vec::new();
-        while let [tensor, kind, rest @ ..] = numbers {
+        let decode = |[tensor, layout]: &[i64; 2]| {
             let missing = || Error::new(Kind::InvalidArgument, format!("the checkpoint has no tensor {tensor}"));
             let tensor = usize::try_from(*tensor).map_err(|_| missing())?;
             let (source, entry) = checkpoint.entry(tensor).ok_or_else(missing)?;
             let decoded = torch_shape(entry).and_then(|shape| {
                 let refused = |message| Error::new(Kind::InvalidArgument, message).tensor(entry.name);
-                let (mut shard, used) = Shard::decode(*kind, rest, &shape).map_err(refused)?;
-                match &mut shard {
-                    Shard::IndexRegion { index_ranges } => {
-                        TensorRegion::indexed(source, entry, index_ranges)?;
-                    }
-                    Shard::Local { layout } => {
-                        let missing = || refused(format!("there is no mesh layout {layout}"));
-                        let found = *layout_indices.get(*layout).ok_or_else(missing)?;
-                        if !layouts.get(found).is_some_and(|layout| layout.fits(shape.len())) {
-                            let message =
-                                format!("mesh layout {layout} shards a dimension that the shape {shape:?} lacks");
-                            return Err(refused(message));
-                        }
-                        *layout = found;
-                    }
-                    Shard::Whole | Shard::Chunk { .. } => {}
+                let index = usize::try_from(*layout).unwrap_or(usize::MAX);
+                let found = own_layouts.get(index).zip(mesh_indices.get(index));
+                let (found, &mesh_index) = found.ok_or_else(|| refused(format!("there is no layout {layout}")))?;
+                let shard = Shard::of(found, mesh_index, &shape).map_err(refused)?;
+                if let Shard::IndexRegion { index_ranges } = &shard {
+                    TensorRegion::indexed(source, entry, index_ranges)?;
                 }
-                Ok((shard, used))
+                Ok(shard)
             });
-            let (shard, used) = decoded.map_err(|error| checkpoint.locate(source, error))?;
-            requests.push(ShardRequest { tensor, shard });
-            numbers = rest.get(used..).unwrap_or_default();
-        }
-        if !numbers.is_empty() {
-            return Err(Error::new(Kind::InvalidArgument, "the last shard request is incomplete"));
-        }
-        Ok(requests)
+            let shard = decoded.map_err(|error| checkpoint.locate(source, error))?;
+            Ok(ShardRequest { tensor, shard })
+        };
+        pairs.iter().map(decode).collect()
     }
 }
 
 impl Shard {
-    /// Decodes a shard. Returns it with the count of numbers it used.
-    fn decode(kind: i64, numbers: &[i64], shape: &[u64]) -> std::result::Result<(Shard, usize), String> {
-        match (kind, numbers) {
-            (0, _) => Ok((Shard::Whole, 0)),
-            (1, [dim, ..]) => match position_of(*dim, shape.len()) {
-                Some(dim) => Ok((Shard::Chunk { dim }, 1)),
+    /// Returns the shard of a tensor of this shape that a rank requests in a layout, which has the index `mesh_index` if it
+    /// is over a mesh.
+    fn of(layout: &Layout, mesh_index: usize, shape: &[u64]) -> std::result::Result<Shard, String> {
+        match layout {
+            Layout::Whole => Ok(Shard::Whole),
+            Layout::Chunk { dim } => match position_of(*dim, shape.len()) {
+                Some(dim) => Ok(Shard::Chunk { dim }),
                 None => Err(format!("cannot split dimension {dim} of a tensor with shape {shape:?} into chunks")),
             },
-            (2, _) => {
-                let count = shape.len();
-                let (starts, lengths) = (numbers.get(..count), numbers.get(count..2 * count));
-                let (starts, lengths) = starts.zip(lengths).ok_or("an index region has too few numbers")?;
-                let index_range = |(&start, &length): (&i64, &i64)| {
-                    let (start, length) = (u64::try_from(start).ok()?, u64::try_from(length).ok()?);
-                    Some(IndexRange { start, length, step: 1 })
-                };
-                let index_ranges: Option<Vec<IndexRange>> = starts.iter().zip(lengths).map(index_range).collect();
-                let index_ranges = index_ranges.ok_or("an index region has negative numbers")?;
-                Ok((Shard::IndexRegion { index_ranges }, 2 * count))
+            Layout::Boxes(boxes) => match &boxes[..] {
+                [IndexBox { indices, .. }] if indices.len() == shape.len() => {
+                    let index_range = |range: &Range<u64>| IndexRange {
+                        start: range.start,
+                        length: range.end - range.start,
+                        step: 1,
+                    };
+                    Ok(Shard::IndexRegion { index_ranges: indices.iter().map(index_range).collect() })
+                }
+                _ => Err(format!("expected one index region of {} dimensions", shape.len())),
+            },
+            Layout::Mesh(layout) if layout.fits(shape.len()) => Ok(Shard::Local { layout: mesh_index }),
+            Layout::Mesh(_) => {
+                Err(format!("mesh layout {mesh_index} shards a dimension that the shape {shape:?} lacks"))
             }
-            (3, [layout, ..]) => {
-                let layout = usize::try_from(*layout).map_err(|_| format!("there is no mesh layout {layout}"))?;
-                Ok((Shard::Local { layout }, 1))
-            }
-            _ => Err(format!("{kind} is not a kind of shard")),
         }
     }
 
@@ -188,10 +170,10 @@ impl fmt::Display for Shard {
 }
 
 /// Returns the index of a layout, which is appended if it is new.
-fn index_of(layout: MeshLayout, layouts: &mut Vec<MeshLayout>) -> usize {
-    let found = layouts.iter().position(|other| *other == layout);
+fn index_of(layout: &MeshLayout, layouts: &mut Vec<MeshLayout>) -> usize {
+    let found = layouts.iter().position(|other| other == layout);
     found.unwrap_or_else(|| {
-        layouts.push(layout);
+        layouts.push(layout.clone());
         layouts.len() - 1
     })
 }

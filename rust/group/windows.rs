@@ -1,8 +1,8 @@
 //! Window boundaries, chosen so that data in flight fit the buffers.
 
 use super::schedule::ExchangeSchedule;
-use super::{Group, Tensor};
-use crate::error::{Error, Kind, Result};
+use super::{Group, Tensor, check_windows};
+use crate::error::Result;
 use crate::num::{to_u64, to_usize};
 use std::ops::Range;
 
@@ -11,9 +11,6 @@ use std::ops::Range;
 const UNITS_MIN: u64 = 4;
 /// Smallest window, in bytes: room for an element of any dtype.
 const WINDOW_BYTES_MIN: u64 = 16;
-/// Largest number of windows of a schedule. Each is a collective of all ranks, and takes memory of the plan. With the
-/// default of 512 MiB, 16 TiB have fewer.
-const WINDOWS_MAX: u64 = 1 << 16;
 
 /// Window that may still grow.
 struct OpenWindow {
@@ -108,16 +105,8 @@ impl Group {
     }
 
     fn check_windows(&self, schedule: &ExchangeSchedule, windows: u64) -> Result<()> {
-        if windows <= WINDOWS_MAX {
-            return Ok(());
-        }
-        let message = format!(
-            "window_bytes is {}, which divides the {} bytes that ranks exchange into more than {WINDOWS_MAX} windows; \
-             pass a larger one",
-            self.request.window_bytes,
-            schedule.bytes()
-        );
-        Err(Error::new(Kind::InvalidArgument, message))
+        let divided = format!("the {} bytes that ranks exchange", schedule.bytes());
+        check_windows(windows, self.request.window_bytes, &divided)
     }
 }
 

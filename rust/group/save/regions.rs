@@ -4,7 +4,7 @@
 //! region in row-major order, so the bytes that a rank holds of any byte range of the tensor are contiguous in its local
 //! tensor.
 
-use super::layout::{IndexBox, Layout};
+use super::{IndexBox, Layout};
 use std::collections::HashMap;
 use std::ops::{ControlFlow, Range};
 
@@ -85,6 +85,8 @@ impl Regions {
                 }
                 (sets, unordered)
             }
+            // A save refuses these.
+            Layout::Whole | Layout::Chunk { .. } => (Vec::new(), Vec::new()),
             Layout::Boxes(boxes) => {
                 let mut sets: Vec<Vec<IndexSet>> = vec![Vec::new(); shape.len()];
                 let mut known: HashMap<(usize, Range<u64>), usize> = HashMap::new();

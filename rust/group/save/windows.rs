@@ -3,12 +3,11 @@
 use super::writers::Writers;
 use super::{SavePlan, Tensor};
 use crate::error::{Error, Kind, Result};
+use crate::group::check_windows;
 use crate::num::to_usize;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Largest number of windows. Each is a collective of all ranks, and takes memory of the plan.
-const WINDOWS_MAX: u64 = 1 << 16;
 /// Number of writers up to which a window counts the bytes of each writer of a tensor.
 const COUNTED_WRITERS_MAX: usize = 16;
 
@@ -239,13 +238,7 @@ impl SavePlan {
                     tensor.window = to_usize(first);
                     open.open(set, first.saturating_add(tensor.cut.windows(tensor.writers.rows())));
                 }
-                if open.get(set).window > WINDOWS_MAX {
-                    let message = format!(
-                        "window_bytes is {window_bytes}, which divides the save into more than {WINDOWS_MAX} windows; pass \
-                         a larger one"
-                    );
-                    return Err(Error::new(Kind::InvalidArgument, message));
-                }
+                check_windows(open.get(set).window, window_bytes, "the save")?;
             }
         }
         self.tensors = tensors;

@@ -24,22 +24,21 @@ REFUSED = {
     "GroupLoad.read": "classes.GroupLoad(plan(), 0, [key.clone()], cpu).read(n, key[:0].clone())",
     "GroupLoad.unpack": "classes.GroupLoad(plan(), 0, [key.clone()], cpu).unpack(n, key[:0].clone())",
     "GroupPlan count": "plan(lists=[n])",
-    "GroupPlan.collective": "plan().collective(n)",
+    "GroupPlan.cached_items": "plan().call('cached_items', str(n))",
     "GroupPlan.load_own item": "plan().load_own(0, [n], cpu, None)",
     "GroupPlan.load_own rank": "plan().load_own(n, [0], cpu, None)",
     "GroupPlan.load_own_into item": "plan().load_own_into(0, [n], [key.clone()])",
     "GroupPlan.load_own_into rank": "plan().load_own_into(n, [0], [key.clone()])",
-    "GroupPlan.part_to_verify": "plan().part_to_verify(n)",
-    "GroupPlan.reads": "plan().reads(n, n)",
-    "GroupPlan.sent_bytes": "plan().sent_bytes(n)",
-    "GroupPlan.splits rank": "plan().splits(n, 0)",
-    "GroupPlan.splits window": "plan().splits(0, n)",
+    "GroupPlan.part_to_verify": "plan().call('part_to_verify', str(n))",
+    "GroupPlan.reads": "plan().call('reads', f'[{n}, {n}]')",
+    "GroupPlan.sent_bytes": "plan().call('sent_bytes', str(n))",
+    "GroupPlan.traffic rank": "plan().call('traffic', f'[{n}, 0]')",
+    "GroupPlan.traffic window": "plan().call('traffic', f'[0, {n}]')",
     "GroupSave rank": "classes.GroupSave(saves(), n, ['new'], [''], [key])",
     "SavePlan ranks": "saves(ranks=n)",
-    "SavePlan.collective": "saves().collective(n)",
-    "SavePlan.splits rank": "saves().splits(n, 0)",
-    "SavePlan.splits window": "saves().splits(0, n)",
-    "SavePlan.used_elements": "saves().used_elements(n)",
+    "SavePlan.traffic rank": "saves().call('traffic', f'[{n}, 0]')",
+    "SavePlan.traffic window": "saves().call('traffic', f'[0, {n}]')",
+    "SavePlan.used_elements": "saves().call('used_elements', str(n))",
     "Source.read": "classes.Source('a').read(n, key.clone())",
     "Update.write begin": "update().write(n, 1)",
     "Update.write end": "update().write(0, n)",
@@ -77,7 +76,12 @@ BOUNDED = {
 }
 
 # Numbers of requests and of a save, at each of whose positions a hostile number takes the place of the right one.
-REQUESTS = {"whole": [0, 0, 0], "chunk": [0, 0, 1, 0], "region": [0, 0, 2, 0, 32], "mesh": [1, 1, 1, 0, 0, 1, 0, 3, 0]}
+REQUESTS = {
+    "whole": [1, 2, 0, 0],
+    "chunk": [1, 3, 0, 0, 0],
+    "region": [1, 1, 1, 1, 0, 0, 32, 0, 0],
+    "mesh": [1, 0, 1, 1, 0, 0, 1, 0, 0],
+}
 SAVES = {"region": [1, 1, 1, 1, 0, 0, 32, 0, 0, 0, 1, 32], "mesh": [1, 0, 1, 1, 0, 0, 1, 0, 0, 0, 1, 32]}
 for make, lists in (("plan", REQUESTS), ("saves", SAVES)):
     for kind, numbers in lists.items():
@@ -92,10 +96,10 @@ VECTORS = {
     "Cipher.derive": "classes.Cipher.derive(key, key[:16].clone(), 1, 8192, v)",
     "EncryptionKey": "classes.EncryptionKey(v, '')",
     "GroupLoad output": "classes.GroupLoad(plan(), 0, [v], cpu)",
-    "GroupPlan requests": "classes.GroupPlan(classes.Checkpoint(['a']), [v], [0], [-1], 'auto', 1 << 20)",
+    "GroupPlan requests": "plan(vector=v)",
     "GroupSave tensor": "classes.GroupSave(saves(), 0, ['new'], [''], [v])",
     "Update.stage positions": "write([key.clone()], [v], [key])",
-    "SavePlan numbers": "classes.SavePlan(['x'], v, [{}], 1, 1 << 20)",
+    "SavePlan numbers": "saves(vector=v)",
     "Source.read": "classes.Source('a').read(90, v)",
     "_load_bytes": "ops._load_bytes(v)",
     "load_into": "ops.load_into(['a'], ['x'], [v])",
@@ -109,6 +113,7 @@ WRONG = {
 }
 
 PROGRAM = f"""
+import json
 import os
 import resource
 
@@ -122,13 +127,16 @@ fst.save_file({{"x": key.view(4, 8), "y": torch.ones(4)}}, "b")
 file = classes.Checkpoint(["b"])
 
 
-def plan(numbers=(0, 0, 0), lists=(0,), caches=(-1,), window=1 << 20):
-    requests = [torch.tensor(numbers)]
-    return classes.GroupPlan(classes.Checkpoint(["a"]), requests, list(lists), list(caches), "auto", window)
+def plan(numbers={REQUESTS["whole"]!r}, lists=(0,), caches=(-1,), window=1 << 20, vector=None):
+    vector = torch.tensor(numbers) if vector is None else vector
+    request = dict(list_of_rank=lists, caches=caches, strategy="auto", window_bytes=window, lengths=[len(vector)])
+    return classes.GroupPlan(classes.Checkpoint(["a"]), vector, json.dumps(request))
 
 
-def saves(numbers={SAVES["region"]!r}, ranks=1, window=1 << 20):
-    return classes.SavePlan(["x"], torch.tensor(numbers), [{{}}], ranks, window)
+def saves(numbers={SAVES["region"]!r}, ranks=1, window=1 << 20, vector=None):
+    vector = torch.tensor(numbers) if vector is None else vector
+    request = dict(names=["x"], metadata=[dict()], ranks=ranks, window_bytes=window, has_parts=False)
+    return classes.SavePlan(vector, json.dumps(request))
 
 
 def update():

@@ -76,7 +76,7 @@ CALLS = {
     "Update target": "write([t], [None], [key])",
     "Update positions": "write([key.clone()], [t], [key])",
     "Update values": "write([key.clone()], [None], [t])",
-    "GroupPlan": 'classes.GroupPlan(classes.Checkpoint(["a"]), [t], [0], [-1], "auto", 1 << 20)',
+    "GroupPlan": 'classes.GroupPlan(classes.Checkpoint(["a"]), t, request)',
     "GroupLoad": "classes.GroupLoad(plan, 0, [t], torch.device('cpu'))",
     "GroupLoad.read": "classes.GroupLoad(plan, 0, [key.clone()], torch.device('cpu')).read(0, t)",
     "GroupLoad.unpack": "classes.GroupLoad(plan, 0, [key.clone()], torch.device('cpu')).unpack(0, t)",
@@ -103,6 +103,7 @@ NAMES_TENSOR = {
 }
 
 PROGRAM = f"""
+import json
 import os
 
 import fst
@@ -115,7 +116,9 @@ key = torch.ones(32, dtype=torch.uint8)
 fst.save_file({{"x": key}}, "a")
 with TensorSerializer("h") as serializer:
     serializer.write_state_dict({{"x": key}})
-plan = classes.GroupPlan(classes.Checkpoint(["a"]), [torch.tensor([0, 0, 0])], [0], [-1], "auto", 1 << 20)
+request = dict(lengths=[4], list_of_rank=[0], caches=[-1], strategy="auto", window_bytes=1 << 20)
+request = json.dumps(request)
+plan = classes.GroupPlan(classes.Checkpoint(["a"]), torch.tensor([1, 2, 0, 0]), request)
 
 
 def write(*lists):

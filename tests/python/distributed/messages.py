@@ -305,7 +305,7 @@ def exchanged(ranks: int) -> list[list[str]]:
         )
         sent = 0
         for rank, window in product(range(ranks), range(plan.windows())):
-            sent += sum(size for other, size in enumerate(plan.splits(rank, window)[0]) if other != rank)
+            sent += sum(size for other, size in enumerate(plan.traffic(rank, window)[1]) if other != rank)
         rows.append([str(ranks), str(digests), size(total), size(sent), f"{sent / total:.4f}"])
     return rows
 

@@ -146,7 +146,7 @@ def check_layouts_of_parts(mesh):
     dist.all_gather_object(gathered, encoded)
     assert [of_rank[:-1] for of_rank in gathered] == [encoded[:-1]] * mesh.size()
     # Ranks of two groups have the same numbers.
-    assert [of_rank[-1] for of_rank in gathered] == [(2, 2, 2, 0, 1, 2, 3, -1, 0, 0, 1)] * mesh.size()
+    assert [of_rank[-1] for of_rank in gathered] == [(0, 2, 2, 2, 0, 1, 2, 3, -1, 0, 0, 1)] * mesh.size()
     outside = MeshLayouts(mesh["model"].get_group()).of(mesh, [Shard(0), Replicate(), Replicate()])
     assert not outside.is_known
 

@@ -43,7 +43,7 @@ def local(tensor, layout, rank):
 def exchange(plan, saves):
     """Runs all windows as the collectives of a group do."""
     for window in range(plan.windows()):
-        splits = [plan.splits(rank, window) for rank in range(RANKS)]
+        splits = [plan.traffic(rank, window)[1:] for rank in range(RANKS)]
         sends = [torch.empty(sum(sent), dtype=torch.uint8) for sent, _ in splits]
         for save, send in zip(saves, sends, strict=True):
             save.read(window, send)
@@ -135,7 +135,7 @@ def test_views_of_mapped_files_that_shrink_are_errors(tmp_path):
         path = tmp_path / f"{call}.tmp"
         create(path, plan)
         save = GroupSave(plan, 1, [str(path)], [""], [shard])
-        buffers = [torch.empty(sum(bytes_), dtype=torch.uint8) for bytes_ in plan.splits(1, 0)]
+        buffers = [torch.empty(sum(bytes_), dtype=torch.uint8) for bytes_ in plan.traffic(1, 0)[1:]]
         content = source.read_bytes()
         with source.open("r+b") as file:
             file.truncate(1 << 12)
@@ -155,7 +155,7 @@ def test_a_failed_write_names_the_tensor_and_the_byte(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
         with pytest.raises(OSError, match=r'new: tensor "a": byte 1\d{6}: cannot write'):
-            save.unpack(0, torch.empty(sum(plan.splits(1, 0)[1]), dtype=torch.uint8))
+            save.unpack(0, torch.empty(sum(plan.traffic(1, 0)[2]), dtype=torch.uint8))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 

@@ -6,6 +6,7 @@ The rest of the package uses these, and never `torch.classes.fst`.
 # pyrefly: ignore-errors[no-any-return-explicit]
 
 import contextlib
+import json
 import os
 import urllib.parse
 from collections import deque
@@ -403,11 +404,31 @@ class Writer(CoreObject):
         super().__init__("Writer", path, metadata, tensorizer, cipher, key)
 
 
-@methods_translate_errors
-class GroupPlan(CoreObject):
-    """Plan of a load by several ranks: the byte ranges that each rank reads, and those that ranks exchange.
+class ExchangePlan(CoreObject):
+    """Plan of several ranks, which run its windows together. All ranks build the same plan."""
 
-    All ranks build the same plan.
+    def windows(self) -> int:
+        """Returns the number of windows."""
+        return self.call("windows")
+
+    def traffic(self, rank: int, window: int) -> tuple[str, list[int], list[int]]:
+        """Returns what a rank exchanges in a window.
+
+        Returns:
+            The collective that follows the reads: "none", "exchange" or "gather". The bytes sent to each rank, or for
+            "gather" the only number, of those sent to all ranks. The bytes received from each rank.
+        """
+        collective, sent, received = self.call("traffic", (rank, window))
+        return collective, sent, received
+
+    def digest(self) -> str:
+        """Returns a hash that is equal on two ranks if their plans are equal."""
+        return self.call("digest")
+
+
+@methods_translate_errors
+class GroupPlan(ExchangePlan):
+    """Plan of a load by several ranks: the byte ranges that each rank reads, and those that ranks exchange.
 
     Args:
         checkpoint: The checkpoint to load.
@@ -428,11 +449,23 @@ class GroupPlan(CoreObject):
         strategy: str,
         window_bytes: int,
     ) -> None:
-        super().__init__("GroupPlan", checkpoint, requests, list_of_rank, page_caches, strategy, window_bytes)
+        request = {
+            "lengths": list(map(len, requests)),
+            "list_of_rank": list_of_rank,
+            "caches": page_caches,
+            "strategy": strategy,
+            "window_bytes": window_bytes,
+        }
+        numbers = requests[0] if len(requests) == 1 else torch.cat(list(requests))
+        super().__init__("GroupPlan", checkpoint, numbers, json.dumps(request))
 
     def has_exchange(self) -> bool:
         """Returns whether the ranks exchange any data."""
-        return bool(self.windows() > 0 and self.collective(0) != "none")
+        return self.windows() > 0 and self.traffic(0, 0)[0] != "none"
+
+    def cached_items(self, rank: int) -> list[int]:
+        """Returns the indices of those requests of a rank whose tensors every rank takes from a page cache."""
+        return self.call("cached_items", rank)
 
     def load_own(self, rank: int, items: Sequence[int], device: torch.device, dtype: Dtype) -> list[Tensor]:
         """Loads some shards of a rank, given the indices of its requests, without the other ranks."""
@@ -453,19 +486,16 @@ class GroupLoad(CoreObject):
         super().__init__("GroupLoad", plan, rank, out, device)
 
 
-class SavePlan(CoreObject):
+class SavePlan(ExchangePlan):
     """Plan of a save by several ranks: the blocks of files that each rank writes, and the bytes that ranks exchange.
 
-    All ranks build the same plan. Every block is written by the rank that writes its first byte.
+    Every block is written by the rank that writes its first byte.
 
     Args:
         names: The names of the tensors.
         numbers: The layouts and the tensors, as a 1-d int64 tensor: the count of layouts; the layouts; and for each
             tensor the index of its file, the number of its dtype, the index of its layout, the number of dimensions and
-            the sizes of the full tensor. A layout is 0 and the numbers of a mesh layout (the number of mesh dimensions,
-            their sizes, the ranks in row-major order, and for each mesh dimension the dimension of the tensor that it
-            shards, or -1, and the split factor), or 1, the count of index regions, the number of dimensions, and for
-            each region its rank, the starts and the lengths.
+            the sizes of the full tensor. `Layout::decode` in rust/group/layout.rs describes layouts.
         metadata: The metadata of each file. An empty dict is left out.
         ranks: The number of ranks.
         window_bytes: The upper bound for the buffers of a rank in bytes. There are two send and two receive buffers.
@@ -481,7 +511,26 @@ class SavePlan(CoreObject):
         window_bytes: int,
         has_parts: bool = False,
     ) -> None:
-        super().__init__("SavePlan", names, numbers, metadata, ranks, window_bytes, has_parts)
+        request = {
+            "names": names,
+            "metadata": metadata,
+            "ranks": ranks,
+            "window_bytes": window_bytes,
+            "has_parts": has_parts,
+        }
+        super().__init__("SavePlan", numbers, json.dumps(request, ensure_ascii=False))
+
+    def file_bytes(self) -> list[int]:
+        """Returns the length of each file."""
+        return self.call("file_bytes")
+
+    def has_digests(self) -> bool:
+        """Returns whether a file has digests. Rank 0 seals the headers then."""
+        return self.call("has_digests")
+
+    def used_elements(self, rank: int) -> list[tuple[int, int]]:
+        """Returns the elements of each local tensor that a rank writes or sends: the first one, and their count."""
+        return self.call("used_elements", rank)
 
 
 class CheckpointSave(CoreObject):
@@ -581,4 +630,4 @@ class GroupSave(CoreObject):
 
     def finish(self) -> None:
         """Flushes what the rank has written to the disk, and closes the files."""
-        self.sent_parts = self._object.finish()
+        self.sent_parts = json.loads(self._object.finish())

@@ -120,7 +120,7 @@ def agree_on_plan(
         digest = b"" if copy_alone else plan.digest().encode()
         if plan.has_exchange():
             return (plan, None), digest
-        if checkpoint.is_verified and (part := plan.part_to_verify(group.rank)):
+        if checkpoint.is_verified and (part := plan.call("part_to_verify", group.rank)):
             checkpoint.verify(*part)
         return (plan, load_own(plan)), digest
 

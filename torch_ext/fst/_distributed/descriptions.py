@@ -19,14 +19,13 @@ from fst._core.errors import UnsupportedDtypeError
 from fst._core.group import Group, bytes_to_tensor, tensor_to_bytes
 from fst._distributed.agreement import list_ranks, number_distinct
 from fst._distributed.dtensors import is_dtensor, normalize_placements
+from fst._distributed.layout import BOXES, MESH, encode_box
 from fst._distributed.meshes import MeshLayouts, mesh_ranks
 from fst._save.check import check_dense
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-# Encoding of layouts for the planner: the kind, then the numbers of the mesh and the placements, or of the boxes.
-_MESH, _BOXES = 0, 1
 # Dimension of a placement that replicates a tensor.
 _REPLICATED = (-1, 0)
 
@@ -139,7 +138,7 @@ def describe(
 
 def box_layout(rank: int, starts: Sequence[int], lengths: Sequence[int]) -> list[int]:
     """Encodes the index region of a tensor that a rank holds. The regions of all ranks tile the tensor."""
-    return [_BOXES, 0 if 0 in lengths else 1, len(starts), *([] if 0 in lengths else [rank, *starts, *lengths])]
+    return [BOXES, 0, len(starts)] if 0 in lengths else [*encode_box(rank, starts, lengths)]
 
 
 def unite(own: Description, group: Group) -> Description:
@@ -199,7 +198,7 @@ def merge(descriptions: Sequence[Description], description_of_rank: Sequence[int
     holders: dict[str, list[tuple[int, int]]] = {}
     for index, (layouts, tensors) in enumerate(descriptions):
         indices = [index_in_united(layout) for layout in layouts]
-        are_boxes = [layout[:1] == [_BOXES] for layout in layouts]
+        are_boxes = [layout[:1] == [BOXES] for layout in layouts]
         for name, tensor in tensors.items():
             dtype, shape, own_layout = tensor
             # Ranks have different boxes.
@@ -220,7 +219,7 @@ def merge(descriptions: Sequence[Description], description_of_rank: Sequence[int
         if key not in layout_of and agreed < 0:
             boxes = [united[layout] for _, layout in holding]
             ndim, count = len(shape), sum(layout[1] for layout in boxes)
-            all_boxes = [_BOXES, count, ndim, *(number for layout in boxes for number in layout[3:])]
+            all_boxes = [BOXES, count, ndim, *(number for layout in boxes for number in layout[3:])]
             layout_of[key] = index_in_united(all_boxes)
         elif key not in layout_of:
             ranks = sorted(rank for index, _ in holding for rank in ranks_of[index])
@@ -304,7 +303,7 @@ def _merge_part(contents: Sequence[bytes], content_of_rank: Sequence[int]) -> by
 
 
 def _replicated(ranks: Sequence[int]) -> list[int]:
-    return [_MESH, 1, len(ranks), *ranks, *_REPLICATED]
+    return [MESH, 1, len(ranks), *ranks, *_REPLICATED]
 
 
 def _mesh_layout(
@@ -320,7 +319,7 @@ def _mesh_layout(
             f'tensor "{name}": its mesh has the ranks {mesh_ranks(mesh)} of the world, which are not all in the group; '
             "pass a group of all ranks that hold parts of the tensors"
         )
-    return [_MESH, *layout.encode()]
+    return [*layout.encode()]
 
 
 def _restrict(layout: Sequence[int], holders: Container[int]) -> list[int] | None:
@@ -339,7 +338,7 @@ def _restrict(layout: Sequence[int], holders: Container[int]) -> list[int] | Non
             ranks, is_held = ranks[(slice(None),) * dim + (kept,)], is_held[(slice(None),) * dim + (kept,)]
     if not is_held.all():
         return None
-    return [_MESH, ndim, *ranks.shape, *ranks.flatten().tolist(), *placements]
+    return [MESH, ndim, *ranks.shape, *ranks.flatten().tolist(), *placements]
 
 
 def _ranks_of_layout(layout: Sequence[int]) -> Sequence[int]:
@@ -363,7 +362,7 @@ def _raise_difference(name: str, descriptions: Sequence[Description], ranks_of: 
 def _layout_text(layout: Sequence[int]) -> str:
     if not layout:
         return "whole on each rank"
-    if layout[0] == _BOXES:
+    if layout[0] == BOXES:
         return "in chunks"
     ndim = layout[1]
     numbers = layout[-2 * ndim :]

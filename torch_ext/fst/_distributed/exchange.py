@@ -3,27 +3,16 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fst._core import ops
-from fst._core.classes import GroupLoad, GroupPlan, SavePlan
+from fst._core.classes import ExchangePlan, GroupLoad, GroupSave
 from fst._core.group import Group, collective
 from fst._core.interrupts import DeferredInterrupts, defer_interrupts
-
-# Plan of all ranks.
-Plan = GroupPlan | SavePlan
-
-
-class RankWork(Protocol):
-    """Work of a rank besides collectives, as that of a `GroupLoad`."""
-
-    def read(self, window: int, send: Tensor) -> None: ...
-    def unpack(self, window: int, received: Tensor) -> None: ...
-    def finish(self) -> None: ...
 
 
 class Exchange:
@@ -33,11 +22,11 @@ class Exchange:
     that fails keeps calling the collectives, with undefined data, until all ranks know about the failure.
     """
 
-    def __init__(self, plan: Plan, group: Group, work: RankWork | GroupLoad, device: torch.device) -> None:
+    def __init__(self, plan: ExchangePlan, group: Group, work: GroupLoad | GroupSave, device: torch.device) -> None:
         """Allocates buffers for `work` on `device`."""
         self._group = group
         self._work = work
-        self._traffics = [window_traffic(plan, group.rank, group.size, window) for window in range(plan.windows())]
+        self._traffics = [Traffic(*plan.traffic(group.rank, window)) for window in range(plan.windows())]
         self._buffers = WindowBuffers(self._traffics, device)
         # A second copy on the collectives' device if that differs.
         is_same = group.device.type == device.type
@@ -80,7 +69,9 @@ class Exchange:
                 self._attempt(interrupts, self._unpack, window - 1)
         with collective("waiting for the failure flags of the other ranks"):
             flags.wait_all()
-        self._attempt(interrupts, self._work.finish)
+        if isinstance(self._work, GroupLoad):
+            # A save goes on after its last window.
+            self._attempt(interrupts, self._work.finish)
 
     def _attempt(self, interrupts: DeferredInterrupts, work: Callable[..., None], *arguments: Any) -> None:
         """Calls `work` and records its exception. Does nothing after an earlier failure of this rank."""
@@ -131,13 +122,6 @@ class Traffic(NamedTuple):
     collective: str
     send_splits: list[int]
     receive_splits: list[int]
-
-
-def window_traffic(plan: Plan, rank: int, size: int, window: int) -> Traffic:
-    """Returns the traffic of one of `size` ranks."""
-    collective = plan.collective(window)
-    send_splits, receive_splits = plan.splits(rank, window)
-    return Traffic(collective, send_splits, send_splits * size if collective == "gather" else receive_splits)
 
 
 class WindowBuffers:

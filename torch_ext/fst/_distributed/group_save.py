@@ -152,7 +152,7 @@ class GroupCheckpoint:
 
                 def open_files() -> tuple[GroupSave, Exchange]:
                     save = GroupSave(plan, group.rank, paths, uploads, local_tensors)
-                    return save, Exchange(plan, group, _Windows(save), _CPU)
+                    return save, Exchange(plan, group, save, _CPU)
 
                 if not is_remote(self.path):
                     self._check_directory(paths, group)
@@ -240,13 +240,3 @@ class GroupCheckpoint:
                 is_remote(self.path),
             )
         return self._plan
-
-
-class _Windows:
-    """Windows of a save, for `Exchange`. The save goes on after the last one."""
-
-    def __init__(self, save: GroupSave) -> None:
-        self.read, self.unpack = save.read, save.unpack
-
-    def finish(self) -> None:
-        pass

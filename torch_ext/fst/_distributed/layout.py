@@ -9,6 +9,9 @@ from typing import NamedTuple
 from fst._checkpoint.region import Region
 from fst._core import ops
 
+# Numbers of the kinds of layouts in their encoding, as rust/group/layout.rs decodes them.
+MESH, BOXES, WHOLE, CHUNK = range(4)
+
 
 class MeshShard(NamedTuple):
     """Placement of a tensor dimension that a mesh dimension shards as `torch.chunk` does.
@@ -73,14 +76,19 @@ class MeshLayout:
         )
 
     def encode(self) -> tuple[int, ...]:
-        """Returns the numbers of a known layout, equal on all ranks of the mesh, as rust/group/mesh.rs decodes them."""
+        """Encodes a known layout. The numbers are equal on all ranks of the mesh."""
         assert self._ranks is not None
         shape, placements, _ = self._position
-        return _encode(shape, self._ranks, placements)
+        return MESH, *_encode(shape, self._ranks, placements)
 
     def local(self, shape: Sequence[int]) -> LocalTensor:
         """Returns the composition of this rank's local tensor of a tensor with this shape."""
         return _local_tensor(*self._position, tuple(shape))
+
+
+def encode_box(rank: int, starts: Sequence[int], lengths: Sequence[int]) -> tuple[int, ...]:
+    """Encodes an index region of a rank."""
+    return BOXES, 1, len(starts), rank, *starts, *lengths
 
 
 def _encode(shape: Sequence[int], ranks: Iterable[int], placements: Iterable[int]) -> tuple[int, ...]:

@@ -121,7 +121,7 @@ def run_load(selection: ShardSelection, encoded: Tensor, gathered: Sequence[byte
         )
         if loaded is not None:
             return loaded
-        cached = [item for item, request in enumerate(requests) if plan.is_cached(request.name)]
+        cached = plan.cached_items(group.rank)
 
         def allocate() -> tuple[dict[int, Tensor], list[Tensor | None]]:
             own = dict(zip(cached, plan.load_own(group.rank, cached, device, dtype), strict=True))
@@ -216,7 +216,7 @@ def fill_on_device(
         if not plan.has_exchange():
             return
         if not any(have_indirect):
-            cached = {item: tensor for item, tensor in enumerate(tensors) if plan.is_cached(requests[item].name)}
+            cached = {item: tensors[item] for item in plan.cached_items(group.rank)}
             group.run_on_all(lambda: plan.load_own_into(group.rank, list(cached), list(cached.values())))
             _run(plan, [None if item in cached else tensor for item, tensor in enumerate(tensors)], group, device)
             return

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.region import Region
-from fst._distributed.layout import MeshLayout, MeshShard
+from fst._distributed.layout import CHUNK, WHOLE, MeshLayout, MeshShard, encode_box
 
 
 class Replicated(NamedTuple):
@@ -41,23 +41,28 @@ class ShardRequest(NamedTuple):
 def encode(requests: Sequence[ShardRequest], positions: Mapping[str, int]) -> Tensor:
     """Encodes the requests of a rank for the planner, as int64 on the CPU.
 
-    The number of layouts and the layouts come first. A request is the position of its tensor in the checkpoint, the
-    kind of shard, and the numbers of the shard.
+    The number of layouts and the layouts come first. A request is the position of its tensor in the checkpoint, and the
+    index of its layout.
     """
-    layouts: dict[MeshLayout, int] = {}
+    index_of: dict[Shard, int] = {}
     numbers: list[int] = []
     for name, shard in requests:
-        match shard:
-            case MeshLayout():
-                numbers += positions[name], 3, layouts.setdefault(shard, len(layouts))
-            case Replicated():
-                numbers += positions[name], 0
-            case Sharded(dim):
-                numbers += positions[name], 1, dim
-            case Region(starts, lengths):
-                numbers += positions[name], 2, *starts, *lengths
-    encoded = [number for layout in layouts for number in layout.encode()]
-    return torch.tensor([len(layouts), *encoded, *numbers], dtype=torch.int64, device="cpu")
+        numbers += positions[name], index_of.setdefault(shard, len(index_of))
+    layouts = [number for shard in index_of for number in _encode_layout(shard)]
+    return torch.tensor([len(index_of), *layouts, *numbers], dtype=torch.int64, device="cpu")
+
+
+def _encode_layout(shard: Shard) -> tuple[int, ...]:
+    match shard:
+        case MeshLayout():
+            return shard.encode()
+        case Replicated():
+            return (WHOLE,)
+        case Sharded(dim):
+            return CHUNK, dim
+        case Region(starts, lengths):
+            # The planner knows the rank.
+            return encode_box(0, starts, lengths)
 
 
 @lru_cache(maxsize=4096)

@@ -1,7 +1,7 @@
-//! Layout of tensors over the ranks of a group: a mesh layout, or a list of index regions.
+//! Layout of tensors over the ranks of a group, which loads and saves encode in the same way.
 
+use super::mesh::MeshLayout;
 use crate::error::{Error, Kind, Result};
-use crate::group::mesh::MeshLayout;
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -19,22 +19,44 @@ pub struct IndexBox {
 pub enum Layout {
     /// Ranks of a mesh shard or replicate the tensors.
     Mesh(MeshLayout),
-    /// Index regions that tile a tensor. A rank has at most one.
+    /// Index regions that tile a tensor. A rank has at most one. A load has the only one that its rank requests.
     Boxes(Vec<IndexBox>),
+    /// Each rank that requests a tensor has all of it.
+    Whole,
+    /// All ranks of the group split a dimension as `torch.chunk` does. A negative one counts from the last.
+    Chunk {
+        /// Dimension that is split.
+        dim: i64,
+    },
 }
 
-/// Number of a mesh layout in encoded layouts.
+/// Numbers of the variants in encoded layouts.
 const MESH: i64 = 0;
-/// Number of a list of index regions in encoded layouts.
 const BOXES: i64 = 1;
+const WHOLE: i64 = 2;
+const CHUNK: i64 = 3;
 
 impl Layout {
+    /// Decodes the count of layouts, and the layouts. Returns them with the numbers that follow. Fails with
+    /// `invalid-argument` if the numbers are not those of layouts.
+    pub fn decode_all(numbers: &[i64]) -> Result<(Vec<Layout>, &[i64])> {
+        let invalid = || Error::new(Kind::InvalidArgument, "the numbers of layouts are incomplete or negative");
+        let (&count, mut rest) = numbers.split_first().filter(|(count, _)| **count >= 0).ok_or_else(invalid)?;
+        let mut layouts = Vec::new();
+        for _ in 0..count {
+            let (layout, used) = Layout::decode(rest)?;
+            layouts.push(layout);
+            rest = rest.get(used..).ok_or_else(invalid)?;
+        }
+        Ok((layouts, rest))
+    }
+
     /// Decodes a layout for tensors of any number of dimensions. Mesh layouts are the number 0 and the numbers of
     /// [`MeshLayout::decode`]. Index regions are the number 1, their count, the number of dimensions, and for each
-    /// region its rank, the first index of each dimension and the number of indices of each dimension. Returns the
-    /// layout with the count of numbers it used. Fails with `invalid-argument` if the numbers are not those of a
-    /// layout.
-    pub fn decode(numbers: &[i64]) -> Result<(Layout, usize)> {
+    /// region its rank, the first index of each dimension and the number of indices of each dimension. The number 2 is
+    /// the whole tensor, and the number 3 with a dimension is a chunk. Returns the layout with the count of numbers it
+    /// used.
+    fn decode(numbers: &[i64]) -> Result<(Layout, usize)> {
         let invalid = || Error::new(Kind::InvalidArgument, "the numbers of a layout are incomplete or negative");
         match numbers {
             [MESH, rest @ ..] => {
@@ -60,6 +82,8 @@ impl Layout {
                 let boxes = own.chunks_exact(step).map(decode).collect::<Option<_>>().ok_or_else(invalid)?;
                 Ok((Layout::Boxes(boxes), 3 + used))
             }
+            [WHOLE, ..] => Ok((Layout::Whole, 1)),
+            [CHUNK, dim, ..] => Ok((Layout::Chunk { dim: *dim }, 2)),
             _ => Err(invalid()),
         }
     }
@@ -67,6 +91,7 @@ impl Layout {
     /// Returns an error text if the layout does not fit a tensor of this shape over this number of ranks.
     pub(super) fn misfit(&self, shape: &[u64], ranks: usize) -> Option<String> {
         match self {
+            Layout::Whole | Layout::Chunk { .. } => Some("a save needs the ranks that hold the tensor".to_owned()),
             Layout::Mesh(layout) => {
                 if !layout.fits(shape.len()) {
                     return Some(format!("the layout shards a dimension that the shape {shape:?} does not have"));
