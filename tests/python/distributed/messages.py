@@ -51,7 +51,7 @@ from fst._core.group import Group
 from fst._distributed.agreement import LoadOptions, Summary, agree_on_plan, summarize
 from fst._distributed.descriptions import Description, StoredTensor
 from fst._distributed.group_save import GroupCheckpoint, SaveArguments, agree_on_save
-from fst._distributed.shards import ShardRequest
+from fst._distributed.shards import ShardRequest, symbols_of
 from fst.dcp import StorageReader, StorageWriter
 from fst_bench.text import seconds, size, table
 
@@ -231,7 +231,8 @@ def storage_reader(ranks: int, tensors: int) -> list[Cost]:
             options = LoadOptions(None, None, "exchange", WINDOW_BYTES, verify=False)
 
             def prepare() -> tuple[Tensor, bytes]:
-                encoded, summary = summarize(checkpoint, requests, options, group.device, group)
+                symbols = symbols_of(requests, checkpoint.shapes, group.rank, ranks)
+                encoded, summary = summarize(checkpoint, requests, options, group.device, symbols)
                 return encoded, json.dumps(summary).encode()
 
             encoded, messages = group.gather_results(prepare)

@@ -11,7 +11,7 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.region import Region
 from fst._core.classes import GroupPlan
 from fst._core.group import Group, tensor_to_bytes
-from fst._distributed.shards import ShardRequest, encode, symbol_of
+from fst._distributed.shards import ShardRequest, encode
 
 _Result = TypeVar("_Result")
 
@@ -53,17 +53,13 @@ def summarize(
     requests: Sequence[ShardRequest],
     options: LoadOptions,
     device: torch.device,
-    group: Group,
+    symbols: Sequence[ShardRequest] | None = None,
 ) -> tuple[Tensor, Summary]:
-    """Returns this rank's encoded requests for a load to `device`, and their summary."""
-    shapes = checkpoint.shapes
-    symbols = [
-        ShardRequest(name, symbol_of(shard, shapes[name], group.rank, group.size))
-        if isinstance(shard, Region) and group.size > 1
-        else ShardRequest(name, shard)
-        for name, shard in requests
-    ]
-    encoded = encode(symbols, checkpoint.positions)
+    """Returns this rank's encoded requests for a load to `device`, and their summary.
+
+    `symbols` takes the place of the requests in what is encoded.
+    """
+    encoded = encode(requests if symbols is None else symbols, checkpoint.positions)
     digest = hashlib.sha256(tensor_to_bytes(encoded.view(torch.uint8))).hexdigest()
     page_cache = checkpoint.page_cache() if device.type == "cpu" else ""
     copy = checkpoint.copy_name() if options.verify else ""

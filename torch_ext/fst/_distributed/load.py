@@ -27,7 +27,7 @@ from fst._distributed.agreement import (
     summarize,
 )
 from fst._distributed.exchange import Exchange, side_stream
-from fst._distributed.shards import ShardRequest, region_of
+from fst._distributed.shards import ShardRequest, region_of, symbols_of
 
 _META = torch.device("meta")
 
@@ -95,7 +95,7 @@ def prepare_load(selection: ShardSelection, strategy: str, window_bytes: Size | 
     checkpoint, requests, group, device, dtype = selection
     window_bytes = size_of(group.window_bytes if window_bytes is None else window_bytes, "window_bytes")
     options = LoadOptions(device.type, comparable(str(dtype)), strategy, window_bytes, checkpoint.is_verified)
-    encoded, summary = summarize(checkpoint, requests, options, device, group)
+    encoded, summary = summarize(checkpoint, requests, options, device)
     return encoded, json.dumps(summary).encode()
 
 
@@ -197,9 +197,9 @@ def fill_on_device(
         indirect = _indirect_names(checkpoint, shards, group)
         # Detached from autograd.
         tensors = [tensor.detach() for _, tensor in shards]
-        encoded, summary = summarize(
-            checkpoint, requests, options, tensors[0].device if tensors else group.device, group
-        )
+        symbols = symbols_of(requests, checkpoint.shapes, group.rank, group.size)
+        device = tensors[0].device if tensors else group.device
+        encoded, summary = summarize(checkpoint, requests, options, device, symbols)
         return (indirect, tensors, encoded), json.dumps([summary, bool(indirect)]).encode()
 
     with defer_interrupts():

@@ -65,6 +65,19 @@ def _encode_layout(shard: Shard) -> tuple[int, ...]:
             return encode_box(0, starts, lengths)
 
 
+def symbols_of(
+    requests: Sequence[ShardRequest], shapes: Mapping[str, torch.Size], rank: int, size: int
+) -> Sequence[ShardRequest]:
+    """Returns the requests of one of `size` ranks with the `symbol_of` each index region."""
+    if size == 1:
+        return requests
+    return [
+        ShardRequest(name, symbol_of(shard, shapes[name], rank, size)) if isinstance(shard, Region) else request
+        for request in requests
+        for name, shard in [request]
+    ]
+
+
 @lru_cache(maxsize=4096)
 def symbol_of(region: Region, shape: tuple[int, ...], rank: int, size: int) -> Shard:
     """Returns a layout over a mesh of all ranks in which a rank holds this region, or the region if none is found.
