@@ -12,10 +12,12 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from fst._core.classes import GroupPlan
+
 from . import text
 from .large_models import LAYOUTS, MODELS, NODE_RANKS, Layout, positions, write_sparse
 from .page import Part
-from .planner import GroupPlan, Planner
+from .planner import Planner
 from .planning_cost import PLANNED, PlannedLayout, load_cost, save_cost
 from .result import Run
 from .suite import Case, Figures, Option, Suite
