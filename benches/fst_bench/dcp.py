@@ -71,6 +71,7 @@ class Dcp(Suite):
         self.results["workloads"] = {name: made.workload.facts() for name, made in self._checkpoints.items()}
 
     def start(self, stack: ExitStack) -> None:
+        self.results["machine"]["torch_threads"] = 1
         self._host = stack.enter_context(closing(Host("fst")))
 
     def tables(self) -> Iterator[Sequence[Case]]:
@@ -84,7 +85,7 @@ class Dcp(Suite):
         paths, tensors = list(map(str, checkpoint.paths)), checkpoint.workload.tensors
 
         def measured(number: int) -> Figures:
-            job = {"paths": paths, "tensors": [list(vars(tensor).values()) for tensor in tensors]}
+            job: dict[str, Any] = {"paths": paths, "tensors": [list(vars(tensor).values()) for tensor in tensors]}
             # A comparison takes longer than the measurement.
             job |= {"layout": layout, "state": state, "method": method, "is_checked": number == 0}
             results = self._host.run("dcp:load_on_rank", ranks, **job)

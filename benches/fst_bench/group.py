@@ -54,12 +54,13 @@ class Host:
             text=True,
         )
 
-    def run(self, work: str, ranks: int, **arguments: Any) -> list[dict[str, Any]]:
+    def run(self, work: str, ranks: int, limit_seconds: int = 240, **arguments: Any) -> list[dict[str, Any]]:
         """Calls a function of this package with a loader and the arguments on all ranks. Returns their results.
 
-        If a rank has none, the only result is the reason of the rank that failed first.
+        A rank that takes longer than the limit is ended. If a rank has no result, the only result is the reason of the
+        rank that failed first.
         """
-        results = self.ask({"work": work, "ranks": ranks, "arguments": arguments})
+        results = self.ask({"work": work, "ranks": ranks, "limit_seconds": limit_seconds, "arguments": arguments})
         failed = [rank for rank in results if "failed" in rank or "unavailable" in rank]
         first = min(failed, key=lambda rank: rank.get("at", math.inf), default=None)
         return [{key: first[key] for key in ("unavailable", "failed") if key in first}] if first else results
@@ -103,7 +104,9 @@ def main() -> None:
             os.write(real, json.dumps(results).encode() + b"\n")
 
 
-def _run(loader: Loader, work: str, ranks: int, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _run(
+    loader: Loader, work: str, ranks: int, limit_seconds: int, arguments: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """Calls the function on each rank of a group of new processes."""
     function_of(work)
     # A full collection among what the forks inherit would fall into most loads, copy the memory of all modules, and
@@ -111,7 +114,7 @@ def _run(loader: Loader, work: str, ranks: int, arguments: Mapping[str, Any]) ->
     gc.freeze()
     pool = ProcessPoolExecutor(ranks, get_context("fork"), partial(_inherit, loader))
     with tempfile.TemporaryDirectory() as folder, pool:
-        futures = [pool.submit(_call, work, arguments, rank, ranks, folder) for rank in range(ranks)]
+        futures = [pool.submit(_call, work, limit_seconds, arguments, rank, ranks, folder) for rank in range(ranks)]
         try:
             return [future.result() for future in futures]
         except BrokenProcessPool:
@@ -123,9 +126,11 @@ def _inherit(loader: Loader) -> None:
     _loader = loader
 
 
-def _call(work: str, arguments: Mapping[str, Any], rank: int, ranks: int, folder: str) -> dict[str, Any]:
+def _call(
+    work: str, limit_seconds: int, arguments: Mapping[str, Any], rank: int, ranks: int, folder: str
+) -> dict[str, Any]:
     # For a rank that hangs where no timeout of the group applies.
-    signal.alarm(2 * int(TIMEOUT.total_seconds()))
+    signal.alarm(limit_seconds)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=TIMEOUT)

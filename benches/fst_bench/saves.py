@@ -166,6 +166,7 @@ class Saves(Suite):
         self._folder = stack.enter_context(tempfile.TemporaryDirectory(dir=self.args.cache_dir))
         self._workload = WORKLOADS[RANKED](self.args.size_bytes)
         self.results["workloads"] = {RANKED: self._workload.facts()}
+        self.results["machine"]["torch_threads"] = 1
         self._host = stack.enter_context(closing(Host("fst")))
 
     def tables(self) -> Iterator[Sequence[Case]]:
@@ -176,7 +177,7 @@ class Saves(Suite):
         methods = random.Random(f"{number} {layout} {ranks}").sample(self.args.methods, len(self.args.methods))
         shapes = {tensor.name: tensor.shape for tensor in self._workload.tensors}
         job = {"shapes": shapes, "layout": layout, "methods": methods, "folder": self._folder}
-        results = self._host.run("saves:save_on_rank", ranks, **job)
+        results = self._host.run("saves:save_on_rank", ranks, limit_seconds=3600, **job)
         if "failed" in results[0] or "unavailable" in results[0]:
             return results
         return [{"method": method, **joined([rank[method] for rank in results], TIMES)} for method in methods]
