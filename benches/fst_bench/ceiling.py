@@ -59,7 +59,7 @@ def direct_writes(path: Path, device: str) -> dict[str, Any]:
             buffer.write(os.urandom(BLOCK_BYTES))
             return sum(os.pwritev(descriptor, [buffer], offset) for offset in blocks)
 
-        rate = _shared_rate(worker, size, DIRECT_THREADS, lambda: os.fsync(descriptor))
+        rate = shared_rate(worker, size, DIRECT_THREADS, lambda: os.fsync(descriptor))
     finally:
         os.close(descriptor)
         target.unlink()
@@ -74,13 +74,13 @@ def _read_rate(path: Path, threads: int, block_bytes: int) -> float:
         buffer = mmap.mmap(-1, block_bytes)  # page-aligned, as O_DIRECT requires
         return sum(os.preadv(descriptor, [buffer], offset) for offset in blocks)
 
-    return _shared_rate(worker, size, threads)
+    return shared_rate(worker, size, threads)
 
 
-def _shared_rate(
+def shared_rate(
     worker: Callable[[], int], size: int, threads: int, finish: Callable[[], object] = lambda: None
 ) -> float:
-    """Returns the rate at which `workers` threads together move `size` bytes."""
+    """Returns the rate at which this number of threads together move `size` bytes."""
     with ThreadPoolExecutor(threads) as pool:
         start = time.perf_counter()
         done = sum(future.result() for future in [pool.submit(worker) for _ in range(threads)])

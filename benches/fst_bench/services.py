@@ -1,14 +1,13 @@
 """Services that remote checkpoints are loaded from, each with the same files, on the loopback device."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from .ceiling import shared_rate
 from .http_server import Counts, ServerProcess
 from .servers.nginx import Nginx
 from .servers.program import MissingProgramError
@@ -116,16 +115,11 @@ def drain(url: str, size_bytes: int, connections: int) -> float:
     try:
         for client in clients:
             client.connect()
-        with ThreadPoolExecutor(connections) as pool:
-            start = time.perf_counter()
-            received = sum(pool.map(receive, clients))
-            seconds = time.perf_counter() - start
+        waiting = iter(clients)
+        return shared_rate(lambda: receive(next(waiting)), size_bytes, connections)
     finally:
         for client in clients:
             client.close()
-    if received != size_bytes:
-        raise RuntimeError(f"received {received} bytes of {size_bytes}")
-    return size_bytes / seconds
 
 
 def drained(url: str, size_bytes: int, counts: Sequence[int]) -> dict[str, Any]:
