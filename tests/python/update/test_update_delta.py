@@ -201,6 +201,7 @@ def test_shards_of_ranks_take_their_part(deltas, versions):
         update = fst.prepare_update(model, deltas)
         # No rank has all bytes that the checksum of a sharded tensor covers.
         assert "up.weight" in update.unverified
+        assert fst.prepare_update(model, deltas, atomic=False).unverified == update.unverified
         update.commit()
         held = {
             name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,5 +1,6 @@
 """Preparation of an update from deltas."""
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -24,6 +25,7 @@ def prepare_from_delta(common: Request, chain: UpdateSource, source: Source) -> 
     ties = common.group.run_on_all(lambda: _check(common, chain, source))
     known = aliases if base is None else base
     names = dict.fromkeys(name for name in chain.names() if name in known)
+    unverified: set[str] = set()
     if base is not None:
         changing = set(aliases.values()) if common.transform else {aliases[name] for name in names if name in aliases}
         changes = _base_changes(common, chain, names, ties, base)
@@ -34,7 +36,8 @@ def prepare_from_delta(common: Request, chain: UpdateSource, source: Source) -> 
             parts = [part for name in names for part in parts_of(name, aliases[name], tensors[name], layouts)]
         changing = {aliases[part.name] for part in parts}
         changes = _changes(common, chain, parts)
-    return Prepared([], changing, lambda: changes, False, lambda: finish_load(common, None))
+        unverified = {part.stored for part in parts if math.prod(part.shape) != part.tensor.numel()}
+    return Prepared([], changing, lambda: changes, False, lambda: finish_load(common, None), sorted(unverified))
 
 
 def _check(common: Request, chain: UpdateSource, source: Source) -> dict[str, list[str]]:

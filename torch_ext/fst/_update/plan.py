@@ -118,6 +118,7 @@ class Prepared(NamedTuple):
         changes: Reads, and yields the changes in batches. Every rank takes all of them.
         is_collective: Whether ranks read together, so that an error of one is an error of all.
         after: Runs after all changes are written.
+        unverified: Names of tensors of deltas of which this rank holds a part, which no checksum covers.
     """
 
     parts: Sequence[Part]
@@ -125,6 +126,7 @@ class Prepared(NamedTuple):
     changes: Callable[[], Iterator[list[StagedChange]]]
     is_collective: bool
     after: Callable[[], None]
+    unverified: Sequence[str] = ()
 
 
 def transformed_changes(

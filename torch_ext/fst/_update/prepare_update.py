@@ -230,8 +230,7 @@ def _prepare(
         after=prepared.after,
         is_atomic=atomic,
     )
-    unverified = [] if source.deltas is None else source.deltas.unverified()
-    return Update(plan, version, source.deltas is not None, staged.staged_bytes(), unverified)
+    return Update(plan, version, source.deltas is not None, staged.staged_bytes(), prepared.unverified)
 
 
 def _check_memory(before: list[tuple[str, object]], now: list[tuple[str, object]]) -> None:

@@ -2,9 +2,7 @@
 # Methods of the wrapped objects have no static types.
 # pyrefly: ignore-errors[no-any-return-explicit]
 
-import itertools
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -46,14 +44,11 @@ class UpdateSource(CoreObject):
     ) -> None:
         self.paths = list(paths)
         super().__init__("UpdateSource", paths, verify, core_key(encryption_key), accepts_plain)
-        self._unverified: set[str] = set()
 
     def after(self, older: "UpdateSource") -> "UpdateSource":
         """Returns older deltas and these, which follow them."""
-        joined = object.__new__(UpdateSource)
+        joined = UpdateSource.of(self._object.after(older._object))
         joined.paths = older.paths + self.paths
-        joined._object = self._object.after(older._object)
-        joined._unverified = set()
         return joined
 
     def is_delta(self) -> bool:
@@ -115,13 +110,7 @@ class UpdateSource(CoreObject):
         except torch.OutOfMemoryError as error:
             # PyTorch's exception is no MemoryError.
             raise MemoryError(str(error).removeprefix("[out-of-memory] ")) from None
-        parts = (math.prod(shape) != tensor.numel() for shape, tensor in zip(shapes, old, strict=True))
-        self._unverified.update(itertools.compress(names, parts))
         return list(zip(*changes, strict=True))
-
-    def unverified(self) -> list[str]:
-        """Returns the tensors whose changes were computed for a part of the tensor, which no checksum covers."""
-        return sorted(self._unverified)
 
 
 class Source(NamedTuple):
