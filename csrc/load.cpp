@@ -45,7 +45,7 @@ void check_output(const Spec& spec, const at::Tensor& out, OutputDtype dtype) {
 
 }  // namespace
 
-void prepare(c10::Device device) {
+void warm_up(c10::Device device) {
   const auto resolved = resolve_device(device);
   if (resolved.is_cuda()) {
     const auto stream = current_stream_handle(resolved);

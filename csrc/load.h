@@ -40,7 +40,7 @@ void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::Ten
 
 // Makes ready what large loads to a device need, and what the process keeps between loads: pinned memory, streams and
 // kernels. Only GPUs need any.
-void prepare(c10::Device device);
+void warm_up(c10::Device device);
 
 // Throws if digests were requested that do not cover a load of the selection to a device, or keeps the names of
 // uncovered tensors for `take_unverified` if the request allows them.

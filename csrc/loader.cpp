@@ -27,8 +27,8 @@ uint64_t checked_window(int64_t bytes) {
 }
 
 Order checked_order(const std::string& order) {
-  if (order != "file" && order != "landed") {
-    throw_invalid_argument("order is \"" + order + "\", but must be \"file\" or \"landed\"");
+  if (order != "file" && order != "ready") {
+    throw_invalid_argument("order is \"" + order + "\", but must be \"file\" or \"ready\"");
   }
   return order == "file" ? Order::Submitted : Order::Ready;
 }

@@ -32,7 +32,7 @@ class Loader : public torch::CustomClassHolder {
   using Items = std::tuple<std::vector<int64_t>, std::vector<std::string>, std::vector<at::Tensor>>;
 
   // Pending tensors, which are allocated but not yet returned, take at most `window_bytes`; a larger tensor is loaded
-  // alone. `order` is "file" or "landed".
+  // alone. `order` is "file" or "ready".
   Loader(rust::Box<Selection> selection, const LoadOptions& options, int64_t window_bytes, const std::string& order);
   ~Loader() override;
 

@@ -202,7 +202,7 @@ TORCH_LIBRARY(fst, m) {
   def_io("tensor_names(str[] paths) -> str[]");
   def_io("metadata(str path) -> Dict(str, str)");
   def_io("reader(str[] paths, Device device=\"cpu\") -> str");
-  def_io("prepare(Device device) -> ()");
+  def_io("warm_up(Device device) -> ()");
   def_io("release_memory() -> int");
   // Wait that leaves captures of CUDA graphs valid, for the Python package only.
   def_io("_wait_for_event(int event, Device device) -> ()");
@@ -387,7 +387,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("tensor_names", tensor_names);
   m.impl("metadata", metadata);
   m.impl("reader", reader);
-  m.impl("prepare", prepare);
+  m.impl("warm_up", warm_up);
   m.impl("release_memory", release_memory);
   m.impl("_wait_for_event", wait_for_cuda_event);
   m.impl("configure_storage", configure_stores);

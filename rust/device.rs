@@ -53,7 +53,7 @@ pub trait Device: Send + Sync + 'static {
     fn pin(&self, memory: &mut [u8]) -> Option<Pinned>;
 
     /// Creates what loads create when they first need it, and the process keeps.
-    fn prepare(&self) -> Result<()>;
+    fn warm_up(&self) -> Result<()>;
 
     /// Returns the NUMA node nearest to the device, or `None` if the machine has only one node or does not say.
     fn node(&self) -> Option<Node>;

@@ -101,7 +101,7 @@ pub(super) fn finish(transfer: Box<AnyTransfer>) -> Result<()> {
 /// Makes ready what large loads to a GPU need, and the process keeps. `stream` is the native handle of the caller's current
 /// stream.
 pub(super) fn prepare_cuda(ordinal: i32, stream: u64) -> Result<()> {
-    guard(|| staged::prepare(&Cuda::open(ordinal, stream)?, &Options::from_env()?))
+    guard(|| staged::warm_up(&Cuda::open(ordinal, stream)?, &Options::from_env()?))
 }
 
 /// Frees what the process keeps between loads, staging memory, kernels and connections, and returns the bytes of staging

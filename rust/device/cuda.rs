@@ -342,7 +342,7 @@ impl Device for Cuda {
         }
     }
 
-    fn prepare(&self) -> Result<()> {
+    fn warm_up(&self) -> Result<()> {
         self.current()?;
         self.kernels();
         Ok(())

@@ -45,7 +45,7 @@ impl Device for Host {
     const PINS: bool = false;
     const COPIES_AHEAD: usize = 0;
 
-    fn prepare(&self) -> Result<()> {
+    fn warm_up(&self) -> Result<()> {
         Ok(())
     }
 

@@ -64,8 +64,8 @@ type ChunkSlot = OnceLock<Option<SharedSlot>>;
 
 /// Prepares a device, and pins as much staging memory as a large load of cached files uses, or less if the bound or other
 /// loads leave less. The next loads use it.
-pub fn prepare<D: Device>(device: &D, options: &Options) -> Result<()> {
-    device.prepare()?;
+pub fn warm_up<D: Device>(device: &D, options: &Options) -> Result<()> {
+    device.warm_up()?;
     let watch = Watch::begin();
     let limits = device.limits(device.local_slot_bytes(whole_pages(options.chunk_bytes)));
     let request = Request { bytes: limits.slot_bytes, node: device.node(), staging_bytes: options.staging_bytes };

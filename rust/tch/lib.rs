@@ -297,11 +297,11 @@ pub fn verify<P: AsRef<Path>>(paths: &[P], verify: &str) -> Result<()> {
 /// device kernels. Does nothing for the CPU.
 ///
 /// ```
-/// fst_tch::prepare(tch::Device::cuda_if_available())?;
+/// fst_tch::warm_up(tch::Device::cuda_if_available())?;
 /// # Ok::<(), fst::Error>(())
 /// ```
-pub fn prepare(device: Device) -> Result<()> {
-    run("prepare", &[Value::device(device)]).map(drop)
+pub fn warm_up(device: Device) -> Result<()> {
+    run("warm_up", &[Value::device(device)]).map(drop)
 }
 
 /// Frees what the process keeps between loads, and returns the bytes of host memory that were freed.

@@ -75,7 +75,7 @@ fst::Tensors check_load_file(const fst::Strings& paths) {
   }
   check(names == kNames && fst::tensor_names(paths) == kNames, "names in the order of the file");
   fst::release_memory();
-  fst::prepare(at::kCPU);
+  fst::warm_up(at::kCPU);
   check(fst::release_memory() == 0, "nothing to prepare for the CPU");
   check(all.at("a").sizes() == at::IntArrayRef({4, 6}) && all.at("b").scalar_type() == at::kBFloat16,
         "stored shape and dtype");
@@ -171,7 +171,7 @@ void check_loader(const fst::Strings& paths, const fst::Tensors& all) {
 
   const fst::Strings names = {"b", "a"};
   fst::LoaderOptions options{.names = names, .dtype = at::kDouble, .window_bytes = 1};
-  options.order = fst::Order::kLanded;
+  options.order = fst::Order::kReady;
   fst::Loader selected(paths, at::kCPU, options);
   check(selected.total_bytes() == 192 + 48, "bytes of the named tensors in the requested dtype");
   const auto item = next_item(selected);

@@ -43,7 +43,7 @@ def loads(path):
         "metadata": lambda: fst.metadata(path),
         "module": lambda: fst.load_module(nn.Linear(4, 3), path),
         "update": lambda: fst.prepare_update(nn.Linear(4, 3), path),
-        "fst load": command("load", path),
+        "fst time": command("time", path),
         "fst inspect": command("inspect", path),
     }
 
@@ -64,9 +64,9 @@ def devices(device):
         "tensors": lambda: fst.load_tensors(FILE, ["weight"], device),
         "module": lambda: fst.load_module(nn.Linear(4, 3), FILE, device),
         "update": lambda: fst.prepare_update(nn.Linear(4, 3), FILE, staging_device=device),
-        "prepare": lambda: fst.prepare(device),
+        "warm_up": lambda: fst.warm_up(device),
     }
-    return calls | ({"fst load": command("load", "--device", device, FILE)} if isinstance(device, str) else {})
+    return calls | ({"fst time": command("time", "--device", device, FILE)} if isinstance(device, str) else {})
 
 
 def with_operator(calls, device):

@@ -283,11 +283,11 @@ fn a_load_after_a_preparation_creates_events_only() {
     let options = Options { chunk_bytes: 64 << 10, threads: 16, ..TIGHT };
     for sim in schedules().take(3) {
         let gpu = Gpu::new(&sim, 0);
-        let prepare = |options: &Options| staged::prepare(&Cuda::open(0, gpu.stream as u64).unwrap(), options);
+        let warm_up = |options: &Options| staged::warm_up(&Cuda::open(0, gpu.stream as u64).unwrap(), options);
         // One slot, although the bound leaves room for none. Then two that sixteen threads read into, one that is taken next
         // and two in flight, and not more a second time.
         for (staging_bytes, slots) in [(60 << 10, 1), (1 << 20, 5), (1 << 20, 5)] {
-            prepare(&Options { staging_bytes, ..options.clone() }).unwrap();
+            warm_up(&Options { staging_bytes, ..options.clone() }).unwrap();
             let Counters { live_registrations, streams, modules, copies, .. } = sim.counters();
             // The caller's own stream and two copy streams.
             let kernels = u64::from(IMAGE.is_some());
@@ -303,7 +303,7 @@ fn a_load_after_a_preparation_creates_events_only() {
         let Counters { live_registrations, live_streams, live_modules, .. } = sim.counters();
         assert_eq!((live_registrations, live_streams, live_modules), (0, 1, 0));
         sim.cuda.begin_capture(gpu.stream, CaptureMode::Relaxed).unwrap();
-        let error = prepare(&options).unwrap_err();
+        let error = warm_up(&options).unwrap_err();
         assert!(error.kind() == Kind::InvalidArgument && error.to_string().contains("captured"), "{error}");
         assert_eq!(sim.counters().live_registrations, 0);
         sim.cuda.end_capture(gpu.stream).unwrap();

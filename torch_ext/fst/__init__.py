@@ -17,7 +17,7 @@ from fst._core.encryption_key import EncryptionKey
 from fst._core.errors import IntegrityError, ModuleMismatchError, SafetensorError, SourceChangedError, VersionError
 from fst._core.group import RankError
 from fst._core.library import version as __version__
-from fst._core.ops import prepare, release_memory
+from fst._core.ops import release_memory, warm_up
 from fst._core.verify import IntegrityWarning
 from fst._distributed.load_distributed import load_distributed
 from fst._distributed.load_sharded import load_sharded
@@ -82,7 +82,6 @@ __all__ = [
     "load_tensors",
     "metadata",
     "patch",
-    "prepare",
     "prepare_update",
     "profile",
     "release_memory",
@@ -101,6 +100,7 @@ __all__ = [
     "unpatch",
     "verify",
     "version_of",
+    "warm_up",
 ]
 
 # Directory in which CMake's find_package(fst) finds the header and the library, like `torch.utils.cmake_prefix_path`.

@@ -26,7 +26,7 @@ EXPERIMENTS = {
     "probe": (probe, "whether slots get huge pages, and how many threads feed a GPU"),
     "loads": (loads, "what all others are compared with"),
     "copies": (copies, "one stream or two, an event after each copy, and the size of chunks"),
-    "registration": (registration, "huge pages for slots, one registration at a time, fst.prepare"),
+    "registration": (registration, "huge pages for slots, one registration at a time, fst.warm_up"),
     "options": (options, "slots of a first load, and threads"),
     "waits": (waits, "how workers wait for a slot"),
     "allocation": (allocation, "allocation in windows while the transfer runs"),

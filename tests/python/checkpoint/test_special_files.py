@@ -121,7 +121,7 @@ def test_keys_of_encrypted_files(tmp_path, special, capsys, monkeypatch, variabl
         fst.load_file(model)
 
 
-@pytest.mark.parametrize("command", ["inspect", "verify", "load", "convert"])
+@pytest.mark.parametrize("command", ["inspect", "verify", "time", "convert"])
 @pytest.mark.parametrize("name", ["model.safetensors.index.json", "model.bin"])
 def test_commands(tmp_path, special, capsys, command, name):
     make, kind = special

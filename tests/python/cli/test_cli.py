@@ -106,9 +106,9 @@ def test_hidden_characters_reach_no_terminal(command, tmp_path):
         ["inspect", index],
         ["inspect", inner / "absent"],
         ["verify", path, index, inner, inner / "absent", "--finite"],
-        ["load", path],
-        ["load", path, "--names", HIDDEN],
-        ["load", inner / "absent"],
+        ["time", path],
+        ["time", path, "--names", HIDDEN],
+        ["time", inner / "absent"],
         ["inspect", path, "--tree"],
         ["doctor", path, inner / "absent"],
         ["convert", path, inner / "new.safetensors"],
@@ -119,7 +119,7 @@ def test_hidden_characters_reach_no_terminal(command, tmp_path):
         ["convert", inner / "empty.pt", inner / "newer.safetensors"],
         ["convert", path, inner / HIDDEN],
         ["inspect", path, f"--{HIDDEN}"],
-        ["load", path, "--dtype", HIDDEN],
+        ["time", path, "--dtype", HIDDEN],
     ):
         done = command(*arguments)
         printed = done.stdout + done.stderr
@@ -187,17 +187,17 @@ def test_verify_finite(command, tmp_path):
 
 
 def test_load_summary(command, model, tmp_path):
-    done = command("load", model, "--dtype", "float16", "--repeat", "2", "--trace", "load.json")
+    done = command("time", model, "--dtype", "float16", "--repeat", "2", "--trace", "load.json")
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"^3 tensors, 44 B on cpu in \d+\.\d\d m?s: \d+\.\d\d GB/s$", done.stdout, re.MULTILINE)) == 2
     assert "1 load, 3 tensors" in done.stdout
     assert json.loads((tmp_path / "load.json").read_text())
-    assert "1 tensor, 8 B on cpu" in command("load", model, "--names", "step").stdout
+    assert "1 tensor, 8 B on cpu" in command("time", model, "--names", "step").stdout
 
 
 @pytest.mark.gpu
 def test_load_to_gpu(command, model):
-    assert "3 tensors, 68 B on cuda in " in command("load", model, "--device", "cuda").stdout
+    assert "3 tensors, 68 B on cuda in " in command("time", model, "--device", "cuda").stdout
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -345,7 +345,7 @@ def test_convert_says_which_metadata_differ(command, tmp_path):
 def test_home_directory_in_options(command, model, tmp_path, monkeypatch):
     """Shells do not replace a tilde behind an equals sign."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert command("load", "~/model.safetensors", "--trace=~/load.json").returncode == 0
+    assert command("time", "~/model.safetensors", "--trace=~/load.json").returncode == 0
     assert (tmp_path / "load.json").exists()
 
 
@@ -354,8 +354,8 @@ def test_completion(command, shell):
     script = command("completion", "bash").stdout
     complete = 'complete() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _fst fst "${@: -1}"; echo "${COMPREPLY[@]}"; };'
     lines = (
-        "fst ins; complete fst key n; complete fst load --tr; complete fst convert a --digests b; complete fst load '';"
-        " complete fst convert a --dtype bf; complete fst load a --device cu"
+        "fst ins; complete fst key n; complete fst time --tr; complete fst convert a --digests b; complete fst time '';"
+        " complete fst convert a --dtype bf; complete fst time a --device cu"
     )
     assert shell(f"{script}\n{complete} complete {lines}").stdout.split("\n") == [
         "inspect",
@@ -383,10 +383,10 @@ def test_convert_casts_by_patterns(command, model, tmp_path):
     done = command("convert", model, "other.safetensors", "--dtype", "*.wieght=float16")
     assert done.returncode == 1
     assert '"*.wieght" matches no tensor; the nearest are "layers.0.weight"' in done.stderr
-    assert command("load", model, "--dtype", "*.weight=float16").returncode == 0
-    assert command("load", model, "--dtype", "*.weight=int8").returncode == 2
+    assert command("time", model, "--dtype", "*.weight=float16").returncode == 0
+    assert command("time", model, "--dtype", "*.weight=int8").returncode == 2
     for alias in ("fp16", "half", "torch.bfloat16", "*.weight=bf16"):
-        assert command("load", model, "--dtype", alias).returncode == 0
+        assert command("time", model, "--dtype", alias).returncode == 0
 
 
 INVALID = [
@@ -395,7 +395,7 @@ INVALID = [
     (["convert", "a.safetensors", "b.pt"], 2, "must end in .safetensors"),
     (["convert", "a.safetensors", "s3://bucket/b.safetensors"], 2, "must be a local path"),
     (["convert", "a.safetensors", "nowhere/b.safetensors"], 1, "there is no directory nowhere; create it"),
-    (["load", "nowhere.safetensors", "--trace", "."], 1, "fst: .: is a directory; give the path of a file in it"),
+    (["time", "nowhere.safetensors", "--trace", "."], 1, "fst: .: is a directory; give the path of a file in it"),
     (["verify"], 2, "usage: fst verify"),
     (["verify", "--manifest", "a", "--signature", "b"], 2, "exclude each other"),
     (["verify", "--signature", "a"], 2, "--signature needs the signer: --public-key"),
@@ -403,9 +403,9 @@ INVALID = [
     (["inspect", "a.safetensors", "--nmaes=b"], 2, "did you mean '--names'?"),
     (["inspect", "nowhere"], 1, "fst: nowhere: "),
     (["convert", "nowhere", "b.safetensors"], 1, "nowhere"),
-    (["load", "nowhere.safetensors"], 1, "fst: nowhere.safetensors: "),
-    (["load", "nowhere.safetensors", "--device", "gpu"], 1, "device 'gpu' does not exist; give"),
-    (["load", "nowhere.safetensors", "--repeat", "0"], 2, "'0' is not a whole number of at least 1"),
+    (["time", "nowhere.safetensors"], 1, "fst: nowhere.safetensors: "),
+    (["time", "nowhere.safetensors", "--device", "gpu"], 1, "device 'gpu' does not exist; give"),
+    (["time", "nowhere.safetensors", "--repeat", "0"], 2, "'0' is not a whole number of at least 1"),
     (["inspect", "nowhere.safetensors", "--depth", "0"], 2, "'0' is not a whole number of at least 1"),
 ]
 

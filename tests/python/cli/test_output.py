@@ -139,7 +139,7 @@ def test_every_command_says_the_same_of_a_damaged_file(command, layers):
     damage(layers)
     [verdict, _] = command("verify", layers).stdout.splitlines()
     message = verdict.partition(f"header of {layers}: ")[2]
-    for arguments in (["inspect", layers], ["load", layers], ["convert", layers, "new.safetensors"]):
+    for arguments in (["inspect", layers], ["time", layers], ["convert", layers, "new.safetensors"]):
         done = command(*arguments)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == f"fst: {message}\n"
@@ -149,27 +149,27 @@ def test_load_reads_mapped_files(command, layers, monkeypatch):
     """The rate is that of bytes in memory, also if tensors are views of a mapping that nothing else has read."""
     read = set()
     monkeypatch.setattr(Memory, "copy", lambda name, block: read.add(name))
-    done = command("load", layers)
+    done = command("time", layers)
     assert len(read) == 5
     assert "GB/s" in done.stdout.splitlines()[0]
-    assert "GB/s" not in command("load", layers, "--device", "meta").stdout.splitlines()[0]
+    assert "GB/s" not in command("time", layers, "--device", "meta").stdout.splitlines()[0]
     save_file({}, layers)
-    done = command("load", layers)
+    done = command("time", layers)
     assert done.stdout.startswith("0 tensors, 0 B on cpu in ")
     assert "GB/s" not in done.stdout
 
 
 def test_load_draws_a_bar_on_terminals_only(command, layers, monkeypatch):
-    assert command("load", layers).stderr == ""
+    assert command("time", layers).stderr == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert "B/s]" in command("load", layers).stderr
+    assert "B/s]" in command("time", layers).stderr
 
 
 def test_json_of_every_command(command, layers, tmp_path):
     verified = json.loads(command("verify", layers, "--json").stdout)
     assert verified["ok"] is True
     assert [check["ok"] for check in verified["checks"]] == [True, True]
-    loaded = json.loads(command("load", layers, "--repeat", "2", "--json").stdout)
+    loaded = json.loads(command("time", layers, "--repeat", "2", "--json").stdout)
     assert [load["bytes"] for load in loaded["loads"]] == [140, 140]
     assert loaded["device"] == "cpu"
     assert loaded["summary"]["loads"] == 1

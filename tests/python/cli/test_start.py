@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 import fst
 from fst._core.dtypes import CASTABLE
-from fst.cli.load import DTYPES
+from fst.cli.time import DTYPES
 from fst_bench.http_server import Server
 from suite import CHECKOUT
 
@@ -24,7 +24,7 @@ HELP = [
     [],
     ["--help"],
     ["-h"],
-    *([name, "--help"] for name in ("inspect", "verify", "sign", "load", "convert", "doctor", "tmpfs", "clean")),
+    *([name, "--help"] for name in ("inspect", "verify", "sign", "time", "convert", "doctor", "tmpfs", "clean")),
 ]
 
 
@@ -106,7 +106,7 @@ def test_signal_ends_an_operator(tmp_path, number, code):
     fst.save_file({"x": torch.zeros(1 << 22)}, tmp_path / "x")
     with Server(rate=1e5) as server:
         server.put("x.safetensors", (tmp_path / "x").read_bytes())
-        command = [sys.executable, "-m", "fst", "load", server.url("x.safetensors")]
+        command = [sys.executable, "-m", "fst", "time", server.url("x.safetensors")]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             while len(server.requests()) < 2:
                 time.sleep(0.01)

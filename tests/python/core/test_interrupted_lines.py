@@ -29,7 +29,7 @@ def save_after_failure(path):
 
 def wait_for_saves(path):
     save.background.wait()
-    save.background.raise_lost()
+    save.background.raise_pending()
 
 
 def end_block():
@@ -56,7 +56,7 @@ def in_replaced(path):
 # A call, and the functions in which it is interrupted, in the calling thread.
 CASES = {
     save_in_background: (background.BackgroundSaves.start, background.SaveFuture.result, fst.save_file_async),
-    save_after_failure: (background.BackgroundSaves.raise_lost,),
+    save_after_failure: (background.BackgroundSaves.raise_pending,),
     wait_for_saves: (background.BackgroundSaves.wait,),
     deferred: (defer_interrupts.__wrapped__,),
     in_block: (torch_compat._block.__wrapped__,),
@@ -106,7 +106,7 @@ def test_interrupts_between_lines_leave_nothing_locked(tmp_path, call):
     handler, functions = signal.getsignal(signal.SIGINT), (torch.save, torch.load, math.cos)
     line = 1
     while interrupt_at(line, codes, lambda: call(tmp_path)) and line < 100:
-        save.background.warn_of_lost()
+        save.background.warn_pending()
         save_in_background(tmp_path)
         assert (signal.getsignal(signal.SIGINT), (torch.save, torch.load, math.cos)) == (handler, functions), line
         line += 1

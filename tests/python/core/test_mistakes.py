@@ -213,7 +213,7 @@ MISTAKES = {
     "misspelt name": (r'model.safetensors: tensor "weigth": .*; the nearest names are "weight"', names("weigth")),
     "misspelt name of the command": (
         r"no name of a tensor matches 'weigth'; the nearest of 2 names is 'weight'",
-        {"fst load": command("load", "--names", "weigth", FILE)},
+        {"fst time": command("time", "--names", "weigth", FILE)},
     ),
     "str for names": (
         r"names must be a list or tuple of str, not str; pass \[names\]",

@@ -25,16 +25,16 @@ def clean_memory():
 def test_prepare(every_dtype):
     path, tensors = every_dtype
     fst.release_memory()
-    fst.prepare()
-    torch.ops.fst.prepare("cuda:0")
+    fst.warm_up()
+    torch.ops.fst.warm_up("cuda:0")
     loaded = fst.load_file(path, "cuda")
     assert_same(loaded["F32"], tensors["F32"].tensor())
     prepared_bytes = fst.release_memory()
     assert MIB < prepared_bytes <= 256 * MIB
-    fst.prepare(0)
+    fst.warm_up(0)
     assert fst.release_memory() == prepared_bytes
     with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(ValueError, match="captured"):
-        fst.prepare("cuda")
+        fst.warm_up("cuda")
     assert fst.release_memory() == 0
 
 

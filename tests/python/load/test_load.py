@@ -189,10 +189,10 @@ def test_meta_device_reads_headers_only(every_dtype):
 
 def test_prepare_needs_a_gpu():
     fst.release_memory()
-    fst.prepare("cpu")
-    torch.ops.fst.prepare("meta")
+    fst.warm_up("cpu")
+    torch.ops.fst.warm_up("meta")
     assert fst.release_memory() == 0
     with pytest.raises(ValueError, match="cuda:99"):
-        fst.prepare("cuda:99")
+        fst.warm_up("cuda:99")
     with pytest.raises(TypeError, match="device must be"):
-        fst.prepare([])
+        fst.warm_up([])

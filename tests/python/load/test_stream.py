@@ -22,7 +22,7 @@ from rawfile import DTYPES, assert_all_same, assert_same, random_raw, write, wri
 from suite import CHUNKS, DEVICES, READERS, SLOW
 
 MIB = 1 << 20
-ORDERS = ["file", "landed"]
+ORDERS = ["file", "ready"]
 
 
 @pytest.fixture

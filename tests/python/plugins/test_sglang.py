@@ -77,9 +77,9 @@ def test_registration(sglang):
 
 
 def test_load_format_selects_loader(sglang):
-    loader = sglang.loader(model_loader_extra_config='{"window_bytes": 1000, "order": "landed", "device": "cpu"}')
+    loader = sglang.loader(model_loader_extra_config='{"window_bytes": 1000, "order": "ready", "device": "cpu"}')
     assert type(loader).__name__ == "FstModelLoader"
-    assert (loader._options.window_bytes, loader._options.order, loader._options.device) == (1000, "landed", "cpu")
+    assert (loader._options.window_bytes, loader._options.order, loader._options.device) == (1000, "ready", "cpu")
     # Updates of weights from disk require this class.
     assert isinstance(loader, sglang.module.DefaultModelLoader)
     assert type(sglang.module.get_model_loader(sglang.config(load_format="FST"))) is type(loader)

@@ -69,12 +69,12 @@ def test_registration(vllm, caplog):
 
 def test_options_reach_the_stream(vllm, tmp_path, monkeypatch):
     save_checkpoint(tmp_path)
-    extra = {"window_bytes": 1000, "order": "landed", "device": "cpu"}
+    extra = {"window_bytes": 1000, "order": "ready", "device": "cpu"}
     config = vllm.config(load_format="fst", model_loader_extra_config=dict(extra))
     stream = mock.Mock(wraps=fst.stream)
     monkeypatch.setattr(fst, "stream", stream)
     assert len(weights(vllm.model_loader.get_model_loader(config), vllm.source(tmp_path))) == 10
-    stream.assert_called_once_with(mock.ANY, torch.device("cpu"), None, window_bytes=1000, order="landed")
+    stream.assert_called_once_with(mock.ANY, torch.device("cpu"), None, window_bytes=1000, order="ready")
     assert (config.load_format, config.model_loader_extra_config) == ("fst", extra)
 
 
@@ -89,7 +89,7 @@ def test_invalid_options(vllm):
         ({"order": "name"}, "order must be one of"),
         ({"device": "cuda:1"}, "device must be one of"),
         ({"ranks": 2}, "ranks must be one of"),
-        ({"ranks": "together", "order": "landed"}, 'requires order="file"'),
+        ({"ranks": "together", "order": "ready"}, 'requires order="file"'),
     ]:
         with pytest.raises(ValueError, match=message):
             vllm.loader(model_loader_extra_config=extra)

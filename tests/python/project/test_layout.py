@@ -19,7 +19,7 @@ CXX_LINES_MAX = 5_350
 PYTHON_SOURCES = sorted((CHECKOUT / "torch_ext").rglob("*.py"))
 
 
-def modules_in_trip_order():
+def modules_in_order():
     """The modules in lib.rs. A module that a feature replaces counts once."""
     return list(dict.fromkeys(re.findall(r"^(?:pub )?mod (\w+);", (RUST / "lib.rs").read_text(), re.MULTILINE)))
 
@@ -50,13 +50,13 @@ def used_files(source, modules):
 
 
 def test_every_module_has_its_file():
-    modules = modules_in_trip_order()
+    modules = modules_in_order()
     assert modules
     assert {path.relative_to(RUST).parts[0].removesuffix(".rs") for path in SOURCES} == {*modules, "lib"}
 
 
 def test_modules_use_only_those_before_them():
-    modules = modules_in_trip_order()
+    modules = modules_in_order()
     offenders = []
     found = set()
     for source in SOURCES:

@@ -80,19 +80,19 @@ COMMAND = """
 import os
 
 import fst
-import fst.cli.load
+import fst.cli.time
 import torch
 
 fst.save_file({"first": torch.zeros(64, 1024), "second": torch.ones(64, 1024)}, "old")
-finish = fst.cli.load._finish
+finish = fst.cli.time._finish
 
 def cut_short(*arguments, **options):
     os.truncate("old", 300_000)
     return finish(*arguments, **options)
 
-fst.cli.load._finish = cut_short
+fst.cli.time._finish = cut_short
 try:
-    fst.cli.main(["load", "old"])
+    fst.cli.main(["time", "old"])
 except SystemExit as end:
     print(end.code)
 """

@@ -272,7 +272,7 @@ class Checkpoint(CoreObject, Loads):
         device: Device,
         dtype: Dtype = None,
         window_bytes: int = UNBOUNDED,
-        order: str = "landed",
+        order: str = "ready",
     ) -> "Loader":
         """Loads tensors in the background, from the files that were opened.
 
@@ -282,7 +282,7 @@ class Checkpoint(CoreObject, Loads):
             device: The device of the tensors.
             dtype: A floating-point dtype to cast to, or such dtypes by names and patterns.
             window_bytes: The upper bound for tensors that are loaded and not yet returned, in bytes.
-            order: "file" for the order of the bytes in the files, or "landed" to return each tensor once it is ready.
+            order: "file" for the order of the bytes in the files, or "ready" to return each tensor once it is ready.
         """
         options = {"window_bytes": window_bytes, "order": order, **dtype_arguments(dtype)}
         return Loader(self._run("stream", names, regions, device, **options))

@@ -100,7 +100,7 @@ def serialize(tensors: Sequence[Tensor], names: Sequence[str], *, metadata: dict
 
 
 @translates_errors
-def prepare(device: Device = "cuda") -> None:
+def warm_up(device: Device = "cuda") -> None:
     """Creates what the first load to a GPU would create: pinned host memory, streams and device kernels.
 
     The process keeps all of it for later loads. Creating it takes about 10 ms, for which a program may have time before
@@ -118,9 +118,9 @@ def prepare(device: Device = "cuda") -> None:
         RuntimeError: The driver refuses.
 
     Example:
-        >>> fst.prepare("cpu")
+        >>> fst.warm_up("cpu")
     """
-    torch.ops.fst.prepare(device_of(device))
+    torch.ops.fst.warm_up(device_of(device))
 
 
 @translates_errors
@@ -130,7 +130,7 @@ def current_device(device: Device) -> torch.device:
     try:
         return torch.empty(0, device=resolved).device
     except (RuntimeError, AssertionError):
-        prepare(resolved)
+        warm_up(resolved)
         raise
 
 

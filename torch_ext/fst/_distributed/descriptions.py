@@ -123,7 +123,7 @@ def describe(
             else:
                 layout = 0
                 local_tensor = tensor
-            # Here, where the processor has the tensor in its cache.
+            # Checked now, while the tensor is in the cache of the processor.
             check_dense(name, local_tensor)
             local_tensors[name] = local_tensor
             dtype = local_tensor.dtype

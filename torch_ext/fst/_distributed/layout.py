@@ -56,7 +56,7 @@ class MeshLayout:
         coordinate: Coordinate of this rank.
 
     Attributes:
-        is_known: Whether the planner can know the layout.
+        is_known: Whether `MeshLayout` can express the placements.
         is_replicated: Whether every rank holds whole tensors.
     """
 

@@ -142,7 +142,7 @@ def save_distributed(
     local_tensors: dict[str, Tensor] = {}
 
     def prepare() -> SaveArguments:
-        background_saves.raise_lost()
+        background_saves.raise_pending()
         if not isinstance(max_snapshots, int) or max_snapshots < 1:
             raise ValueError(f"max_snapshots must be an int of at least 1, not {max_snapshots!r}")
         if encryption_key is not None:

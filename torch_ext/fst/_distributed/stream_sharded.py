@@ -69,12 +69,12 @@ class GroupLoader:
         if batches and os.getpid() == self._process:
             error = sys.exc_info()[1]
             after = "" if error is None or isinstance(error, GeneratorExit) else f" after {text_of(error)}"
-            # A group that was destroyed or has failed cannot tell anybody.
+            # A group that was destroyed or has failed cannot notify its ranks.
             with suppress(Exception):
                 self._selection.group.leave(f"closed the stream before its end{after}")
 
     def __del__(self) -> None:
-        # PyTorch cannot begin a collective at the end of the process, which tells the others by itself.
+        # PyTorch cannot begin a collective at the end of the process. The exit notifies the other ranks.
         if not sys.is_finalizing():
             self.close()
 

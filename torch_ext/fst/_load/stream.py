@@ -51,7 +51,7 @@ def stream(
     dtype: Dtype = None,
     *,
     window_bytes: Size = DEFAULT_WINDOW_BYTES,
-    order: Literal["file", "landed"] = "file",
+    order: Literal["file", "ready"] = "file",
     progress: bool = False,
     **options: "Unpack[ReadOptions]",
 ) -> Stream:
@@ -71,7 +71,7 @@ def stream(
             or as a text such as "64MB".
             A tensor larger than the window is loaded when no other tensor is waiting.
         order: `"file"` returns tensors in the order of the files and of the bytes in each, independent of the order of
-            `names`. `"landed"` returns each tensor once it is ready, and does not wait for an earlier one.
+            `names`. `"ready"` returns each tensor once it is ready, and does not wait for an earlier one.
         progress: Shows a progress bar of the bytes that were returned, which requires tqdm.
         verify: Whether each tensor is verified with the digests in its file before it is returned. A manifest, as for
             `load_file`, is a ValueError, since it has the digests of whole files, except for `.tensors` files and

@@ -1,4 +1,4 @@
-"""Saves in the background: snapshots in host memory, one thread that writes them, and errors that do not get lost."""
+"""Saves in the background: snapshots in host memory, one thread that writes them, and deferred errors."""
 
 import atexit
 import os
@@ -73,17 +73,17 @@ class BackgroundSaves:
         with self._ended:
             self._ended.wait_for(lambda: len(self._open) <= snapshots)
 
-    def raise_lost(self) -> None:
+    def raise_pending(self) -> None:
         """Raises the error of a save that has failed, if the program has not asked how that save has ended."""
         for future in [future for future in self._futures if future.done()]:
             if not future.is_known and not future.cancelled():
                 future.result()
             self._futures.remove(future)
 
-    def warn_of_lost(self) -> None:
-        """Warns of the error that `raise_lost` would raise."""
+    def warn_pending(self) -> None:
+        """Warns of the error that `raise_pending` would raise."""
         try:
-            self.raise_lost()
+            self.raise_pending()
         except BaseException as error:
             text = "".join(traceback.format_exception_only(error)).strip()
             warnings.warn(f"a save in the background has failed: {text}", RuntimeWarning, stacklevel=1)
@@ -118,4 +118,4 @@ def _clear_frames(error: BaseException | None) -> None:
 background = BackgroundSaves()
 os.register_at_fork(after_in_child=background.reset)
 # Runs after the threads of executors have ended.
-atexit.register(background.warn_of_lost)
+atexit.register(background.warn_pending)

@@ -118,7 +118,7 @@ def save_file_async(
     key = core_key(encryption_key)
 
     def copy() -> HostCopy:
-        background.raise_lost()
+        background.raise_pending()
         return HostCopy(checked)
 
     return background.start(copy, lambda copies: _save(copies, absolute_path, *options, key))

@@ -1,4 +1,4 @@
-"""The command `fst`, which inspects, verifies, signs, loads, converts and cleans checkpoints.
+"""The command `fst`, which inspects, verifies, signs, converts and cleans checkpoints, and times loads.
 
 Each subcommand is a module with two functions: `add` declares its arguments, and `run` executes it. Only `run` and the
 functions that it calls import PyTorch, because help needs none.
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from fst._core.build import PACKAGE, layer_for, read_version, torch_releases
 from fst._core.formatting import visible, visible_lines
-from fst.cli import bench, clean, completion, convert, delta, doctor, inspect, key, load, sign, tmpfs, verify
+from fst.cli import bench, clean, completion, convert, delta, doctor, inspect, key, sign, time, tmpfs, verify
 from fst.cli.message import message_of
 from fst.cli.sigterm import Terminated, end_at_sigterm
 
@@ -52,13 +52,13 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of all subcommands. It sets `run` to the function of the subcommand."""
     parser = _Parser(
         prog="fst",
-        description="Inspects, verifies, signs, loads and converts safetensors checkpoints. "
+        description="Inspects, verifies, signs and converts safetensors checkpoints, and times loads. "
         "A PATH is a file, a directory with one checkpoint, an index file, or a URL of one of them.",
     )
     parser.add_argument("-V", "--version", action="store_true", help="print the versions of fst and of its PyTorch")
     parser.set_defaults(run=None)
     commands: argparse._SubParsersAction[argparse.ArgumentParser] = parser.add_subparsers(metavar="COMMAND")
-    for module in (inspect, verify, sign, key, load, convert, delta, doctor, tmpfs, clean, bench, completion):
+    for module in (inspect, verify, sign, key, time, convert, delta, doctor, tmpfs, clean, bench, completion):
         module.add(commands)
     return parser
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from functools import partial
 
-from fst.cli.load import DTYPES, KEEP
+from fst.cli.time import DTYPES, KEEP
 
 # Values of options that also take others, such as "cuda:1".
 _VALUES = {"--device": ("cpu", "cuda"), "--dtype": (*DTYPES, KEEP)}

@@ -19,8 +19,8 @@ from fst._core.files import open_regular
 from fst._core.formatting import format_count, format_size, visible
 from fst._core.urls import is_url, without_secrets
 from fst.cli.arguments import Paths, check_output, expanded, size
-from fst.cli.load import add_dtype, requested_dtypes
 from fst.cli.pickled import files_of, is_pickled
+from fst.cli.time import add_dtype, requested_dtypes
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from fst._core.arguments import DEFAULT_WINDOW_BYTES, size_of
 from fst._core.urls import is_url
 
-Order = Literal["file", "landed"]
+Order = Literal["file", "ready"]
 DeviceType = Literal["cpu", "cuda"]
 Ranks = Literal["alone", "together"]
 

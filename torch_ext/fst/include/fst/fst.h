@@ -310,8 +310,8 @@ inline void verify(const Strings& paths, const std::string& verify = "digests") 
 
 // Creates what the first load to a GPU would create, and the process keeps for later loads: pinned host memory, streams
 // and device kernels. Does nothing for other devices.
-inline void prepare(c10::Device device = at::kCUDA) {
-  const auto operation = detail::find<void(c10::Device)>("fst::prepare");
+inline void warm_up(c10::Device device = at::kCUDA) {
+  const auto operation = detail::find<void(c10::Device)>("fst::warm_up");
   operation.call(device);
 }
 
@@ -435,9 +435,9 @@ class EncryptionKey {
   c10::intrusive_ptr<c10::ivalue::Object> object_;
 };
 
-// Order in which a loader returns tensors. `kFile` is the order of the files and of the bytes in each file. `kLanded`
+// Order in which a loader returns tensors. `kFile` is the order of the files and of the bytes in each file. `kReady`
 // is the order in which tensors become ready.
-enum class Order : uint8_t { kFile, kLanded };
+enum class Order : uint8_t { kFile, kReady };
 
 struct LoaderOptions {
   // Tensors to load; all tensors by default. A name given twice yields two separate tensors.
@@ -474,7 +474,7 @@ class Loader {
       names = detail::list_of(*options.names);
     }
     detail::call_method(object_, "__init__", detail::list_of(paths), device, names, options.dtype.all(),
-                        options.window_bytes, options.order == Order::kFile ? "file" : "landed", options.verify,
+                        options.window_bytes, options.order == Order::kFile ? "file" : "ready", options.verify,
                         options.dtype.patterns(), options.dtype.numbers());
   }
 

@@ -1,4 +1,4 @@
-"""`fst load`: times loads, and prints a profile."""
+"""`fst time`: times loads, and prints a profile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BLOCK_BYTES = 1 << 20
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
-        "load",
+        "time",
         help="time a load, and print its profile",
         description="Loads tensors, reads every page of those on the CPU, and prints the time and a profile.",
     )
