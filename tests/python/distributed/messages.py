@@ -190,7 +190,7 @@ def storage_writer(ranks: int, tensors: int) -> list[Cost]:
         writer.write_data(SavePlan(items[group.rank], storage_data=ranks), planner)
 
     with (
-        mock.patch("fst._distributed.dcp_writer.group_of_plan", side_effect=lambda *_: groups.own),
+        mock.patch("fst.dcp.paths.CheckpointPath._group_of_plan", side_effect=lambda *_: groups.own),
         mock.patch.object(GroupCheckpoint, "write", lambda save, _, group: save._plan_of(group.size)),
     ):
         return _on_ranks(ranks, work)

@@ -191,7 +191,7 @@ def test_values_belong_to_the_tensors(tmp_path, is_grouped):
         state = {"a": torch.full((9,), float(value)), "step": value}
         dcp.save(state, storage_writer=fst.dcp.StorageWriter(tmp_path, max_shard_bytes=20), no_dist=True)
 
-    def open_and_save(*arguments, function=fst.dcp.open_for_group, **options):
+    def open_and_save(*arguments, function=fst.dcp.reader.open_for_group, **options):
         checkpoint = function(*arguments, **options)
         if next(opened) < times:
             save()
@@ -202,7 +202,7 @@ def test_values_belong_to_the_tensors(tmp_path, is_grouped):
     for times in (1, 100):
         opened = itertools.count()
         state = {"a": torch.zeros(9), "step": 0}
-        with mock.patch.object(fst.dcp, "open_for_group", open_and_save):
+        with mock.patch.object(fst.dcp.reader, "open_for_group", open_and_save):
             if times == 100:
                 with pytest.raises(CheckpointException, match=r"was replaced while it was opened, or lacks a file"):
                     dcp.load(state, storage_reader=reader, no_dist=not is_grouped)

@@ -49,7 +49,7 @@ CALLS = [
     ("stream_sharded", "fst._distributed.stream_sharded.requested_batches"),
     ("load_module", "fst._module.load_module.reshard"),
     ("load_module", "fst._module.load_module.open_for_group"),
-    ("dcp", "fst.dcp.open_for_group"),
+    ("dcp", "fst.dcp.reader.open_for_group"),
     ("fastsafetensors", "fst.compat.fastsafetensors.loader.check_equal"),
     ("instanttensor", "fst._core.group.Group.broadcast"),
 ]

@@ -18,7 +18,7 @@ def test_pages_are_up_to_date():
 
 def test_every_public_module_has_a_page():
     package = CHECKOUT / "torch_ext" / "fst"
-    paths = [*package.glob("[a-z]*.py"), *package.glob("compat/[a-z]*/")]
+    paths = [*package.glob("[a-z]*.py"), package / "dcp", *package.glob("compat/[a-z]*/")]
     modules = {".".join(path.relative_to(package.parent).with_suffix("").parts) for path in paths}
     assert set(API["MODULES"]) == modules | {"fst"}
 

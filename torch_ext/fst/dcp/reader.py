@@ -1,22 +1,9 @@
-"""Safetensors checkpoints for `torch.distributed.checkpoint`.
+"""Reader of safetensors checkpoints for `torch.distributed.checkpoint`."""
 
-    import torch.distributed.checkpoint as dcp
-
-    import fst.dcp
-
-    dcp.save(state_dict, storage_writer=fst.dcp.StorageWriter("model"))
-    dcp.load(state_dict, storage_reader=fst.dcp.StorageReader("model"))
-
-State dicts may hold plain tensors and DTensors, as `get_model_state_dict` returns them. Any planner may be used.
-Each byte is read and written once for all ranks, and a rank keeps only the bytes that its part of the state dict needs.
-"""
-
-import dataclasses
 import errno
 import io
 import json
 import os
-import uuid
 from collections.abc import Iterator, Mapping
 from operator import add
 from pathlib import Path as FilePath
@@ -47,26 +34,23 @@ from fst._core.files import is_index, names_in, safetensors_in
 from fst._core.group import Group, tensor_to_bytes
 from fst._core.interrupts import defer_interrupts
 from fst._core.urls import is_remote, local_path_of, without_secrets
-from fst._distributed.dcp_writer import StorageWriter, group_of_plan
 from fst._distributed.load import device_message, fill_shards, open_for_group
 from fst._distributed.shards import Replicated, ShardRequest
 from fst._save.shards import STATE_KEY
+from fst.dcp.paths import CPU, CheckpointPath
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["StorageReader", "StorageWriter"]
-
 # Metadata key under which PyTorch's writer records the shards in a file.
 _SHARDING_INFO = "DCP_SHARDING_INFO"
-_CPU = torch.device("cpu")
 # Number of times that the files are opened if saves replace them.
 _TRIES_MAX = 10
 # Name of a file that a rank does not find.
 _MISSING = b"/"
 
 
-class StorageReader(storage.StorageReader):
+class StorageReader(CheckpointPath, storage.StorageReader):
     """Reads safetensors for `torch.distributed.checkpoint.load`.
 
     A replacement for PyTorch's `HuggingFaceStorageReader` that reads the same checkpoints: one file or several, and
@@ -91,24 +75,11 @@ class StorageReader(storage.StorageReader):
                 Otherwise each rank reads them, since it does not know yet whether it loads alone.
             encryption_key: As in `fst.load_file`, on every rank.
         """
-        super().__init__()
-        self.path = path_of(path)
-        self._group = group
+        super().__init__(path, group)
         self._encryption_key = encryption_key
-        self._load_id = str(uuid.uuid4())
         self._sources: list[_Source] = []
         # Values that are not tensors, as bytes.
         self._state: _Source | None = None
-
-    @property
-    def checkpoint_id(self) -> str:
-        """Path of the checkpoint."""
-        return self.path
-
-    @property
-    def _shown(self) -> str:
-        """The path, as errors show it."""
-        return without_secrets(self.path)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -121,9 +92,7 @@ class StorageReader(storage.StorageReader):
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Closes the files and prepares for another load, of another path if one is passed."""
-        if checkpoint_id is not None:
-            self.path = path_of(checkpoint_id)
-        self._load_id = str(uuid.uuid4())
+        super().reset(checkpoint_id)
         self._sources = []
         self._state = None
 
@@ -131,7 +100,7 @@ class StorageReader(storage.StorageReader):
     def read_metadata(self) -> Metadata:
         """Returns the metadata in the headers. If they cannot be read, any access to the result raises the error."""
         try:
-            group = Group.alone(_CPU) if self._group is None else Group.of(self._group, _CPU)
+            group = Group.alone(CPU) if self._group is None else Group.of(self._group, CPU)
             sources, state = _open(self.path, group, self._encryption_key)
             self._sources, self._state = sources + state, next(iter(state), None)
         except Exception as error:
@@ -147,24 +116,16 @@ class StorageReader(storage.StorageReader):
                     _add_chunk(tensors, name, tensor, source.offset(name))
         stored = tensors | values
         names = {name: (name,) for name in stored}
-        return Metadata(stored, names, storage_meta=StorageMeta(self.path, load_id=self._load_id))
+        return Metadata(stored, names, storage_meta=StorageMeta(self.path, load_id=self._id))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Raises the error of `read_metadata`, if any."""
         len(metadata.state_dict_metadata)
 
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Returns the plan unchanged."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Adds the number of ranks to each plan."""
-        return [dataclasses.replace(plan, storage_data=len(plans)) for plan in plans]
-
     @defer_interrupts()
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fills the planner's tensors for the items of the plan. The returned future is complete."""
-        group = group_of_plan(plan.storage_data, self._group, self.path)
+        group = self._group_of_plan(plan.storage_data)
 
         def resolve() -> tuple[list[tuple[_Source, ShardRequest, Tensor]], bytes]:
             reads = [self._resolve(item, planner) for item in plan.items]
@@ -190,7 +151,7 @@ class StorageReader(storage.StorageReader):
         name = item.storage_index.fqn
         if self._state is not None and name in self._state.checkpoint.positions:
             # Only ranks whose planners request a value get it.
-            value = torch.empty_like(self._state.checkpoint.tensors[name], device=_CPU)
+            value = torch.empty_like(self._state.checkpoint.tensors[name], device=CPU)
             return self._state, ShardRequest(name, Replicated()), value
         if item.type != LoadItemType.TENSOR:
             raise ValueError(f'{self._shown}: the planner reads "{name}" as bytes; safetensors files hold only tensors')

@@ -1,15 +1,12 @@
 """Writer of safetensors checkpoints for `torch.distributed.checkpoint`."""
 
-import dataclasses
 import io
 import json
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -18,31 +15,30 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from fst._core import ops
-from fst._core.arguments import Digests, Path, Size, digests_of, metadata_of, path_of, size_of
+from fst._core.arguments import Digests, Path, Size, digests_of, metadata_of, size_of
 from fst._core.dtypes import SCALAR_TYPES
 from fst._core.group import Group, bytes_to_tensor, tensor_to_bytes
 from fst._core.interrupts import defer_interrupts
-from fst._core.urls import is_remote, local_path_of, without_secrets
+from fst._core.urls import is_remote, local_path_of
 from fst._distributed.descriptions import Description, StoredTensor, box_layout
 from fst._distributed.group_save import GroupCheckpoint, SaveArguments, agree_on_save
 from fst._distributed.save_distributed import path_in_directory
 from fst._save.check import DEFAULT_SHARD_BYTES, check_max_shard_bytes
+from fst.dcp.paths import CheckpointPath
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_CPU = torch.device("cpu")
 
-
-class StorageWriter(storage.StorageWriter):
+class StorageWriter(CheckpointPath, storage.StorageWriter):
     """Writes safetensors for `torch.distributed.checkpoint.save` and `async_save`.
 
     The result is an ordinary checkpoint, as of `fst.save_distributed`, which any reader of safetensors takes: PyTorch's
     `HuggingFaceStorageWriter` needs a consolidation for that. Each byte is written once. The old checkpoint stays until
     the new one replaces it in one step.
 
-    Values that are no tensors, such as numbers of steps, are in a file beside, which the index names under `fst.state`.
-    `fst.dcp.StorageReader` returns them.
+    Values that are not tensors, such as numbers of steps, are in a separate file, which the index names under
+    `fst.state`. `fst.dcp.StorageReader` returns them.
 
     Attributes:
         path: Directory of the checkpoint, or its URL.
@@ -73,28 +69,15 @@ class StorageWriter(storage.StorageWriter):
             group: The `process_group` that is passed to `save`, if it is not the default group.
             max_shard_bytes, metadata, digests, window_bytes: As in `fst.save_distributed`.
         """
-        super().__init__()
-        self.path = path_of(path)
-        self._group = group
+        super().__init__(path, group)
         self._max_shard_bytes = check_max_shard_bytes(max_shard_bytes)
         self._metadata, self._digests = metadata_of(metadata), digests
         digests_of(digests, self._metadata)
         self._window_bytes = None if window_bytes is None else size_of(window_bytes, "window_bytes")
-        self._save_id = str(uuid.uuid4())
         self._is_coordinator = False
         self._checkpoint: GroupCheckpoint | None = None
         # Values that are not tensors, as bytes, of all ranks on the coordinator.
         self._state: dict[str, Tensor] = {}
-
-    @property
-    def checkpoint_id(self) -> str:
-        """Directory of the checkpoint, or its URL."""
-        return self.path
-
-    @property
-    def _shown(self) -> str:
-        """The path, as errors show it."""
-        return without_secrets(self.path)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -111,15 +94,13 @@ class StorageWriter(storage.StorageWriter):
 
     def storage_meta(self) -> StorageMeta:
         """Returns the path and the id of the save for the planner."""
-        return StorageMeta(self.path, save_id=self._save_id)
+        return StorageMeta(self.path, save_id=self._id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Prepares for another save, to another directory if one is passed. Removes the files of one that failed."""
         if self._checkpoint is not None:
             self._checkpoint.abandon()
-        if checkpoint_id is not None:
-            self.path = path_of(checkpoint_id)
-        self._save_id = str(uuid.uuid4())
+        super().reset(checkpoint_id)
         self._checkpoint = None
         self._state = {}
 
@@ -127,18 +108,10 @@ class StorageWriter(storage.StorageWriter):
         """Records whether this rank completes the save."""
         self._is_coordinator = is_coordinator
 
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Returns the plan unchanged."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Adds the number of ranks to each plan."""
-        return [dataclasses.replace(plan, storage_data=len(plans)) for plan in plans]
-
     @defer_interrupts()
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes the items of all ranks under temporary names. The returned future is complete."""
-        group = group_of_plan(plan.storage_data, self._group, self.path)
+        group = self._group_of_plan(plan.storage_data)
         if plan.storage_data is None or plan.storage_data != group.size:
             raise ValueError(
                 f"{self._shown}: the save is for {plan.storage_data} ranks, and the writer has a group of "
@@ -194,7 +167,7 @@ def _resolve(
     tensors: dict[str, Tensor],
     state: dict[str, Tensor],
 ) -> Description:
-    """Adds the tensors of a rank, and its values that are no tensors. Returns the description of the tensors."""
+    """Adds the tensors of a rank, and its values that are not tensors. Returns the description of the tensors."""
     stored: list[tuple[str, StoredTensor]] = []
     index_of: dict[tuple[Any, ...], int] = {}
     for item in items:
@@ -234,23 +207,3 @@ def _gather_state(state: Mapping[str, Tensor], group: Group) -> dict[str, Tensor
             of_rank = json.loads(tensor_to_bytes(described))
             gathered.update(zip(of_rank, data.split(list(of_rank.values())), strict=True))
     return gathered
-
-
-def group_of_plan(ranks: int | None, group: "ProcessGroup | None", path: str) -> Group:
-    """Returns the group that runs the plans of `ranks` ranks.
-
-    Args:
-        ranks: Number of plans, or `None` if a planner has dropped it.
-        group: The group of the reader or writer.
-        path: Path for errors.
-    """
-    if group is not None:
-        own = Group.of(group, _CPU)
-        if ranks is not None and ranks != own.size:
-            raise ValueError(
-                f"{without_secrets(path)}: the call is for {ranks} ranks, and the group of the reader or writer has "
-                f"{own.size}; give both the same group"
-            )
-        return own
-    is_world = ranks is not None and ranks > 1 and ranks == dist.get_world_size()
-    return Group.of(None, _CPU) if is_world else Group.alone(_CPU)
