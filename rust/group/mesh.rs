@@ -6,6 +6,9 @@ use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use std::ops::Range;
 
+/// Largest split factor that is accepted. Layouts of PyTorch have the number of ranks in some dimensions of a mesh.
+const SPLIT_FACTOR_MAX: u64 = 1 << 16;
+
 /// Array of ranks of a group, equal on every rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Mesh {
@@ -101,7 +104,8 @@ impl MeshLayout {
     /// layout with the count of numbers it used. Fails with `invalid-argument` if the numbers are not those of a
     /// layout.
     pub fn decode(numbers: &[i64]) -> Result<(MeshLayout, usize)> {
-        let invalid = || Error::new(Kind::InvalidArgument, "the numbers of a mesh layout are incomplete or negative");
+        let message = "the numbers of a mesh layout are incomplete, negative or too large";
+        let invalid = || Error::new(Kind::InvalidArgument, message);
         let mut rest = numbers.iter().copied();
         let mut take = |count: usize| {
             let taken: Vec<i64> = rest.by_ref().take(count).collect();
@@ -115,11 +119,12 @@ impl MeshLayout {
         let count = shape.iter().try_fold(1_usize, |count, &size| count.checked_mul(size));
         let ranks = sizes(take(count.filter(|&count| count <= numbers.len()).ok_or_else(invalid)?)?)?;
         let placements = take(2 * ndim)?;
+        let is_split_factor = |factor: &u64| (1..=SPLIT_FACTOR_MAX).contains(factor);
         let placement = |pair: &[i64]| match *pair {
             [-1, _] => Ok(Placement::Replicated),
             [dim, split_factor] => Ok(Placement::Sharded {
                 dim: usize::try_from(dim).map_err(|_| invalid())?,
-                split_factor: u64::try_from(split_factor).ok().filter(|&factor| factor > 0).ok_or_else(invalid)?,
+                split_factor: u64::try_from(split_factor).ok().filter(is_split_factor).ok_or_else(invalid)?,
             }),
             _ => Err(invalid()),
         };

@@ -82,8 +82,17 @@ REQUESTS = {
     "region": [1, 1, 1, 1, 0, 0, 32, 0, 0],
     "mesh": [1, 0, 1, 1, 0, 0, 1, 0, 0],
 }
+TWO_RANKS = {"mesh": [1, 0, 1, 2, 0, 1, 0, 2, 0, 0]}
 SAVES = {"region": [1, 1, 1, 1, 0, 0, 32, 0, 0, 0, 1, 32], "mesh": [1, 0, 1, 1, 0, 0, 1, 0, 0, 0, 1, 32]}
-for make, lists in (("plan", REQUESTS), ("saves", SAVES)):
+SAVES_OF_TWO = {"mesh": [1, 0, 1, 2, 0, 1, 0, 2, 0, 0, 0, 1, 32]}
+MESHES = {"layout": [1, 2, 0, 1, 0, 2], "layout of two dimensions": [2, 2, 1, 0, 1, 0, 2, 0, 2]}
+for make, lists in (
+    ("plan", REQUESTS),
+    ("plan_of_two", TWO_RANKS),
+    ("saves", SAVES),
+    ("saves_of_two", SAVES_OF_TWO),
+    ("mesh_indices", MESHES),
+):
     for kind, numbers in lists.items():
         for at in range(len(numbers)):
             replaced = f"[*{numbers[:at]}, n, *{numbers[at + 1 :]}]"
@@ -131,6 +140,18 @@ def plan(numbers={REQUESTS["whole"]!r}, lists=(0,), caches=(-1,), window=1 << 20
     vector = torch.tensor(numbers) if vector is None else vector
     request = dict(list_of_rank=lists, caches=caches, strategy="auto", window_bytes=window, lengths=[len(vector)])
     return classes.GroupPlan(classes.Checkpoint(["a"]), vector, json.dumps(request))
+
+
+def plan_of_two(numbers):
+    return plan(numbers, lists=(0, 0), caches=(-1, -1))
+
+
+def saves_of_two(numbers):
+    return saves(numbers, ranks=2)
+
+
+def mesh_indices(layout):
+    return ops._call("mesh_indices", json.dumps([layout, [1 << 40], [0] * (layout[0] % 3)]))
 
 
 def saves(numbers={SAVES["region"]!r}, ranks=1, window=1 << 20, vector=None):
