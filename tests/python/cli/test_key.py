@@ -65,7 +65,7 @@ def test_key_that_is_not_written(command, tmp_path, monkeypatch):
 @pytest.mark.parametrize("file", ["encrypted", "tensorizer_file"])
 def test_commands_read_encrypted_files(command, request, tmp_path, monkeypatch, file):
     path = request.getfixturevalue(file)
-    for name in ("inspect", "verify", "load"):
+    for name in ("inspect", "verify", "time"):
         failed = command(name, path)
         assert failed.returncode == 1
         assert "FST_ENCRYPTION_KEY_FILE" in failed.stdout + failed.stderr

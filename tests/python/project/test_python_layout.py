@@ -33,7 +33,7 @@ ROOMS = [
     "__main__",
 ]
 PRIVATE_ROOMS = {room for room in ROOMS if room.startswith("_")} - {"__main__"}
-MAX_ROOMS = 13
+MAX_ROOMS = 14
 MAX_TEST_LINES = 600
 
 
