@@ -3,15 +3,15 @@
 fst's own planner, `torch.classes.fst.GroupPlan`, runs in one process and reads headers only.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from fst._checkpoint import region
-from fst._core.classes import Checkpoint, GroupPlan
-from fst._distributed import shards
+import fst  # noqa: F401  (registers the classes)
 
 # GPUs are filled past the page cache, so no ranks share one.
 _NO_PAGE_CACHE = -1
@@ -60,36 +60,61 @@ def region_of(shard: Shard, shape: Sequence[int], rank: int, ranks: int) -> Regi
     return Region(tuple(starts), tuple(lengths))
 
 
+class GroupPlan:
+    """Plan of a load by ranks.
+
+    Args:
+        plan: An instance of `torch.classes.fst.GroupPlan`.
+    """
+
+    def __init__(self, plan: Any) -> None:
+        self._plan = plan
+
+    def call(self, method: str, *arguments: int) -> Any:
+        """Returns the result of a method of the plan for some ranks and windows."""
+        request = arguments[0] if len(arguments) == 1 else arguments
+        return json.loads(self._plan.call(method, json.dumps(request)))
+
+
 class Planner:
     """Plans loads of one checkpoint."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._checkpoint = Checkpoint([str(path) for path in paths])
+        self._checkpoint = torch.classes.fst.Checkpoint([str(path) for path in paths], None)
         self._positions = {name: position for position, name in enumerate(self._checkpoint.names())}
 
     def plan(self, requests: Sequence[Sequence[ShardRequest]], strategy: str, window_bytes: int) -> GroupPlan:
         """Plans a load by one rank for each item of `requests`. Ranks with equal requests may share one list object."""
         distinct = {id(own): own for own in requests}
         indices = {identity: index for index, identity in enumerate(distinct)}
-        return GroupPlan(
-            self._checkpoint,
-            [self._encode(own) for own in distinct.values()],
-            [indices[id(own)] for own in requests],
-            [_NO_PAGE_CACHE] * len(requests),
-            strategy,
-            window_bytes,
-        )
+        lists = [self._encode(own) for own in distinct.values()]
+        request = {
+            "lengths": list(map(len, lists)),
+            "list_of_rank": [indices[id(own)] for own in requests],
+            "caches": [_NO_PAGE_CACHE] * len(requests),
+            "strategy": strategy,
+            "window_bytes": window_bytes,
+        }
+        return GroupPlan(torch.classes.fst.GroupPlan(self._checkpoint, torch.cat(lists), json.dumps(request)))
 
     def _encode(self, requests: Sequence[ShardRequest]) -> Tensor:
-        """Encodes requests as `GroupPlan` takes them."""
-        return shards.encode([shards.ShardRequest(name, _shard(shard)) for name, shard in requests], self._positions)
+        """Encodes requests as the planner takes them: the number of layouts, the layouts, and for each request the
+        position of its tensor and the index of its layout.
+        """
+        index_of: dict[Shard, int] = {}
+        numbers: list[int] = []
+        for name, shard in requests:
+            numbers += self._positions[name], index_of.setdefault(shard, len(index_of))
+        layouts = [number for shard in index_of for number in _layout(shard)]
+        return torch.tensor([len(index_of), *layouts, *numbers], dtype=torch.int64, device="cpu")
 
 
-def _shard(shard: Shard) -> shards.Shard:
+def _layout(shard: Shard) -> tuple[int, ...]:
     match shard:
         case Whole():
-            return shards.Replicated()
+            return (2,)
         case Chunk(dim):
-            return shards.Sharded(dim)
+            return 3, dim
         case Region(starts, lengths):
-            return region.Region.unit_step(starts, lengths)
+            # One region of some rank.
+            return 1, 1, len(starts), 0, *starts, *lengths

@@ -106,7 +106,7 @@ def needed_bytes(checkpoint: Checkpoint, layout: str, ranks: int) -> int:
     cut = dims(checkpoint.workload, layout)
     requests = [ShardRequest(name, Whole() if dim is None else Chunk(dim)) for name, dim in cut.items()]
     plan = Planner(checkpoint.paths).plan([requests] * ranks, "exchange", WINDOW_BYTES)
-    return sum(sum(map(sum, plan.call("sent_bytes", window))) for window in range(plan.windows()))
+    return sum(sum(plan.call("sent_bytes", window)[0]) for window in range(plan.call("windows")))
 
 
 def load_by_ranks(host: Host, name: Cell, workload: Workload, paths: list[str]) -> Figures:

@@ -12,12 +12,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fst._core.classes import GroupPlan
-
 from . import text
 from .large_models import LAYOUTS, MODELS, NODE_RANKS, Layout, positions, write_sparse
 from .page import Part
-from .planner import Planner
+from .planner import GroupPlan, Planner
 from .planning_cost import PLANNED, PlannedLayout, load_cost, save_cost
 from .result import Run
 from .suite import Case, Figures, Option, Suite
@@ -33,7 +31,7 @@ class Window(NamedTuple):
     Attributes:
         collective: Collective of the window: "none", "gather" or "exchange".
         read_bytes: Bytes that each rank reads.
-        sent_bytes: Bytes that each rank (row) sends to each other rank (column).
+        sent_bytes: Bytes that each rank sends to others.
         send_bytes: Size of each rank's send buffer.
         received_bytes: Size of each rank's receive buffer.
     """
@@ -47,12 +45,12 @@ class Window(NamedTuple):
 
 def windows(plan: GroupPlan, ranks: int) -> Iterator[Window]:
     """Yields all windows of a plan for this number of ranks, in order."""
-    for number in range(plan.windows()):
-        collective, segments, _ = plan.traffic(0, number)
-        sent = torch.tensor(plan.call("sent_bytes", number))
-        reads = [plan.call("reads", (rank, number)) for rank in range(ranks)]
+    for number in range(plan.call("windows")):
+        collective, segments, _ = plan.call("traffic", 0, number)
+        sent, received = map(torch.tensor, plan.call("sent_bytes", number))
+        reads = [plan.call("reads", rank, number) for rank in range(ranks)]
         read_bytes = [sum(end - begin for _, begin, end in of_rank) for of_rank in reads]
-        send, received = sent.sum(1), sent.sum(0)
+        send = sent
         if collective == "gather":
             # Every rank sends as many bytes as the rank with the most, and receives those of all ranks.
             [segment_bytes] = segments

@@ -117,8 +117,15 @@ impl GroupPlan {
                 let reads = group.reads(self.rank(rank)?, self.window(window)?).into_iter();
                 encode(&reads.map(|(file, range)| (file, range.start, range.end)).collect::<Vec<_>>())
             }
-            // Returns for each rank the bytes that it sends to each rank in a window.
-            "sent_bytes" => encode(&group.sent_bytes(self.window(parse(request)?)?)),
+            // Returns for each rank the bytes that it sends to others in a window, and for each those that it receives.
+            "sent_bytes" => {
+                let rows = group.sent_bytes(self.window(parse(request)?)?);
+                let mut received = vec![0; rows.len()];
+                for row in &rows {
+                    received.iter_mut().zip(row).for_each(|(sum, bytes)| *sum += bytes);
+                }
+                encode(&(rows.iter().map(|row| row.iter().sum()).collect::<Vec<u64>>(), received))
+            }
             _ => self.call_plan(method, request),
         })
     }

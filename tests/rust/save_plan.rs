@@ -97,6 +97,7 @@ fn indices_of(layout: &Layout, shape: &[u64], rank: usize) -> Option<Vec<Vec<u64
             let own = boxes.iter().find(|index_box| index_box.rank == rank)?;
             own.indices.iter().map(|range| vec![range.clone()]).collect()
         }
+        Layout::Whole | Layout::Chunk { .. } => return None,
     };
     let indices: Vec<Vec<u64>> = ranges.into_iter().map(|ranges| ranges.into_iter().flatten().collect()).collect();
     Some(indices).filter(|indices| indices.iter().all(|indices| !indices.is_empty()))

@@ -97,11 +97,11 @@ def load(paths, requests):
     return calls, profile.summary().read_bytes, sum(tensor.nbytes for tensor in tensors.values())
 
 
-def calls_of(window, rank):
-    """Returns the call of a rank for the collective of a simulated window."""
-    if window.collective == "gather":
-        return "gather", [int(window.send_bytes[rank])], [int(window.received_bytes[rank])]
-    return "exchange", window.sent_bytes[rank].tolist(), window.sent_bytes[:, rank].tolist()
+def call_of(plan, number, window, rank):
+    """Returns the call of a rank for the collective of a window, after a check of the simulated one."""
+    collective, sent, received = plan.call("traffic", rank, number)
+    assert (window.send_bytes[rank], window.received_bytes[rank]) == (sum(sent), sum(received))
+    return collective, sent, [sum(received)] if collective == "gather" else received
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -111,10 +111,11 @@ def test_ranks_match_simulation(layout, size, ranks, tmp_path):
     paths = write_sparse(model, tmp_path)
     requests = layout.requests(model, positions(size, NODE_RANKS))
     kept = [model.kept_bytes(own, rank, size) for rank, own in enumerate(requests)]
-    planned = list(windows(Planner(paths).plan(requests, "exchange", WINDOW_BYTES), size))
+    plan = Planner(paths).plan(requests, "exchange", WINDOW_BYTES)
+    planned = list(windows(plan, size))
     assert len(planned) > 2
     for rank, (calls, read_bytes, kept_bytes) in enumerate(ranks(size).run(load, paths, requests)):
-        assert calls == [calls_of(window, rank) for window in planned]
+        assert calls == [call_of(plan, number, window, rank) for number, window in enumerate(planned)]
         assert read_bytes == sum(window.read_bytes[rank] for window in planned)
         assert kept_bytes == kept[rank]
     found = totals(planned, kept)
