@@ -26,8 +26,9 @@ READ = "load_and_read_seconds"
 # Arguments of a small run of each suite, and figures of one case that have an order.
 SMALL = {
     "files": (
-        "--gib 0.0003 --workloads dense --states cold,disk --peers fst --ceilings direct-writes",
-        {"action": "cast"},
+        "--gib 0.0003 --workloads dense --states cold,disk --actions load,columns,pretrained,verified,save --peers fst "
+        "--ceilings direct-writes",
+        {"action": "load"},
         ["load_seconds", READ],
     ),
     "ranks": (
