@@ -284,10 +284,13 @@ def test_write_while_a_delta_is_prepared(tmp_path):
 
         class Writing(Server):
             written = ()
+            # Several requests may be answered at once.
+            lock = threading.Lock()
 
             def reply_to(self, request, write=write, target=target):
-                if "bytes=0-" not in request.headers.get("range", "bytes=0-") and not self.written:
-                    self.written = [write(target, tmp_path)]
+                with self.lock:
+                    if "bytes=0-" not in request.headers.get("range", "bytes=0-") and not self.written:
+                        self.written = [write(target, tmp_path)]
                 return super().reply_to(request)
 
         with Writing(files) as server:
