@@ -579,29 +579,30 @@ fn invalid_encoded_requests_are_rejected() {
     let columns = [1, 2, 0, 1, 1, 1];
     let layout = MeshLayout::decode(&columns).unwrap().0;
     let mut layouts = vec![MeshLayout::decode(&[1, 1, 0, -1, 0]).unwrap().0];
-    let numbers = [&[1][..], &columns, &[0, 0, 0, 1, -1, 0, 2, 0, 4, 8, 2, 0, 3, 0]].concat();
+    let numbers = [&[4, 2, 3, -1, 1, 1, 2, 0, 0, 4, 8, 2, 0][..], &columns, &[0, 0, 0, 1, 0, 2, 0, 3]].concat();
     let expected = [Shard::Whole, Shard::Chunk { dim: 1 }, region([(0, 8), (4, 2)]), Shard::Local { layout: 1 }];
     let expected = expected.map(|shard| ShardRequest { shard, ..whole.clone() });
     for _ in 0..2 {
         assert_eq!(ShardRequest::decode(&numbers, &checkpoint, &mut layouts).unwrap(), expected);
         assert_eq!(layouts[1..], *std::slice::from_ref(&layout));
     }
-    let invalid: [&[i64]; 15] = [
+    let invalid: [&[i64]; 16] = [
         &[],
         &[1],
         &[-1],
         &[0, 0],
-        &[0, 1, 0],
-        &[0, -1, 0],
-        &[0, 0, 4],
-        &[0, 0, 1],
-        &[0, 0, 1, 2],
-        &[0, 0, 1, -3],
-        &[0, 0, 2, 0, 0, 8],
-        &[0, 0, 2, 0, 0, 8, 9],
-        &[0, 0, 2, -1, 0, 8, 8],
-        &[0, 0, 3, 0],
-        &[1, 1, 2, 0, 1, 2, 1, 0, 3, 0],
+        &[1, 2, 1, 0],
+        &[1, 2, -1, 0],
+        &[1, 2, 0, 1],
+        &[1, 2, 0, -1],
+        &[1, 4],
+        &[1, 3],
+        &[1, 3, 2, 0, 0],
+        &[1, 3, -3, 0, 0],
+        &[1, 1, 1, 2, 0, 0, 0, 8],
+        &[1, 1, 1, 2, 0, 0, 0, 8, 9, 0, 0],
+        &[1, 1, 1, 2, 0, -1, 0, 8, 8, 0, 0],
+        &[1, 0, 1, 2, 0, 1, 2, 1, 0, 0],
     ];
     for numbers in invalid {
         assert_eq!(
@@ -612,7 +613,7 @@ fn invalid_encoded_requests_are_rejected() {
     }
     // Rank 2 is not in the mesh. If each half of the columns is split, rank 0 has two regions.
     for (factor, message) in [(1, "rank 2 requests its part of a mesh"), (2, "rank 0 has several index regions")] {
-        let numbers = [1, 1, 2, 0, 1, 1, factor, 0, 3, 0];
+        let numbers = [1, 0, 1, 2, 0, 1, 1, factor, 0, 0];
         let mut layouts = Vec::new();
         let requests = vec![ShardRequest::decode(&numbers, &checkpoint, &mut layouts).unwrap()];
         let (caches, strategy) = (vec![None; 3], LoadStrategy::Auto);
