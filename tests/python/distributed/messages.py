@@ -48,7 +48,7 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.region import Region
 from fst._core.arguments import digests_of
 from fst._core.group import Group
-from fst._distributed.agreement import LoadOptions, Summary, agree_on_plan, summarize
+from fst._distributed.agreement import AgreedOptions, Summary, agree_on_plan, summarize
 from fst._distributed.descriptions import Description, StoredTensor
 from fst._distributed.group_save import GroupCheckpoint, SaveArguments, agree_on_save
 from fst._distributed.shards import ShardRequest, symbols_of
@@ -228,7 +228,7 @@ def storage_reader(ranks: int, tensors: int) -> list[Cost]:
             region = Region.unit_step((group.rank * rows, 0), (rows, COLUMNS))
             requests = [ShardRequest(name, region) for name in checkpoint.positions]
             # The ranks have no page cache in common.
-            options = LoadOptions(None, None, "exchange", WINDOW_BYTES, verify=False)
+            options = AgreedOptions(None, None, "exchange", WINDOW_BYTES, verify=False)
 
             def prepare() -> tuple[Tensor, bytes]:
                 symbols = symbols_of(requests, checkpoint.shapes, group.rank, ranks)

@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 _SHOWN_LENGTH = 200
 
 
-class LoadOptions(NamedTuple):
+class AgreedOptions(NamedTuple):
     """Options that must be equal on all ranks. `device` and `dtype` are `None` where they may differ."""
 
     device: str | None
@@ -40,7 +40,7 @@ class Summary(NamedTuple):
         has_regions_only: Whether all requests are index regions, which need not fit those of other ranks.
     """
 
-    options: LoadOptions
+    options: AgreedOptions
     digest: str
     length: int
     page_cache: str
@@ -51,7 +51,7 @@ class Summary(NamedTuple):
 def summarize(
     checkpoint: OpenCheckpoint,
     requests: Sequence[ShardRequest],
-    options: LoadOptions,
+    options: AgreedOptions,
     device: torch.device,
     symbols: Sequence[ShardRequest] | None = None,
 ) -> tuple[Tensor, Summary]:
@@ -67,11 +67,11 @@ def summarize(
     return encoded, Summary(options, digest, len(encoded), page_cache, copy, has_regions_only)
 
 
-def check_options(summaries: Sequence[Summary]) -> LoadOptions:
+def check_options(summaries: Sequence[Summary]) -> AgreedOptions:
     """Returns the options of all ranks. Raises a ValueError if they differ."""
-    for index, field in enumerate(LoadOptions._fields):
+    for index, field in enumerate(AgreedOptions._fields):
         check_equal(field, [summary.options[index] for summary in summaries])
-    return LoadOptions(*summaries[0].options)
+    return AgreedOptions(*summaries[0].options)
 
 
 def agree_on_plan(
@@ -125,7 +125,7 @@ def agree_on_plan(
     return planned
 
 
-def _copy_from_one_cache(options: LoadOptions, summaries: Sequence[Summary]) -> bool:
+def _copy_from_one_cache(options: AgreedOptions, summaries: Sequence[Summary]) -> bool:
     """Returns whether each rank copies index regions from a page cache that all share."""
     cache = summaries[0].page_cache
     return (

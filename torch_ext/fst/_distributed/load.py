@@ -17,7 +17,7 @@ from fst._core.dtypes import CASTABLE
 from fst._core.group import Group, open_on_all
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.agreement import (
-    LoadOptions,
+    AgreedOptions,
     Summary,
     agree_on_plan,
     check_equal,
@@ -94,7 +94,7 @@ def prepare_load(selection: ShardSelection, strategy: str, window_bytes: Size | 
     """Returns the encoded requests, and the message that all ranks need from this rank to run the load."""
     checkpoint, requests, group, device, dtype = selection
     window_bytes = size_of(group.window_bytes if window_bytes is None else window_bytes, "window_bytes")
-    options = LoadOptions(device.type, comparable(str(dtype)), strategy, window_bytes, checkpoint.is_verified)
+    options = AgreedOptions(device.type, comparable(str(dtype)), strategy, window_bytes, checkpoint.is_verified)
     encoded, summary = summarize(checkpoint, requests, options, device)
     return encoded, json.dumps(summary).encode()
 
@@ -191,7 +191,7 @@ def fill_on_device(
     """
     requests = [request for request, _ in shards]
     window_bytes = group.window_bytes if window_bytes is None else window_bytes
-    options = LoadOptions(None, None, strategy, window_bytes, checkpoint.is_verified)
+    options = AgreedOptions(None, None, strategy, window_bytes, checkpoint.is_verified)
 
     def check_outputs() -> tuple[tuple[set[str], list[Tensor], Tensor], bytes]:
         indirect = _indirect_names(checkpoint, shards, group)
