@@ -8,6 +8,7 @@
 
 #include "error.h"
 #include "memory.h"
+#include "tensors.h"
 #include "views.h"
 
 namespace fst {
@@ -63,11 +64,6 @@ OpenCheckpoint::Entry OpenCheckpoint::entry(const std::string& name) const {
           static_cast<int64_t>(info.begin), static_cast<int64_t>(info.header_begin), info.kind};
 }
 
-std::vector<int64_t> OpenCheckpoint::shapes() const {
-  const auto numbers = call_core([&] { return checkpoint_->shapes(); });
-  return {numbers.begin(), numbers.end()};
-}
-
 std::vector<OpenCheckpoint::DifferingHash> OpenCheckpoint::differing_hashes(
     Strings names, const std::vector<at::Tensor>& tensors) const {
   if (tensors.size() != names.size()) {
@@ -93,36 +89,21 @@ std::string OpenCheckpoint::reader(c10::Device device) const {
   return std::string(call_core([&] { return checkpoint_->reader_names(ordinal); }));
 }
 
-c10::Dict<std::string, at::Tensor> OpenCheckpoint::load_files(const LoadOptions& options) const {
-  const auto selection = select_all(*checkpoint_);
+std::vector<at::Tensor> OpenCheckpoint::load(const Selected& selected, const LoadOptions& options) const {
+  const auto selection = select(*checkpoint_, selected);
+  return fst::load(*selection, specs_of(*selection), options);
+}
+
+c10::Dict<std::string, at::Tensor> OpenCheckpoint::load_all(const LoadOptions& options) const {
+  const auto selection = select(*checkpoint_, {});
   const auto specs = specs_of(*selection);
-  auto tensors = load(*selection, specs, options);
+  auto tensors = fst::load(*selection, specs, options);
   c10::Dict<std::string, at::Tensor> named;
   named.reserve(tensors.size());
   for (size_t index = 0; index < tensors.size(); ++index) {
     named.insert(std::string(specs[index].name), std::move(tensors[index]));
   }
   return named;
-}
-
-std::vector<at::Tensor> OpenCheckpoint::load_tensors(const LoadOptions& options, Strings names) const {
-  const auto selection = select_named(*checkpoint_, names);
-  return load(*selection, specs_of(*selection), options);
-}
-
-std::vector<at::Tensor> OpenCheckpoint::load_slices(const LoadOptions& options, Strings names, c10::IntArrayRef dims,
-                                                    c10::IntArrayRef starts, c10::IntArrayRef lengths) const {
-  const auto converted = to_rust(names);
-  const auto selection = call_core([&] {
-    return checkpoint_->select_slices(slice_of(converted), slice_of(dims), slice_of(starts), slice_of(lengths));
-  });
-  return load(*selection, specs_of(*selection), options);
-}
-
-std::vector<at::Tensor> OpenCheckpoint::load_boxes(const LoadOptions& options, Strings names, c10::IntArrayRef starts,
-                                                   c10::IntArrayRef lengths, c10::IntArrayRef steps) const {
-  const auto selection = select_regions(*checkpoint_, names, starts, lengths, steps);
-  return load(*selection, specs_of(*selection), options);
 }
 
 at::Tensor OpenCheckpoint::load_region(const std::string& name, c10::IntArrayRef ranges, c10::Device device,
@@ -136,43 +117,20 @@ at::Tensor OpenCheckpoint::load_region(const std::string& name, c10::IntArrayRef
       return tensor;
     }
   }
-  return std::move(load(*selection, specs, {device, {}, is_mapped}).front());
+  return std::move(fst::load(*selection, specs, {device, {}, is_mapped}).front());
 }
 
-std::vector<at::Tensor> OpenCheckpoint::load_copies(Strings names, c10::Device device) const {
-  return load_tensors({device, {}, false}, names);
-}
-
-void OpenCheckpoint::overwrite(Strings names, at::TensorList out) const {
-  const auto selection = select_named(*checkpoint_, names);
-  if (is_verified_) {
+void OpenCheckpoint::load_into(const Selected& selected, at::TensorList out, OutputDtype dtype) const {
+  const auto selection = select(*checkpoint_, selected);
+  if (is_verified_ && dtype == OutputDtype::kStored) {
     // Data is decrypted in place. The load compares the digests of other files itself.
     call_core([&] { checkpoint_->call("verify_encrypted", ""); });
   }
-  fst::load_into(*selection, specs_of(*selection), out, OutputDtype::kStored);
+  fst::load_into(*selection, specs_of(*selection), out, dtype);
 }
 
-rust::Box<Selection> OpenCheckpoint::select(const Names& names, const std::optional<Regions>& regions) const {
-  if (!names) {
-    return select_all(*checkpoint_);
-  }
-  if (!regions) {
-    return select_named(*checkpoint_, *names);
-  }
-  const auto& [starts, lengths, steps] = *regions;
-  return select_regions(*checkpoint_, *names, starts, lengths, steps);
-}
-
-void OpenCheckpoint::load_into(Strings names, const std::vector<at::Tensor>& out) const {
-  const auto selection = select_named(*checkpoint_, names);
-  fst::load_into(*selection, specs_of(*selection), out, OutputDtype::kAny);
-}
-
-void OpenCheckpoint::load_boxes_into(Strings names, const std::vector<int64_t>& starts,
-                                     const std::vector<int64_t>& lengths, const std::vector<int64_t>& steps,
-                                     const std::vector<at::Tensor>& out) const {
-  const auto selection = select_regions(*checkpoint_, names, starts, lengths, steps);
-  fst::load_into(*selection, specs_of(*selection), out, OutputDtype::kAny);
+std::string OpenCheckpoint::take_unverified() const {
+  return is_verified_ ? std::string(checkpoint_->take_unverified()) : std::string();
 }
 
 }  // namespace fst

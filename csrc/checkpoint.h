@@ -6,7 +6,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/util/ArrayRef.h>
-#include <c10/util/intrusive_ptr.h>
 #include <torch/custom_class.h>
 
 #include <optional>
@@ -24,9 +23,6 @@ namespace fst {
 // have no effect. All methods may be called concurrently.
 class OpenCheckpoint : public torch::CustomClassHolder {
  public:
-  using Names = std::optional<c10::List<std::string>>;
-  // Starts, lengths and steps of index regions: one of each for every dimension of every tensor.
-  using Regions = std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>>;
   using Texts = std::tuple<std::string, c10::Dict<std::string, std::string>>;
   using Entry = std::tuple<std::string, std::vector<int64_t>, int64_t, int64_t, int64_t, int64_t>;
   using DifferingHash = std::tuple<std::string, std::string>;
@@ -39,10 +35,6 @@ class OpenCheckpoint : public torch::CustomClassHolder {
 
   // Returns the names of all tensors, in the order of the files and of the bytes in each file.
   std::vector<std::string> names() const;
-
-  // Returns the number of distinct shapes, the number of dimensions and the sizes of each, and for each tensor, in the
-  // order of `names`, the index of its shape.
-  std::vector<int64_t> shapes() const;
 
   // Returns the metadata of the only file. Throws if there are several.
   c10::Dict<std::string, std::string> metadata() const;
@@ -61,31 +53,23 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // Returns the readers for loads to a device, joined by "+".
   std::string reader(c10::Device device) const;
 
-  // Implement the operators of the same names.
-  c10::Dict<std::string, at::Tensor> load_files(const LoadOptions& options) const;
-  std::vector<at::Tensor> load_tensors(const LoadOptions& options, Strings names) const;
-  std::vector<at::Tensor> load_slices(const LoadOptions& options, Strings names, c10::IntArrayRef dims,
-                                      c10::IntArrayRef starts, c10::IntArrayRef lengths) const;
-  std::vector<at::Tensor> load_boxes(const LoadOptions& options, Strings names, c10::IntArrayRef starts,
-                                     c10::IntArrayRef lengths, c10::IntArrayRef steps) const;
+  // Loads what is selected into new tensors, in its order.
+  std::vector<at::Tensor> load(const Selected& selected, const LoadOptions& options) const;
+
+  // Loads all tensors by name, in the order of the files.
+  c10::Dict<std::string, at::Tensor> load_all(const LoadOptions& options) const;
+
   // Loads one tensor, or an index region of it: `ranges` is empty, or has a start, a length and a step for each
   // dimension. A result on the CPU that is not to be mapped is never a view of a file.
   at::Tensor load_region(const std::string& name, c10::IntArrayRef ranges, c10::Device device, bool is_mapped) const;
-  // Loads tensors into memory of their own: none is a view of a mapped file.
-  std::vector<at::Tensor> load_copies(Strings names, c10::Device device) const;
-  // Overwrites tensors of the stored shapes and dtypes, like the operator `load_into`. Reads and verifies the data
-  // before anything is written, if digests were requested.
-  void overwrite(Strings names, at::TensorList out) const;
 
-  // Overwrites tensors of the stored shapes, with the casts of `Tensor.copy_`.
-  void load_into(Strings names, const std::vector<at::Tensor>& out) const;
+  // Overwrites tensors of the selected shapes. For outputs of the stored dtypes, all data is verified before anything
+  // is written, if digests were requested.
+  void load_into(const Selected& selected, at::TensorList out, OutputDtype dtype) const;
 
-  // Selects all tensors, or the named ones, or an index region of each of these.
-  rust::Box<Selection> select(const Names& names, const std::optional<Regions>& regions) const;
-
-  // Overwrites tensors of the shapes of index regions, with the casts of `Tensor.copy_`.
-  void load_boxes_into(Strings names, const std::vector<int64_t>& starts, const std::vector<int64_t>& lengths,
-                       const std::vector<int64_t>& steps, const std::vector<at::Tensor>& out) const;
+  // Returns the text of a warning about the tensors that loads have not verified since the last call, which only a
+  // request to verify can permit.
+  std::string take_unverified() const;
 
   const Checkpoint& core() const { return *checkpoint_; }
 

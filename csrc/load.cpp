@@ -12,7 +12,6 @@
 #include "cast.h"
 #include "error.h"
 #include "memory.h"
-#include "tensors.h"
 #include "transfer.h"
 #include "version.h"
 #include "views.h"
@@ -20,8 +19,6 @@
 namespace fst {
 
 namespace {
-
-thread_local std::vector<std::string> unverified;
 
 std::string describe_type(c10::ScalarType type, c10::IntArrayRef shape) {
   return c10::str(name_of(type), " of shape ", shape);
@@ -110,14 +107,10 @@ std::tuple<std::vector<std::string>, std::vector<at::Tensor>> load_bytes(const a
 }
 
 void check_coverage(const Selection& selection, c10::Device device) {
-  unverified.clear();
   if (!device.is_meta()) {
-    const auto names = call_core([&] { return selection.without_digests(); });
-    unverified = std::vector<std::string>(names.begin(), names.end());
+    call_core([&] { selection.check_coverage(); });
   }
 }
-
-std::vector<std::string> take_unverified() { return std::exchange(unverified, {}); }
 
 void check_outputs(const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype dtype) {
   if (out.size() != specs.size()) {

@@ -42,12 +42,8 @@ void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::Ten
 // kernels. Only GPUs need any.
 void warm_up(c10::Device device);
 
-// Throws if digests were requested that do not cover a load of the selection to a device, or keeps the names of
-// uncovered tensors for `take_unverified` if the request allows them.
+// Throws if digests were requested that do not cover a load of the selection to a device. If the request allows that,
+// the checkpoint keeps the names of the tensors for a warning.
 void check_coverage(const Selection& selection, c10::Device device);
-
-// Returns the tensors that the last load of this thread, or the last loader that it opened, does not verify although
-// digests were requested. Returns them once.
-std::vector<std::string> take_unverified();
 
 }  // namespace fst

@@ -10,6 +10,7 @@
 #include "error.h"
 #include "memory.h"
 #include "select.h"
+#include "tensors.h"
 
 namespace fst {
 

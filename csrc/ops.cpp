@@ -32,6 +32,9 @@ namespace fst {
 namespace {
 
 using Dtype = std::optional<c10::ScalarType>;
+using Names = std::optional<c10::List<std::string>>;
+// Starts, lengths and steps of index regions: one of each for every dimension of every tensor.
+using Regions = std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>>;
 
 c10::List<std::string> list_of(const std::string& path) { return {{path}}; }
 c10::List<std::string> list_of(Strings paths) { return paths; }
@@ -48,27 +51,68 @@ std::string call_method(const c10::intrusive_ptr<Class>& object, const std::stri
   return std::string(call_core([&] { return object->core().call(to_rust(method), to_rust(request)); }));
 }
 
-// Load with its own arguments and the common ones of all loads, as an operator that opens files and as a method.
-template <auto load>
+// Warns of tensors that loads of files that were opened for them have not verified.
+void warn_of_unverified(const OpenCheckpoint& checkpoint) {
+  const auto warning = checkpoint.take_unverified();
+  if (!warning.empty()) {
+    TORCH_WARN("fst: ", warning);
+  }
+}
+
+// Load into new tensors, with the arguments that select these and the common ones of all loads, as an operator that
+// opens files and as a method of open ones.
+template <auto select>
 struct Load;
 
-template <typename Class, typename Result, typename... Own, Result (Class::*load)(const LoadOptions&, Own...) const>
-struct Load<load> {
-  template <typename Paths>
-  static Result of_paths(Paths paths, Own... own, c10::Device device, Dtype dtype, const std::string& verify,
-                         const Patterns& patterns, c10::IntArrayRef dtypes) {
-    const Class checkpoint(list_of(paths), OpenOptions{.verify = verify});
-    return (checkpoint.*load)({device, dtype_rules(dtype, patterns, dtypes.vec())}, own...);
+template <typename... Own, Selected (*select)(Own...)>
+struct Load<select> {
+  static std::vector<at::Tensor> of_paths(Strings paths, Own... own, c10::Device device, Dtype dtype,
+                                          const std::string& verify, const Patterns& patterns,
+                                          c10::IntArrayRef dtypes) {
+    const OpenCheckpoint checkpoint(paths, {.verify = verify});
+    auto tensors = checkpoint.load(select(own...), {device, dtype_rules(dtype, patterns, dtypes.vec())});
+    warn_of_unverified(checkpoint);
+    return tensors;
   }
 
-  static Result of_object(const c10::intrusive_ptr<Class>& object, Own... own, c10::Device device, Dtype dtype,
-                          const Patterns& patterns, const DtypeNumbers& dtypes) {
-    return (*object.*load)({device, dtype_rules(dtype, patterns, dtypes)}, own...);
+  static std::vector<at::Tensor> of_object(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint, Own... own,
+                                           c10::Device device, Dtype dtype, const Patterns& patterns,
+                                           const DtypeNumbers& dtypes, bool is_mapped) {
+    return checkpoint->load(select(own...), {device, dtype_rules(dtype, patterns, dtypes), is_mapped});
   }
 };
 
+template <typename Paths>
+c10::Dict<std::string, at::Tensor> load_all(Paths paths, c10::Device device, Dtype dtype, const std::string& verify,
+                                            const Patterns& patterns, c10::IntArrayRef dtypes) {
+  const OpenCheckpoint checkpoint(list_of(paths), {.verify = verify});
+  auto tensors = checkpoint.load_all({device, dtype_rules(dtype, patterns, dtypes.vec())});
+  warn_of_unverified(checkpoint);
+  return tensors;
+}
+
 void load_into_outputs(Strings paths, Strings names, at::TensorList out, const std::string& verify) {
-  OpenCheckpoint(paths, {.verify = verify}).overwrite(names, out);
+  const OpenCheckpoint checkpoint(paths, {.verify = verify});
+  checkpoint.load_into(Selected::whole(names), out, OutputDtype::kStored);
+  warn_of_unverified(checkpoint);
+}
+
+// Overwrites tensors of an open checkpoint, with the casts of `Tensor.copy_` if outputs of other dtypes are permitted.
+void overwrite(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint, Strings names, const std::vector<at::Tensor>& out,
+               bool is_cast) {
+  checkpoint->load_into(Selected::whole(names), out, is_cast ? OutputDtype::kAny : OutputDtype::kStored);
+}
+
+void load_regions_into(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint, Strings names,
+                       const std::vector<int64_t>& starts, const std::vector<int64_t>& lengths,
+                       const std::vector<int64_t>& steps, const std::vector<at::Tensor>& out) {
+  checkpoint->load_into(Selected::regions(names, starts, lengths, steps), out, OutputDtype::kAny);
+}
+
+std::vector<at::Tensor> load_own(const c10::intrusive_ptr<OpenGroupPlan>& plan, int64_t rank,
+                                 const std::vector<int64_t>& items, c10::Device device, Dtype dtype,
+                                 const Patterns& patterns, const DtypeNumbers& dtypes) {
+  return plan->load_own({device, dtype_rules(dtype, patterns, dtypes)}, rank, items);
 }
 
 std::vector<std::string> tensor_names(Strings paths) { return OpenCheckpoint(paths).names(); }
@@ -85,21 +129,26 @@ c10::intrusive_ptr<OpenCheckpoint> open_files(Strings paths, const std::optional
   return c10::make_intrusive<OpenCheckpoint>(paths, OpenOptions{verify, key, headers, accepts_plain});
 }
 
-c10::intrusive_ptr<Loader> stream(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint,
-                                  const OpenCheckpoint::Names& names,
-                                  const std::optional<OpenCheckpoint::Regions>& regions, c10::Device device,
-                                  Dtype dtype, int64_t window_bytes, const std::string& order, const Patterns& patterns,
+c10::intrusive_ptr<Loader> stream(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint, const Names& names,
+                                  const std::optional<Regions>& regions, c10::Device device, Dtype dtype,
+                                  int64_t window_bytes, const std::string& order, const Patterns& patterns,
                                   const DtypeNumbers& dtypes) {
-  return c10::make_intrusive<Loader>(checkpoint->select(names, regions),
+  auto selected = names ? Selected::whole(*names) : Selected();
+  if (names && regions) {
+    const auto& [starts, lengths, steps] = *regions;
+    selected = Selected::regions(*names, starts, lengths, steps);
+  }
+  return c10::make_intrusive<Loader>(select(checkpoint->core(), selected),
                                      LoadOptions{device, dtype_rules(dtype, patterns, dtypes)}, window_bytes, order);
 }
 
-c10::intrusive_ptr<Loader> stream_files(Strings paths, c10::Device device, const OpenCheckpoint::Names& names,
-                                        Dtype dtype, int64_t window_bytes, const std::string& order,
-                                        const std::string& verify, const Patterns& patterns,
-                                        const DtypeNumbers& dtypes) {
-  return stream(open_files(paths, {}, verify, {}, false), names, {}, device, dtype, window_bytes, order, patterns,
-                dtypes);
+c10::intrusive_ptr<Loader> stream_files(Strings paths, c10::Device device, const Names& names, Dtype dtype,
+                                        int64_t window_bytes, const std::string& order, const std::string& verify,
+                                        const Patterns& patterns, const DtypeNumbers& dtypes) {
+  const auto checkpoint = open_files(paths, {}, verify, {}, false);
+  auto loader = stream(checkpoint, names, {}, device, dtype, window_bytes, order, patterns, dtypes);
+  warn_of_unverified(*checkpoint);
+  return loader;
 }
 
 void stage_lists(const c10::intrusive_ptr<Update>& update, const std::vector<at::Tensor>& targets,
@@ -197,8 +246,6 @@ TORCH_LIBRARY(fst, m) {
   // Functions without tensors, for the Python package only.
   def_io("_call(str method, str request) -> str");
   def_io("verify(str[] paths, str verify=\"digests\") -> ()");
-  // Names of tensors that the last load of this thread did not verify, for warnings of the Python package only.
-  def_io("_take_unverified() -> str[]");
   def_io("tensor_names(str[] paths) -> str[]");
   def_io("metadata(str path) -> Dict(str, str)");
   def_io("reader(str[] paths, Device device=\"cpu\") -> str");
@@ -248,38 +295,29 @@ TORCH_LIBRARY(fst, m) {
       .def("headers", &OpenCheckpoint::headers)
       .def("call", call_method<OpenCheckpoint>)
       .def("names", &OpenCheckpoint::names)
-      .def("shapes", &OpenCheckpoint::shapes)
-      .def("metadata", &OpenCheckpoint::metadata)
       .def("texts", &OpenCheckpoint::texts)
       .def("entry", &OpenCheckpoint::entry, "", {torch::arg("name")})
       .def("differing_hashes", &OpenCheckpoint::differing_hashes, "", {torch::arg("names"), torch::arg("tensors")})
-      .def("reader", &OpenCheckpoint::reader, "", {torch::arg("device") = c10::Device(c10::kCPU)})
-      .def("load_files", Load<&OpenCheckpoint::load_files>::of_object, "",
-           {torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none, torch::arg("patterns") = none,
-            torch::arg("dtypes") = none})
-      .def("load_tensors", Load<&OpenCheckpoint::load_tensors>::of_object, "",
+      .def("load_tensors", Load<&Selected::whole>::of_object, "",
            {torch::arg("names"), torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none,
-            torch::arg("patterns") = none, torch::arg("dtypes") = none})
-      .def("load_slices", Load<&OpenCheckpoint::load_slices>::of_object, "",
+            torch::arg("patterns") = none, torch::arg("dtypes") = none, torch::arg("is_mapped") = true})
+      .def("load_slices", Load<&Selected::slices>::of_object, "",
            {torch::arg("names"), torch::arg("dims"), torch::arg("starts"), torch::arg("lengths"),
             torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none, torch::arg("patterns") = none,
-            torch::arg("dtypes") = none})
-      .def("load_boxes", Load<&OpenCheckpoint::load_boxes>::of_object, "",
+            torch::arg("dtypes") = none, torch::arg("is_mapped") = true})
+      .def("load_boxes", Load<&Selected::regions>::of_object, "",
            {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"),
             torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none, torch::arg("patterns") = none,
-            torch::arg("dtypes") = none})
+            torch::arg("dtypes") = none, torch::arg("is_mapped") = true})
       .def("load_region", &OpenCheckpoint::load_region, "",
            {torch::arg("name"), torch::arg("ranges") = std::vector<int64_t>(),
             torch::arg("device") = c10::Device(c10::kCPU), torch::arg("is_mapped") = true})
-      .def("load_copies", &OpenCheckpoint::load_copies, "",
-           {torch::arg("names"), torch::arg("device") = c10::Device(c10::kCPU)})
       .def("stream", stream, "",
            {torch::arg("names") = none, torch::arg("regions") = none, torch::arg("device") = c10::Device(c10::kCPU),
             torch::arg("dtype") = none, torch::arg("window_bytes") = kWindowBytes, torch::arg("order") = "file",
             torch::arg("patterns") = none, torch::arg("dtypes") = none})
-      .def("overwrite", &OpenCheckpoint::overwrite, "", {torch::arg("names"), torch::arg("out")})
-      .def("load_into", &OpenCheckpoint::load_into, "", {torch::arg("names"), torch::arg("out")})
-      .def("load_boxes_into", &OpenCheckpoint::load_boxes_into, "",
+      .def("load_into", overwrite, "", {torch::arg("names"), torch::arg("out"), torch::arg("is_cast") = true})
+      .def("load_boxes_into", load_regions_into, "",
            {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"), torch::arg("out")});
   m.class_<Update>("Update")
       .def(torch::init<std::vector<std::string>, std::vector<at::Tensor>>(), "Staged changes of tensors.",
@@ -316,7 +354,7 @@ TORCH_LIBRARY(fst, m) {
            "Plan of a load by a group of ranks: reads and exchanges of each rank.",
            {torch::arg("checkpoint"), torch::arg("numbers"), torch::arg("request")})
       .def("call", call_method<OpenGroupPlan>)
-      .def("load_own", Load<&OpenGroupPlan::load_own>::of_object, "",
+      .def("load_own", load_own, "",
            {torch::arg("rank"), torch::arg("items"), torch::arg("device"), torch::arg("dtype"),
             torch::arg("patterns") = none, torch::arg("dtypes") = none})
       .def("load_own_into", &OpenGroupPlan::load_own_into, "",
@@ -367,11 +405,11 @@ TORCH_LIBRARY(fst, m) {
 }
 
 TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
-  m.impl("load_file", Load<&OpenCheckpoint::load_files>::of_paths<const std::string&>);
-  m.impl("load_files", Load<&OpenCheckpoint::load_files>::of_paths<Strings>);
-  m.impl("load_tensors", Load<&OpenCheckpoint::load_tensors>::of_paths<Strings>);
-  m.impl("load_slices", Load<&OpenCheckpoint::load_slices>::of_paths<Strings>);
-  m.impl("load_boxes", Load<&OpenCheckpoint::load_boxes>::of_paths<Strings>);
+  m.impl("load_file", load_all<const std::string&>);
+  m.impl("load_files", load_all<Strings>);
+  m.impl("load_tensors", Load<&Selected::whole>::of_paths);
+  m.impl("load_slices", Load<&Selected::slices>::of_paths);
+  m.impl("load_boxes", Load<&Selected::regions>::of_paths);
   m.impl("load_into", load_into_outputs);
   m.impl("prepare_update", prepare_update);
   m.impl("version_of", version_of);
@@ -383,7 +421,6 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("_encode_delta", encode_delta);
   m.impl("serialize", serialize);
   m.impl("verify", verify_files_of);
-  m.impl("_take_unverified", take_unverified);
   m.impl("tensor_names", tensor_names);
   m.impl("metadata", metadata);
   m.impl("reader", reader);

@@ -55,20 +55,11 @@ rust::Box<Checkpoint> open_checkpoint(Strings paths, const OpenOptions& options)
   return call_core([&] { return open(slice_of(converted), *request); });
 }
 
-rust::Box<Selection> select_all(const Checkpoint& checkpoint) {
-  return call_core([&] { return checkpoint.select_all(); });
-}
-
-rust::Box<Selection> select_named(const Checkpoint& checkpoint, Strings names) {
-  const auto converted = to_rust(names);
-  return call_core([&] { return checkpoint.select_tensors(slice_of(converted)); });
-}
-
-rust::Box<Selection> select_regions(const Checkpoint& checkpoint, Strings names, c10::IntArrayRef starts,
-                                    c10::IntArrayRef lengths, c10::IntArrayRef steps) {
-  const auto converted = to_rust(names);
+rust::Box<Selection> select(const Checkpoint& checkpoint, const Selected& selected) {
+  const auto names = to_rust(selected.names);
   return call_core([&] {
-    return checkpoint.select_regions(slice_of(converted), slice_of(starts), slice_of(lengths), slice_of(steps));
+    return checkpoint.select(selected.parts, slice_of(names), slice_of(selected.starts), slice_of(selected.lengths),
+                             slice_of(selected.steps_or_dims));
   });
 }
 

@@ -44,11 +44,24 @@ rust::Box<OpenRequest> request_of(const OpenOptions& options);
 
 rust::Box<Checkpoint> open_checkpoint(Strings paths, const OpenOptions& options = {});
 
-// Select all tensors of a checkpoint, the named tensors, or an index region of each named tensor.
-rust::Box<Selection> select_all(const Checkpoint& checkpoint);
-rust::Box<Selection> select_named(const Checkpoint& checkpoint, Strings names);
-rust::Box<Selection> select_regions(const Checkpoint& checkpoint, Strings names, c10::IntArrayRef starts,
-                                    c10::IntArrayRef lengths, c10::IntArrayRef steps);
+// What a load selects of a checkpoint: all tensors, or the named ones, or parts of these.
+struct Selected {
+  static Selected whole(Strings names) { return {.parts = Parts::Whole, .names = names}; }
+  static Selected slices(Strings names, c10::IntArrayRef dims, c10::IntArrayRef starts, c10::IntArrayRef lengths) {
+    return {Parts::Slices, names, starts, lengths, dims};
+  }
+  static Selected regions(Strings names, c10::IntArrayRef starts, c10::IntArrayRef lengths, c10::IntArrayRef steps) {
+    return {Parts::Regions, names, starts, lengths, steps};
+  }
+
+  Parts parts = Parts::All;
+  c10::List<std::string> names = c10::List<std::string>();
+  c10::IntArrayRef starts = {};
+  c10::IntArrayRef lengths = {};
+  c10::IntArrayRef steps_or_dims = {};
+};
+
+rust::Box<Selection> select(const Checkpoint& checkpoint, const Selected& selected);
 
 rust::Vec<Spec> specs_of(const Selection& selection);
 

@@ -71,7 +71,7 @@ std::vector<Change> delta_changes(const OpenUpdateSource& source, Strings names,
 
 // Returns the values of tensors in a whole checkpoint as changes.
 std::vector<Change> whole_changes(const OpenCheckpoint& checkpoint, Strings names, const std::vector<at::Tensor>& out) {
-  check_outputs(specs_of(*select_named(checkpoint.core(), names)), out, OutputDtype::kStored);
+  check_outputs(specs_of(*select(checkpoint.core(), Selected::whole(names))), out, OutputDtype::kStored);
   std::map<c10::Device, std::vector<size_t>, DeviceOrder> by_device;
   for (size_t index = 0; index < out.size(); ++index) {
     by_device[out[index].device()].push_back(index);
@@ -82,7 +82,7 @@ std::vector<Change> whole_changes(const OpenCheckpoint& checkpoint, Strings name
     for (const size_t index : indices) {
       selected.push_back(names.get(index));
     }
-    auto values = checkpoint.load_copies(selected, device);
+    auto values = checkpoint.load(Selected::whole(selected), {device, {}, false});
     for (size_t turn = 0; turn < indices.size(); ++turn) {
       changes[indices[turn]] = {out[indices[turn]], {}, std::move(values[turn])};
     }

@@ -72,8 +72,20 @@ mod ffi {
     /// Dtype that a load requests for the tensors of a name or pattern.
     struct DtypeRule {
         pattern: String,
-        /// Value of `c10::ScalarType`, or -1 to keep the stored dtype.
+        /// Value of `c10::ScalarType`, or a negative one to keep the stored dtype.
         scalar_type: i8,
+    }
+
+    /// What a load selects of a checkpoint.
+    enum Parts {
+        /// All tensors.
+        All,
+        /// Named tensors.
+        Whole,
+        /// An index region of each named tensor: starts, lengths and steps.
+        Regions,
+        /// A slice along one dimension of each named tensor: starts, lengths and dimensions.
+        Slices,
     }
 
     /// Destination of bytes `begin..end` of region `tensor`.
@@ -262,7 +274,6 @@ mod ffi {
         fn open(paths: &[String], request: &OpenRequest) -> Result<Box<Checkpoint>>;
         fn export_headers(self: &Checkpoint) -> Result<Vec<u8>>;
         fn tensor_names(self: &Checkpoint) -> Vec<String>;
-        fn shapes(self: &Checkpoint) -> Result<Vec<i64>>;
         fn metadata(self: &Checkpoint) -> Result<Vec<MetadataEntry>>;
         fn metadata_by_file(self: &Checkpoint) -> Vec<FileMetadata>;
         fn tensor_info(self: &Checkpoint, name: &str) -> Result<TensorInfo>;
@@ -274,6 +285,7 @@ mod ffi {
         ) -> Result<Vec<DifferingHash>>;
         fn call(self: &Checkpoint, method: &str, request: &str) -> Result<String>;
         fn reader_names(self: &Checkpoint, ordinal: i32) -> Result<String>;
+        fn take_unverified(self: &Checkpoint) -> String;
 
         fn tensors_of_bytes(file: &[u8]) -> Result<Vec<StoredTensor>>;
 
@@ -316,21 +328,13 @@ mod ffi {
         fn derive_key(string: &[u8], salt: &[u8], opslimit: u64, memlimit: u64, key: &mut [u8]) -> Result<()>;
 
         type Selection;
-        fn select_all(self: &Checkpoint) -> Result<Box<Selection>>;
-        fn select_tensors(self: &Checkpoint, names: &[String]) -> Result<Box<Selection>>;
-        fn select_regions(
+        fn select(
             self: &Checkpoint,
+            parts: Parts,
             names: &[String],
             starts: &[i64],
             lengths: &[i64],
-            steps: &[i64],
-        ) -> Result<Box<Selection>>;
-        fn select_slices(
-            self: &Checkpoint,
-            names: &[String],
-            dims: &[i64],
-            starts: &[i64],
-            lengths: &[i64],
+            steps_or_dims: &[i64],
         ) -> Result<Box<Selection>>;
         fn select_region(self: &Checkpoint, name: &str, ranges: &[i64]) -> Result<Box<Selection>>;
         fn specs(self: &Selection) -> Result<Vec<Spec>>;
@@ -340,7 +344,7 @@ mod ffi {
         fn in_file_order(self: &Selection) -> Vec<usize>;
         fn check_digests(self: &Selection) -> Result<()>;
         fn check_streamable(self: &Selection) -> Result<()>;
-        fn without_digests(self: &Selection) -> Result<Vec<String>>;
+        fn check_coverage(self: &Selection) -> Result<()>;
         fn path(self: &Selection, index: usize) -> String;
 
         fn verify_checkpoint(paths: &[String], verify: &str) -> Result<()>;

@@ -10,7 +10,7 @@ mod tensor_headers;
 pub mod verify;
 
 use self::shared::HeaderDigest;
-use self::verify::{Partial, Request, Stated, Verify};
+use self::verify::{Partial, Request, Stated, Unverified, Verify};
 use crate::encryption::key::EncryptionKey;
 use crate::encryption::keyring;
 use crate::error::{Error, Kind, Result};
@@ -86,6 +86,8 @@ pub struct Checkpoint {
     urls: Vec<Location>,
     /// Entries of index files for tensors that their files do not hold.
     absent: Vec<IndexEntry>,
+    /// Tensors that loads have not verified.
+    unverified: Unverified,
 }
 
 #[derive(Debug)]
@@ -214,8 +216,9 @@ impl Checkpoint {
         let counts = files.iter().scan(0, add).collect();
         let (merged, hasher) = (HashTable::new(), RandomState::new());
         let saves = listings.iter().filter_map(|listing| listing.metadata.get(SAVE_KEY).cloned()).collect();
+        let (absent, unverified) = (Vec::new(), Unverified::default());
         let mut checkpoint =
-            Checkpoint { files, merged, hasher, counts, partial, listings, saves, urls, absent: Vec::new() };
+            Checkpoint { files, merged, hasher, counts, partial, listings, saves, urls, absent, unverified };
         checkpoint.merge()?;
         let is_absent = |entry: &IndexEntry| {
             checkpoint.files.get(entry.file).is_some_and(|file| file.header.find(&entry.name).is_none())

@@ -58,10 +58,10 @@ pub(super) fn call(method: &str, request: &str) -> Result<String> {
             let directory = check_local(&parse::<PathBuf>(request)?)?;
             encode(&stale::remove_stale(&directory, None, stale::AGE, check)?)
         }
-        // Returns the number of the dtype that rules request for each of all names, or -1.
+        // Returns the number of the dtype that rules request for each of all names, or null.
         "requested_dtypes" => {
-            let (names, patterns, dtypes) = parse(request)?;
-            encode(&dtype_rules::requested(names, patterns, dtypes)?)
+            let (names, patterns, dtypes): (Vec<String>, Vec<String>, Vec<Option<i8>>) = parse(request)?;
+            encode(&dtype_rules::requested(&names, &patterns, dtypes)?)
         }
         // Returns the parts of a signature for a caller who verifies it with a key of this hint, or with certificates.
         "signature_parts" => {

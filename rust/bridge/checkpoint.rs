@@ -18,7 +18,7 @@ use crate::load::check;
 use crate::load::shared_cache;
 use crate::load::transfer::Transfer;
 use crate::load::views::Mappings;
-use crate::num::{to_u64, to_usize};
+use crate::num::to_usize;
 use crate::options::Options;
 use crate::reader::{self, Access, ChosenReader, ReaderKind};
 use crate::source::Source;
@@ -120,6 +120,8 @@ impl Checkpoint {
             // Empty if it leads to no index.
             "index_metadata" => encode(&files.listings().first().map(Listing::metadata_with_paths).unwrap_or_default()),
             "is_encrypted" => encode(&is_encrypted()),
+            // Returns the metadata of the only file. Fails if there are several.
+            "metadata" => encode(&files.metadata()?.cloned().unwrap_or_default()),
             // Reads the indices of modules from the headers of tensors of `.tensors` files.
             "module_indices" => {
                 let headers = files.tensor_headers(&parse::<Vec<String>>(request)?)?;
@@ -132,6 +134,9 @@ impl Checkpoint {
                 let (source, _) = files.find(&parse::<String>(request)?)?;
                 encode(&files.source(source)?.path().to_string_lossy())
             }
+            // Returns the distinct shapes, and the index of the shape of each tensor.
+            "shapes" => encode(&self.shapes()?),
+            "take_unverified" => encode(&self.take_unverified()),
             // Reads one of several equal parts of the data and compares the digests, and with `skips_groups` only those of
             // files without groups. Later loads of these files compare none, since the caller waits until all parts are verified.
             "verify" => {
@@ -160,23 +165,18 @@ impl Checkpoint {
         self.files.entries().map(|(_, entry)| entry.name.to_string()).collect()
     }
 
-    /// Returns the number of distinct shapes, the number of dimensions and the sizes of each, and for each tensor the
-    /// index of its shape.
-    pub(super) fn shapes(&self) -> Result<Vec<i64>> {
-        guard(|| {
-            let mut known: HashMap<Vec<u64>, u64> = HashMap::new();
-            let (mut shapes, mut indices) = (Vec::new(), Vec::new());
-            for (source, entry) in self.files.entries() {
-                let shape = torch_shape(entry).map_err(|error| self.files.locate(source, error))?;
-                let next = to_u64(known.len());
-                indices.push(*known.entry(shape).or_insert_with_key(|shape| {
-                    shapes.push(to_u64(shape.len()));
-                    shapes.extend(shape);
-                    next
-                }));
-            }
-            signed(&[vec![to_u64(known.len())], shapes, indices].concat())
-        })
+    /// Returns the distinct shapes of the tensors, and for each tensor, in the order of the names, the index of its shape.
+    fn shapes(&self) -> Result<(Vec<Vec<u64>>, Vec<usize>)> {
+        let mut known: HashMap<Vec<u64>, usize> = HashMap::new();
+        let (mut shapes, mut indices) = (Vec::new(), Vec::new());
+        for (source, entry) in self.files.entries() {
+            let shape = torch_shape(entry).map_err(|error| self.files.locate(source, error))?;
+            indices.push(*known.entry(shape).or_insert_with_key(|shape| {
+                shapes.push(shape.clone());
+                shapes.len() - 1
+            }));
+        }
+        Ok((shapes, indices))
     }
 
     pub(super) fn metadata(&self) -> Result<Vec<ffi::MetadataEntry>> {
@@ -229,44 +229,40 @@ impl Checkpoint {
         guard(|| Ok(self.files.differing_hashes(names, &data, threads)?.into_iter().map(differing).collect()))
     }
 
-    pub(super) fn select_all(&self) -> Result<Box<Selection>> {
-        self.select(selection::Selection::all)
+    /// Returns the text of a warning about what loads have not verified, although digests were requested. Returns it once.
+    pub(super) fn take_unverified(&self) -> String {
+        self.files.take_unverified()
     }
 
-    pub(super) fn select_tensors(&self, names: &[String]) -> Result<Box<Selection>> {
-        self.select(|files| selection::Selection::named(files, names))
-    }
-
-    pub(super) fn select_regions(
+    /// Selects tensors, or parts of named ones.
+    pub(super) fn select(
         &self,
+        parts: ffi::Parts,
         names: &[String],
         starts: &[i64],
         lengths: &[i64],
-        steps: &[i64],
+        steps_or_dims: &[i64],
     ) -> Result<Box<Selection>> {
-        self.select(|files| selection::Selection::index_regions(files, names, IndexRegions { starts, lengths, steps }))
+        let files = &self.files;
+        self.selected(|| match parts {
+            ffi::Parts::All => selection::Selection::all(files),
+            ffi::Parts::Regions => {
+                let regions = IndexRegions { starts, lengths, steps: steps_or_dims };
+                selection::Selection::index_regions(files, names, regions)
+            }
+            ffi::Parts::Slices => {
+                selection::Selection::slices(files, names, Slices { dims: steps_or_dims, starts, lengths })
+            }
+            _ => selection::Selection::named(files, names),
+        })
     }
 
     pub(super) fn select_region(&self, name: &str, ranges: &[i64]) -> Result<Box<Selection>> {
-        self.select(|files| selection::Selection::region(files, name, ranges))
+        self.selected(|| selection::Selection::region(&self.files, name, ranges))
     }
 
-    /// Selects a slice of each named tensor along one of its dimensions.
-    pub(super) fn select_slices(
-        &self,
-        names: &[String],
-        dims: &[i64],
-        starts: &[i64],
-        lengths: &[i64],
-    ) -> Result<Box<Selection>> {
-        self.select(|files| selection::Selection::slices(files, names, Slices { dims, starts, lengths }))
-    }
-
-    pub(super) fn select(
-        &self,
-        choose: impl FnOnce(&Arc<checkpoint::Checkpoint>) -> Result<selection::Selection>,
-    ) -> Result<Box<Selection>> {
-        guard(|| Ok(Box::new(Selection::new(choose(&self.files)?, Arc::clone(&self.mappings), Reads::Alone))))
+    fn selected(&self, choose: impl FnOnce() -> Result<selection::Selection>) -> Result<Box<Selection>> {
+        guard(|| Ok(Box::new(Selection::new(choose()?, Arc::clone(&self.mappings), Reads::Alone))))
     }
 
     /// Returns the names of the readers, joined by `+`, for the GPU with this ordinal, or for new tensors on the CPU if it

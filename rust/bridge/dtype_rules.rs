@@ -1,33 +1,25 @@
 //! Dtypes that loads request by patterns.
 
-use super::{cast, ffi};
+use super::ffi;
 use crate::checkpoint::dtype_rules::DtypeRules;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
-
-/// Number of the dtype of tensors that keep theirs.
-const KEPT: i8 = -1;
-
-/// Number of float32.
-const FLOAT: i8 = 6;
 
 /// Decodes rules.
 pub(super) fn rules(rules: &[ffi::DtypeRule]) -> DtypeRules {
     DtypeRules::new(rules.iter().map(|rule| (&*rule.pattern, Dtype::from_scalar_type(rule.scalar_type))))
 }
 
-/// Returns the number of the dtype that patterns request for each of all names, or -1.
-pub(super) fn requested(names: Vec<String>, patterns: Vec<String>, dtypes: Vec<i8>) -> Result<Vec<i8>> {
-    if let Some(&number) = dtypes.iter().find(|number| **number != KEPT && !cast::can_convert(FLOAT, **number)) {
-        let name = Dtype::from_scalar_type(number).map_or("unknown", Dtype::name);
-        let message = format!("dtype is {name}, but must be a floating-point dtype of 8 bits or more");
-        return Err(Error::new(Kind::InvalidArgument, message));
-    }
-    let rule = |(pattern, scalar_type)| ffi::DtypeRule { pattern, scalar_type };
-    let requested: Vec<_> = patterns.into_iter().zip(dtypes).map(rule).collect();
+/// Returns the number of the dtype that patterns request for each of all names, or `None` for the stored one.
+pub(super) fn requested(
+    names: &[String],
+    patterns: &[String],
+    dtypes: impl IntoIterator<Item = Option<i8>>,
+) -> Result<Vec<Option<i8>>> {
+    let dtypes = dtypes.into_iter().map(|number| number.and_then(Dtype::from_scalar_type));
+    let rules = DtypeRules::new(patterns.iter().map(|pattern| &**pattern).zip(dtypes));
     let all = || names.iter().map(|name| &**name);
-    let dtypes = rules(&requested).resolve(all(), all)?;
-    dtypes.into_iter().map(|dtype| dtype.map_or(Ok(KEPT), scalar_type)).collect()
+    rules.resolve(all(), all)?.into_iter().map(|dtype| dtype.map(scalar_type).transpose()).collect()
 }
 
 /// Returns the number of a dtype in PyTorch.

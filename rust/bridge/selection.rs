@@ -80,15 +80,10 @@ impl Selection {
         guard(|| self.selection.checkpoint().check_streamable())
     }
 
-    /// Returns the names of regions that a load returns although no digest covers them. Logs them.
-    pub(super) fn without_digests(&self) -> Result<Vec<String>> {
-        guard(|| {
-            let names = self.selection.checkpoint().without_digests(self.selection.regions())?;
-            if !names.is_empty() {
-                tracing::warn!(?names, "the digests do not cover these tensors or parts of tensors");
-            }
-            Ok(names.into_iter().map(str::to_owned).collect())
-        })
+    /// Fails if digests were requested that do not cover the regions. If the request allows them, logs their names, and
+    /// keeps these for a warning of the caller.
+    pub(super) fn check_coverage(&self) -> Result<()> {
+        guard(|| self.selection.checkpoint().check_coverage(self.selection.regions()))
     }
 
     /// Returns the path or URL of the file that holds a region.

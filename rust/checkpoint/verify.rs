@@ -3,12 +3,14 @@
 mod coverage;
 mod listed;
 mod signature_request;
+mod unverified;
 
 pub use self::coverage::{Compared, Cover, Coverage, Input};
 pub use self::listed::read_manifest;
 use self::listed::read_whole;
 pub(crate) use self::listed::{check_length, digest_of, resolve_listed};
 pub use self::signature_request::{SignatureRequest, signature_parts};
+pub(super) use self::unverified::Unverified;
 
 use super::tensor_headers::{self, TensorHash};
 use crate::digest::groups::Groups;

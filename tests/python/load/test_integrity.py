@@ -184,7 +184,7 @@ def test_loads_that_digests_cover_are_compared_if_parts_are_allowed(path):
         fst.Verify(True, partial="ignore")
 
 
-def test_operators_take_the_permission(path):
+def test_operators_take_the_permission(path, capfd):
     fst.save_file(TENSORS, path)
     request = {"verify": {"source": json.dumps(manifest_of(path)), "partial": "allow"}}
     arguments = [str(path)], ["half"]
@@ -192,6 +192,7 @@ def test_operators_take_the_permission(path):
     with pytest.raises(ValueError, match=r"^\[integrity\].*cannot be verified"):
         torch.ops.fst.load_tensors(*arguments, verify=request["verify"]["source"])
     assert torch.ops.fst.load_tensors(*arguments, verify=json.dumps(request))[0].equal(TENSORS["half"])
+    assert 'do not cover what was loaded of "half", so it was not verified' in capfd.readouterr().err
     request["verify"]["partial"] = "ignore"
     with pytest.raises(ValueError, match="the request to verify is not valid"):
         torch.ops.fst.load_tensors(*arguments, verify=json.dumps(request))

@@ -22,7 +22,7 @@ from fst._core.core_object import CoreObject
 from fst._core.errors import methods_translate_errors
 from fst._core.index_range import FlatRegions, IndexRange, flatten
 from fst._core.loads import Loads
-from fst._core.verify import warn_of_unverified
+from fst._core.verify import permits_unverified, warn
 
 Device = torch.device | str
 
@@ -174,17 +174,12 @@ class Checkpoint(CoreObject, Loads):
 
         Much faster than a shape for each tensor.
         """
-        numbers: list[int] = self._object.shapes()
-        position, shapes = 1, []
-        for _ in range(numbers[0]):
-            end = position + 1 + numbers[position]
-            shapes.append(torch.Size(numbers[position + 1 : end]))
-            position = end
-        return shapes, numbers[position:]
+        shapes, indices = self.call("shapes")
+        return [torch.Size(shape) for shape in shapes], indices
 
     def metadata_of_file(self) -> dict[str, str]:
         """Returns the metadata of the only file. Raises IsADirectoryError if there are several."""
-        return self._object.metadata()
+        return self.call("metadata")
 
     def index_metadata(self) -> dict[str, str]:
         """Returns the metadata of the index that the first path leads to. Empty if it leads to no index."""
@@ -237,6 +232,13 @@ class Checkpoint(CoreObject, Loads):
         """
         return self.call("copy_name")
 
+    def load_files(self, device: Device, dtype: Dtype = None) -> dict[str, Tensor]:
+        names = self.names()
+        return dict(zip(names, self.load_tensors(names, device, dtype), strict=True))
+
+    def overwrite(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
+        self._run("load_into", names, out, False)
+
     def load_region(
         self, name: str, region: Sequence[IndexRange] | None, device: Device, is_mapped: bool = True
     ) -> Tensor:
@@ -253,7 +255,7 @@ class Checkpoint(CoreObject, Loads):
 
     def load_copies(self, names: Sequence[str], device: Device) -> list[Tensor]:
         """Loads named tensors into memory of their own: none is a view of a mapped file."""
-        return self._run("load_copies", names, device)
+        return self._run("load_tensors", names, device, is_mapped=False)
 
     def load_into(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
         """Overwrites existing tensors of the stored shapes, with the casts of `Tensor.copy_`."""
@@ -289,8 +291,10 @@ class Checkpoint(CoreObject, Loads):
 
     def _run(self, name: str, *arguments: Any, **options: Any) -> Any:
         loaded = self._method(name)(*arguments, **options)
-        if self._verify:
-            warn_of_unverified(self._verify)
+        if self._verify and permits_unverified(self._verify):
+            message = self.call("take_unverified")
+            if message:
+                warn(message)
         return loaded
 
     def _method(self, name: str) -> Any:

@@ -13,7 +13,6 @@ import fst._core.compile  # noqa: F401  (registers the operators, their fakes an
 from fst._core.arguments import Dtype, dtype_arguments
 from fst._core.errors import translates_errors
 from fst._core.index_range import IndexRange, flatten
-from fst._core.verify import warn_of_unverified
 
 _Device = torch.device | str
 
@@ -50,21 +49,16 @@ class Loads(ABC):
 
         If digests were requested, the data are read and compared before anything is written.
         """
-        self._run("overwrite", names, out)
+        self._run("load_into", names, out)
 
 
 class OperatorLoads(Loads):
-    """Loads by operators, which open the files in each call."""
+    """Loads by operators, which open the files in each call, and warn of tensors that are not verified as C++ does."""
 
     def __init__(self, paths: Sequence[str], verify: str = "") -> None:
         self._paths = paths
         self._verify = verify
 
-    def overwrite(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
-        self._run("load_into", names, out)
-
     @translates_errors
     def _run(self, name: str, *arguments: Any, **options: Any) -> Any:
-        loaded = getattr(torch.ops.fst, name)(self._paths, *arguments, verify=self._verify, **options)
-        warn_of_unverified(self._verify)
-        return loaded
+        return getattr(torch.ops.fst, name)(self._paths, *arguments, verify=self._verify, **options)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import fst._core.compile  # noqa: F401  (registers the operators, their fakes and their effects)
 from fst._core.arguments import Device, Dtype, device_of, dtype_arguments
-from fst._core.dtypes import DTYPES
+from fst._core.dtypes import DTYPES, SCALAR_TYPES
 from fst._core.errors import translates_errors
 
 _Device = torch.device | str
@@ -53,9 +53,9 @@ def call(method: str, request: Any) -> Any:
 def requested_dtypes(names: Sequence[str], dtype: Dtype) -> list[torch.dtype | None]:
     """Returns the dtype that `dtype` requests for each of all names, or None."""
     patterns = dtype if isinstance(dtype, Mapping) else {"*": dtype}
-    arguments = dtype_arguments(patterns)
-    numbers = call("requested_dtypes", [names, arguments["patterns"], arguments["dtypes"]])
-    return [DTYPES.get(number) for number in numbers]
+    dtype_arguments(patterns)  # Refuses dtypes to which nothing is cast.
+    requested = [None if each is None else SCALAR_TYPES[each] for each in patterns.values()]
+    return [DTYPES.get(number) for number in call("requested_dtypes", [names, list(patterns), requested])]
 
 
 @translates_errors

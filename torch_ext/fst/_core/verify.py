@@ -3,26 +3,19 @@
 import sys
 import warnings
 
-import torch
-
-# Maximum number of tensors that a warning names. The log (`FST_LOG=warn`) has all of them.
-_NAMES = 20
-
 
 class IntegrityWarning(UserWarning):
     """Tensors were loaded without verification, which `Verify` with `partial="allow"` permits."""
 
 
-def warn_of_unverified(verify: str) -> None:
-    """Warns of tensors that the last load of this thread, which had this request, has not verified."""
-    if not verify.startswith('{"verify"') or torch.compiler.is_compiling():
-        return
-    names = torch.ops.fst._take_unverified()
-    if names:
-        shown = ", ".join(f'"{name}"' for name in names[:_NAMES])
-        more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-        message = f"the digests do not cover what was loaded of {shown}{more}, so it was not verified"
-        warnings.warn(message, IntegrityWarning, stacklevel=_depth_of_caller())
+def permits_unverified(request: str) -> bool:
+    """Returns whether loads with a request to verify may return tensors that are not verified."""
+    return request.startswith('{"verify"')
+
+
+def warn(message: str) -> None:
+    """Warns the first caller outside of the package of tensors that were not verified."""
+    warnings.warn(message, IntegrityWarning, stacklevel=_depth_of_caller())
 
 
 def _depth_of_caller() -> int:

@@ -36,6 +36,7 @@ from fst._core.arguments import (
 )
 from fst._core.encryption_key import EncryptionKey
 from fst._core.loads import Loads, OperatorLoads
+from fst._core.verify import permits_unverified
 from fst._load.progress import CheckpointWithBar
 from fst._signatures.request import Manifest, VerifyRequest, verify_of
 
@@ -369,8 +370,9 @@ def _open(paths: Paths, reading: Reading) -> Loads:
     """Returns an object with the loads of a checkpoint.
 
     Operators cost less per call than methods, and compilers can trace them. They take no keys, since graphs would
-    contain them.
+    contain them, and do not say which tensors they have not verified.
     """
-    if reading.encryption_key is None:
+    is_traced = torch.compiler.is_compiling()
+    if reading.encryption_key is None and (is_traced or not permits_unverified(reading.verify)):
         return OperatorLoads(paths_of(paths), reading.verify)
     return OpenCheckpoint(paths, None, *reading)
