@@ -12,6 +12,7 @@
 #include "cast.h"
 #include "error.h"
 #include "memory.h"
+#include "tensors.h"
 #include "transfer.h"
 #include "version.h"
 #include "views.h"
