@@ -65,7 +65,7 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
   DeviceTransfer transfer(selection, specs, device);
   size_t windows = 1;
   if (device.is_cuda() && std::ranges::any_of(specs, has_data)) {
-    // Streams and readers are refused, and memory of theirs is taken, before the tensors take memory.
+    // Acquires streams and readers first: if they fail, no tensor has been allocated.
     transfer.open();
     windows = transfer.windows();
   }

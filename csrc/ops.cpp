@@ -185,7 +185,7 @@ void save_encrypted_shard(const c10::intrusive_ptr<OpenEncryptionKey>& key, cons
   save_file(tensors, names, path, metadata, permissions_from, key);
 }
 
-// Changes as lists: positions, which are none where all elements change, and values.
+// Changes as lists: positions (`None` if every element changes), and values.
 std::tuple<std::vector<std::optional<at::Tensor>>, std::vector<at::Tensor>> changes_of_deltas(
     const c10::intrusive_ptr<OpenUpdateSource>& source, Strings names, const std::vector<at::Tensor>& old,
     const OpenUpdateSource::Numbers& shapes, const OpenUpdateSource::Numbers& ranges, int64_t limit_bytes) {

@@ -1,4 +1,4 @@
-//! Overwrites memory that has held keys: values that do not do so themselves, and the stack below a function.
+//! Overwrites memory that held keys: values without their own `Zeroize`, and the stack below a function.
 //!
 //! A moved value stays where it was. So keys are on the heap, where they do not move, and what computes with them
 //! overwrites its part of the stack at the end, and the vector registers, which the ciphers use for expanded keys: the

@@ -73,8 +73,8 @@ impl LeaseReader {
         Ok(taken)
     }
 
-    /// Unmaps the pages that were lent once they are many. The kernel also looks at pages that were unmapped before, so only
-    /// those of the last bytes are given to it.
+    /// Unmaps borrowed pages in batches. The kernel also looks at pages that were unmapped before, so only those of the last
+    /// bytes are given to it.
     fn unmap_after(&self, range: Range<usize>) {
         let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
         let Lent { bytes, hull } = std::mem::take(&mut *lent);

@@ -1,4 +1,4 @@
-//! Ranges of objects, from the first byte to the last, whatever happens on the way.
+//! Fetches a byte range of an object, with retries and hedged requests.
 //!
 //! A failed request is repeated from the byte that was reached. One that takes much longer than usual gets a hedged request
 //! beside it: the missing bytes are requested a second time, and the answer that is complete first is used.

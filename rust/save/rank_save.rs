@@ -23,7 +23,7 @@ pub struct SentPart {
     pub file: usize,
     /// Index of the part.
     pub index: usize,
-    /// Name that the service gave it.
+    /// Part id (ETag) returned by the store.
     pub id: String,
 }
 

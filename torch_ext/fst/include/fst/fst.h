@@ -418,7 +418,7 @@ class EncryptionKey {
   // keys may be registered.
   void register_key() const { detail::call_method(object_, "register_key"); }
 
-  // Ends that.
+  // Unregisters the key.
   void unregister_key() const { detail::call_method(object_, "unregister_key"); }
 
  private:
