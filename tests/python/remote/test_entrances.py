@@ -115,7 +115,7 @@ def test_ranks(url, ranks):
 
 def test_cli(url, command, tmp_path):
     signed = f"{url}?signature=secret" if url.endswith("m.safetensors") else url
-    for arguments in (["inspect"], ["load"], ["verify", "--finite"], ["convert"]):
+    for arguments in (["inspect"], ["time"], ["verify", "--finite"], ["convert"]):
         done = command(*arguments, signed, *(["new.safetensors"] if arguments == ["convert"] else []))
         assert done.returncode == 0, done
         assert "secret" not in done.stdout + done.stderr
