@@ -130,6 +130,17 @@ MISTAKES = {
         r"a path must be .* not list; load_files takes several",
         {"load_file": lambda: fst.load_file([FILE]), "metadata": lambda: fst.metadata([FILE])},
     ),
+    "misspelt option": (
+        r"unexpected keyword argument 'verfy'",
+        {
+            "load_file": lambda: fst.load_file(FILE, verfy=True),
+            "load_tensors": lambda: fst.load_tensors(FILE, [], verfy=True),
+            "load_into": lambda: fst.load_into(FILE, [], [], verfy=True),
+            "safe_open": lambda: fst.safe_open(FILE, verfy=True),
+            "load_module": lambda: fst.load_module(Model(), FILE, verfy=True),
+            "prepare_update": lambda: fst.prepare_update([], FILE, verfy=True),
+        },
+    ),
     "no path": (
         r"no path was given; give at least one file",
         {

@@ -1,7 +1,6 @@
 """Options of functions that read checkpoints. `load_file` describes them."""
 
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
@@ -43,12 +42,9 @@ PLAIN = Reading()
 def reading_of(
     *, verify: VerifyRequest = False, encryption_key: EncryptionKey | None = None, **unknown: object
 ) -> Reading:
-    """Checks `ReadOptions`. Raises TypeError for other names, as the public function that was called with them."""
+    """Checks `ReadOptions`. Raises TypeError for other names."""
     if unknown:
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_code.co_name == "_loads":
-            frame = frame.f_back
-        raise TypeError(f"{frame.f_code.co_name}() got an unexpected keyword argument {next(iter(unknown))!r}")
+        raise TypeError(f"unexpected keyword argument {next(iter(unknown))!r}")
     return Reading(verify_of(verify), encryption_key)
 
 
