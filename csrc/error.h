@@ -23,7 +23,8 @@ namespace fst {
 [[noreturn]] void throw_version_conflict(const std::string& message);
 
 // Returns the name of a dtype as in Python, such as "float32".
-inline std::string name_of(c10::ScalarType type) { return c10::getDtypeNames(type).first; }
+// PyTorch 2.15 returns views, and earlier ones strings.
+inline std::string name_of(c10::ScalarType type) { return std::string(c10::getDtypeNames(type).first); }
 
 // Throws c10::ValueError with the code for tensors that do not fit a checkpoint.
 [[noreturn]] void throw_mismatch(const std::string& message);
