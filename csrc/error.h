@@ -24,7 +24,10 @@ namespace fst {
 
 // Returns the name of a dtype as in Python, such as "float32".
 // PyTorch 2.15 returns views, and earlier ones strings.
-inline std::string name_of(c10::ScalarType type) { return std::string(c10::getDtypeNames(type).first); }
+inline std::string name_of(c10::ScalarType type) {
+  const auto name = c10::getDtypeNames(type).first;
+  return {name.begin(), name.end()};
+}
 
 // Throws c10::ValueError with the code for tensors that do not fit a checkpoint.
 [[noreturn]] void throw_mismatch(const std::string& message);
