@@ -60,8 +60,9 @@ std::vector<OpenCheckpoint::Texts> OpenCheckpoint::texts() const {
 
 OpenCheckpoint::Entry OpenCheckpoint::entry(const std::string& name) const {
   const auto info = call_core([&] { return checkpoint_->tensor_info(to_rust(name)); });
-  return {std::string(info.dtype),          {info.shape.begin(), info.shape.end()},  static_cast<int64_t>(info.bytes),
-          static_cast<int64_t>(info.begin), static_cast<int64_t>(info.header_begin), info.kind};
+  std::vector<int64_t> shape(info.shape.begin(), info.shape.end());
+  return {std::string(info.dtype), std::move(shape), static_cast<int64_t>(info.bytes), static_cast<int64_t>(info.begin),
+          info.kind};
 }
 
 std::vector<OpenCheckpoint::DifferingHash> OpenCheckpoint::differing_hashes(

@@ -24,7 +24,7 @@ namespace fst {
 class OpenCheckpoint : public torch::CustomClassHolder {
  public:
   using Texts = std::tuple<std::string, c10::Dict<std::string, std::string>>;
-  using Entry = std::tuple<std::string, std::vector<int64_t>, int64_t, int64_t, int64_t, int64_t>;
+  using Entry = std::tuple<std::string, std::vector<int64_t>, int64_t, int64_t, int64_t>;
   using DifferingHash = std::tuple<std::string, std::string>;
 
   explicit OpenCheckpoint(Strings paths, const OpenOptions& options = {});
@@ -42,8 +42,8 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // Returns the path and the metadata of each file that has metadata.
   std::vector<Texts> texts() const;
 
-  // Returns the dtype and the shape of a tensor as stored, its size in bytes, its first byte in its file, in a
-  // `.tensors` file the first byte of its own header and its kind, or otherwise the first byte again and -1.
+  // Returns the dtype and the shape of a tensor as stored, its size in bytes, its first byte in its file, and
+  // its kind in a `.tensors` file, or -1.
   Entry entry(const std::string& name) const;
 
   // Compares contiguous tensors on the CPU with the hashes in `.tensors` files. Returns the names of those that differ,

@@ -76,7 +76,7 @@ mod ffi {
         scalar_type: i8,
     }
 
-    /// What a load selects of a checkpoint.
+    /// Kinds of selections of a checkpoint.
     enum Parts {
         /// All tensors.
         All,
@@ -138,8 +138,6 @@ mod ffi {
         bytes: u64,
         /// First byte of the data in the file.
         begin: u64,
-        /// First byte of the tensor's own header in a `.tensors` file, or `begin`.
-        header_begin: u64,
         /// Number of the kind in a `.tensors` file, or -1 in a safetensors file.
         kind: i8,
     }

@@ -200,7 +200,6 @@ impl Checkpoint {
                 shape: signed(entry.shape)?,
                 bytes,
                 begin: entry.begin,
-                header_begin: entry.tensors.map_or(entry.begin, |entry| entry.header_begin),
                 kind: entry.tensors.and_then(|entry| i8::try_from(entry.kind.number()).ok()).unwrap_or(-1),
             })
         })

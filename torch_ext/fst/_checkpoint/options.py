@@ -29,7 +29,7 @@ _DEFAULTS = {"verify": False, "encryption_key": None, "dtype": None, "progress":
 
 
 class Reading(NamedTuple):
-    """How files are read: the request to verify data, as the text that operators take, and the key."""
+    """Request to verify data, as the text that operators take, and the key of encrypted files."""
 
     verify: str = ""
     encryption_key: EncryptionKey | None = None

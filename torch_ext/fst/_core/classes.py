@@ -43,7 +43,6 @@ class TensorInfo(NamedTuple):
         shape: The shape in the header.
         nbytes: The size of the data in bytes. 0 for a tensor that is stored without data, and loads as zeros.
         begin: The offset of the data in the file.
-        header_begin: The offset of the tensor's own header in tensorizer's format. `begin` in a safetensors file.
         kind: In tensorizer's format 0 for a parameter, 1 for a buffer and 2 for a tensor of a state_dict. -1 in a
             safetensors file.
     """
@@ -52,7 +51,6 @@ class TensorInfo(NamedTuple):
     shape: list[int]
     nbytes: int
     begin: int
-    header_begin: int
     kind: int
 
 
