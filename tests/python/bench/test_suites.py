@@ -6,17 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from fst_bench.checkpoint import make_checkpoint
+from fst_bench.digest import digest
 from fst_bench.files import Files
-from fst_bench.group import Host
-from fst_bench.peer import PEERS
 from fst_bench.registry import PARTS
 from fst_bench.result import Run, reason_of
-from fst_bench.run import main, parser_of
-from fst_bench.updates import METHODS, measure
-from fst_bench.versions import make_versions
-from fst_bench.workload import dense
+from fst_bench.run import parser_of
 from suite import CHECKOUT
 
 # `make rust-tests` builds it.
@@ -83,71 +79,25 @@ def test_small_run(name, tmp_path, python_environ):
         assert {entry["name"] for entry in runs["gpu-experiments"].entries if "what" in entry} >= {"probe", "tmpfs"}
 
 
-def test_updates(tmp_path):
-    [path] = make_checkpoint(dense(1 << 20), tmp_path).paths
-    folder = str(make_versions(path).folder)
-    figures = {method: measure(method, "warm", folder) for method in METHODS}
-    assert all(0 <= found["blocked_seconds"] <= found["seconds"] for found in figures.values())
-    assert figures["fresh"]["extra_bytes"] > 0
+def test_wrong_tensors_fail(tmp_path, monkeypatch):
+    folders = [text for option in ("--out", "--cache-dir") for text in (option, str(tmp_path))]
+    args = parser_of(Files, "fst-bench").parse_args([*folders, "--no-install"])
+    vars(args).update(command="test", size_bytes=64 << 10, workloads=["many"], states=["warm"], actions=["load"])
+    vars(args).update(peers=["fst"], ceilings=[], rounds=2)
+    monkeypatch.setattr(Files, "load", lambda *_: {"digests": ["another"], "load_seconds": 1.0})
+    assert not Files(args, "cpu").run()
+    [entry] = Run.read(tmp_path / "cpu.json").entries
+    assert reason_of(entry) == "the tensors are not those of the checkpoint"
 
 
-@pytest.fixture
-def files(tmp_path):
-    """Function that returns the suite of files with these arguments, on a small workload of many tensors."""
-
-    def make(*arguments):
-        folders = [text for option in ("--out", "--cache-dir") for text in (option, str(tmp_path))]
-        args = parser_of(Files, "fst-bench").parse_args([*folders, "--no-install"])
-        vars(args).update(command="test", size_bytes=64 << 10, workloads=["many"], states=["warm"], actions=["load"])
-        vars(args).update(*arguments)
-        return Files(args, "cpu")
-
-    return make
-
-
-@pytest.mark.parametrize(
-    ("measured", "expected"),
-    [
-        ({"digests": ["another"], "load_seconds": 1.0}, "the tensors are not those of the checkpoint"),
-        ({"unavailable": "it is gone"}, "it is gone"),
-    ],
-)
-def test_wrong_and_missing_tensors_of_fst_fail(measured, expected, files, tmp_path, monkeypatch):
-    monkeypatch.setattr(Files, "load", lambda *_: dict(measured))
-    assert not files({"peers": ["fst"], "ceilings": [], "rounds": 2}).run()
-    run = Run.read(tmp_path / "cpu.json")
-    assert [reason_of(entry) for entry in run.entries] == [expected]
-
-
-def test_order_of_peers(files, monkeypatch):
-    """Each round measures every peer once, in an order of its own."""
-    orders = []
-    monkeypatch.setattr(Files, "load", lambda self, name, workload: orders.append(name["peer"]) or {})
-    peers = ["fst", "fst-pread", "safetensors"]
-    files({"peers": peers, "ceilings": [], "rounds": 8}).run()
-    rounds = [tuple(orders[begin : begin + 3]) for begin in range(0, 24, 3)]
-    assert all(sorted(order) == sorted(peers) for order in rounds)
-    assert len(set(rounds)) > 1
-
-
-def test_rank_that_failed_first_is_reported(monkeypatch):
-    monkeypatch.setattr(Host, "__init__", lambda self: None)
-    answers = [{"failed": "a timeout", "at": 2.0}, {"failed": "OSError: no files", "at": 1.0}]
-    monkeypatch.setattr(Host, "ask", lambda self, task: answers)
-    assert Host().run("ranks:load_shards", 2) == [{"failed": "OSError: no files"}]
-
-
-def test_measured_processes_write_bytecode(monkeypatch):
-    """The time of an import is that of an installed package."""
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    command = [sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"]
-    done = subprocess.run(command, env=PEERS["fst"].environment(), capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
-
-
-def test_unknown_peer(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["fst-bench", "ranks", "--peers", "fst,nobody"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2
-    assert "unknown peer 'nobody'" in capsys.readouterr().err
+def test_digest_detects_changes():
+    right = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(2, 3)}
+    wrong = [
+        {"a": right["a"]},
+        {"a": right["b"], "b": right["a"]},
+        {"a": right["a"].reshape(3, 2), "b": right["b"]},
+        {"a": right["a"], "b": torch.zeros(2, 3, dtype=torch.int32)},
+        {"a": right["a"], "b": torch.tensor([[0.0, 0, 0], [0, 0, 1e-45]])},
+    ]
+    assert digest(dict(reversed(right.items()))) == digest(right)
+    assert len({digest(right), *map(digest, wrong)}) == 1 + len(wrong)
