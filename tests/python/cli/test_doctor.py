@@ -110,14 +110,6 @@ def test_options_are_those_of_the_core():
     assert set(doctor.OPTIONS) == set(read)
 
 
-def test_options_are_shown(report, monkeypatch, tmp_path):
-    # `make test` sets variables of the build and of the tests.
-    for name in [name for name in os.environ if name.startswith("FST_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("FST_THREADS", "3")
-    assert report(tmp_path)["machine"]["options"] == {"options": {"FST_THREADS": "3"}, "unknown": []}
-
-
 @pytest.mark.parametrize(
     ("refusal", "disabled", "advice"),
     [

@@ -20,12 +20,8 @@ from suite import CHECKOUT
 
 # Prints, so that an attempt to import PyTorch is found although it fails.
 BLOCKED = "import sys\nprint('PyTorch was tried', file=sys.stderr)\nraise ImportError('no PyTorch here')\n"
-HELP = [
-    [],
-    ["--help"],
-    ["-h"],
-    *([name, "--help"] for name in ("inspect", "verify", "sign", "time", "convert", "doctor", "tmpfs", "clean")),
-]
+# The help of one subcommand imports the modules of all.
+HELP = [[], ["-h"], ["--help"], ["verify", "--help"]]
 
 
 @pytest.fixture
