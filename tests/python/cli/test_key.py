@@ -86,6 +86,7 @@ def test_commands_read_encrypted_files(command, request, tmp_path, monkeypatch, 
         assert command("convert", path, target, "--decrypt").returncode == 0
         assert torch.equal(fst.load_file(tmp_path / target)["weight"], torch.arange(6.0))
     assert json.loads(command("inspect", tmp_path / "back.tensors", "--json").stdout)["encrypted"] is False
+    assert "hashes of back.tensors" in command("verify", "back.tensors").stdout
     # The last byte of the data of the last tensor, which in tensorizer's format is before a number.
     flip_bit(path, -1 if file == "encrypted" else -9)
     result = command("verify", path)

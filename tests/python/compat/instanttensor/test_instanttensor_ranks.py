@@ -35,8 +35,6 @@ def iterate(files, options, reader):
     ("size", "reader", "options", "dtypes"),
     [
         (2, "pread", {}, DTYPES),
-        (2, "auto", {}, DTYPES),
-        (2, "pread", {"buffer_size": 1}, ["F32"]),
         (3, "auto", {}, ["F32"]),
         (4, "pread", {"buffer_size": 300}, ["F32", "BF16"]),
     ],

@@ -145,7 +145,7 @@ def test_invalid_files():
         stream_io.open_stream("text", "r")
     with pytest.raises(ValueError, match=r"^http://"):
         TensorSerializer("http://h/m")
-    for address in ("http://h/m", "HTTPS://h/m", b"http://h/m"):
+    for address in ("HTTPS://h/m", b"http://h/m"):
         with pytest.raises(ValueError, match="cannot be saved to a web server"):
             stream_io.open_stream(address, "wb")
 

@@ -11,7 +11,7 @@ from fst.compat.tensorizer import TensorDeserializer as Deserializer
 from fst.compat.tensorizer import TensorSerializer as Serializer
 from rawfile import assert_all_same, assert_same
 from saved import flip_bit
-from tensorizer_helpers import DEVICES, Model, both_libraries, save, save_module, tensors_of
+from tensorizer_helpers import DEVICES, both_libraries, save
 
 KEY = bytes(range(32))
 PARAMS = DecryptionParams.from_key(KEY)
@@ -85,17 +85,6 @@ def test_keys_of_fst_encrypt(path, key, decryption):
         assert_all_same(found, state_dict)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_modules(model, device):
-    params = EncryptionParams.random()
-    save_module("m.tensors", model, encryption=params)
-    other = Model(device)
-    key = DecryptionParams.from_key(params.key)
-    with Deserializer("m.tensors", device, encryption=key, lazy_load=True) as found:
-        found.load_into_module(other, verify_hash=True)
-        assert_all_same(tensors_of(other), tensors_of(model))
-
-
 def test_casts(expected):
     for options in ({}, {"lazy_load": True}, {"verify_hash": True}):
         found = Deserializer("m.tensors", "cpu", dtype=torch.float64, encryption=PARAMS, **options)
@@ -103,18 +92,6 @@ def test_casts(expected):
         assert found["n"].dtype == torch.int64
     found = Deserializer("m.tensors", "cpu", dtype=torch.float64, encryption=PARAMS, lazy_load=True)
     assert {tensor.dtype for *_, tensor in found.read_tensors()} == {torch.float64, torch.int64, torch.uint8}
-
-
-def test_tensors_without_data():
-    state_dict = {"e": torch.empty(0, 3), "m": torch.empty(3, device="meta"), "w": torch.ones(2)}
-    write("m.tensors", state_dict)
-    found = Deserializer("m.tensors", "cpu", encryption=PARAMS, verify_hash=True)
-    assert_all_same(found, state_dict | {"m": torch.zeros(3)})
-    assert Deserializer("m.tensors", "meta", encryption=PARAMS)["w"].is_meta
-    long = {"long": torch.empty(2**33, device="meta"), "w": torch.ones(2)}
-    write("m.tensors", long)
-    with Deserializer("m.tensors", "cpu", encryption=PARAMS, lazy_load=True) as found:
-        assert found["w"].tolist() == [1, 1]
 
 
 def test_keys_from_strings(expected):

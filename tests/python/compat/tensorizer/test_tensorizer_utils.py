@@ -1,6 +1,5 @@
 """Utilities and public names of `fst.compat.tensorizer`."""
 
-import re
 import threading
 
 import pytest
@@ -8,17 +7,6 @@ import torch
 
 from fst.compat.tensorizer import utils
 from tensorizer_helpers import Model
-
-
-def test_memory_usage():
-    parts = re.fullmatch(
-        r"CPU: \(maxrss: ([\d,]+)MiB F: ([\d,]+)MiB\)"
-        r"( GPU: \(U: [\d,]+MiB F: [\d,]+MiB T: [\d,]+MiB\)"
-        r" TORCH: \(R: [\d,]+MiB/[\d,]+MiB, A: [\d,]+MiB/[\d,]+MiB\))?",
-        utils.get_mem_usage(),
-    )
-    assert all(int(part.replace(",", "")) > 1 for part in parts.groups()[:2])
-    assert (parts[3] is not None) == torch.cuda.is_available()
 
 
 def test_no_init_or_tensor():

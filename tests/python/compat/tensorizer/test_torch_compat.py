@@ -52,17 +52,13 @@ def test_save_and_load_objects(model, zipped, device):
     assert bytes(found["storage"].tolist()) == bytes(range(4))
 
 
-def test_object_without_tensors():
+def test_files_without_tensors_beside_them(model):
     with torch_compat.tensorizer_saving():
         torch.save({"step": 3}, "plain.pt")
     assert not os.path.exists("plain.pt.tensors")
-    with torch_compat.tensorizer_loading():
-        assert torch.load("plain.pt") == {"step": 3}
-
-
-def test_plain_pytorch_file(model):
     torch.save(model.state_dict(), "model.pt")
     with torch_compat.tensorizer_loading(device="cpu"):
+        assert torch.load("plain.pt") == {"step": 3}
         assert_all_same(torch.load("model.pt"), model.state_dict())
 
 
