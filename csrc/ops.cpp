@@ -16,10 +16,10 @@
 #include "delta.h"
 #include "encryption_key.h"
 #include "error.h"
-#include "group.h"
 #include "load.h"
 #include "loader.h"
-#include "rank_save.h"
+#include "ranks_load.h"
+#include "ranks_save.h"
 #include "save.h"
 #include "select.h"
 #include "source.h"
@@ -109,7 +109,7 @@ void load_regions_into(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint, Str
   checkpoint->load_into(Selected::regions(names, starts, lengths, steps), out, OutputDtype::kAny);
 }
 
-std::vector<at::Tensor> load_own(const c10::intrusive_ptr<OpenGroupPlan>& plan, int64_t rank,
+std::vector<at::Tensor> load_own(const c10::intrusive_ptr<OpenLoadPlan>& plan, int64_t rank,
                                  const std::vector<int64_t>& items, c10::Device device, Dtype dtype,
                                  const Patterns& patterns, const DtypeNumbers& dtypes) {
   return plan->load_own({device, dtype_rules(dtype, patterns, dtypes)}, rank, items);
@@ -349,23 +349,23 @@ TORCH_LIBRARY(fst, m) {
       .def("changes", changes_of_deltas, "",
            {torch::arg("names"), torch::arg("old"), torch::arg("shapes"), torch::arg("ranges"),
             torch::arg("limit_bytes") = -1});
-  m.class_<OpenGroupPlan>("GroupPlan")
+  m.class_<OpenLoadPlan>("LoadPlan")
       .def(torch::init<const c10::intrusive_ptr<OpenCheckpoint>&, const at::Tensor&, const std::string&>(),
            "Plan of a load by a group of ranks: reads and exchanges of each rank.",
            {torch::arg("checkpoint"), torch::arg("numbers"), torch::arg("request")})
-      .def("call", call_method<OpenGroupPlan>)
+      .def("call", call_method<OpenLoadPlan>)
       .def("load_own", load_own, "",
            {torch::arg("rank"), torch::arg("items"), torch::arg("device"), torch::arg("dtype"),
             torch::arg("patterns") = none, torch::arg("dtypes") = none})
-      .def("load_own_into", &OpenGroupPlan::load_own_into, "",
+      .def("load_own_into", &OpenLoadPlan::load_own_into, "",
            {torch::arg("rank"), torch::arg("items"), torch::arg("out")});
-  m.class_<GroupLoad>("GroupLoad")
-      .def(torch::init<const c10::intrusive_ptr<OpenGroupPlan>&, int64_t, const GroupLoad::Outputs&, c10::Device>(),
+  m.class_<RanksLoad>("RanksLoad")
+      .def(torch::init<const c10::intrusive_ptr<OpenLoadPlan>&, int64_t, const RanksLoad::Outputs&, c10::Device>(),
            "Executes a group plan on one rank.",
            {torch::arg("plan"), torch::arg("rank"), torch::arg("out"), torch::arg("device")})
-      .def("read", &GroupLoad::read, "", {torch::arg("window"), torch::arg("send")})
-      .def("unpack", &GroupLoad::unpack, "", {torch::arg("window"), torch::arg("received")})
-      .def("finish", &GroupLoad::finish);
+      .def("read", &RanksLoad::read, "", {torch::arg("window"), torch::arg("send")})
+      .def("unpack", &RanksLoad::unpack, "", {torch::arg("window"), torch::arg("received")})
+      .def("finish", &RanksLoad::finish);
   m.class_<OpenSavePlan>("SavePlan")
       .def(torch::init<const at::Tensor&, const std::string&>(),
            "Plan of a save by a group of ranks: writes and exchanges of each rank.",
@@ -374,15 +374,15 @@ TORCH_LIBRARY(fst, m) {
   m.class_<CheckpointSave>("CheckpointSave")
       .def(torch::init<>(), "Files of a checkpoint that a save replaces.")
       .def("call", call_method<CheckpointSave>);
-  m.class_<GroupSave>("GroupSave")
-      .def(torch::init<const c10::intrusive_ptr<OpenSavePlan>&, int64_t, Strings, Strings, const GroupSave::Tensors&>(),
+  m.class_<RanksSave>("RanksSave")
+      .def(torch::init<const c10::intrusive_ptr<OpenSavePlan>&, int64_t, Strings, Strings, const RanksSave::Tensors&>(),
            "Executes the plan of a save on one rank.",
            {torch::arg("plan"), torch::arg("rank"), torch::arg("paths"), torch::arg("uploads"), torch::arg("tensors")})
-      .def("read", &GroupSave::read, "", {torch::arg("window"), torch::arg("send")})
-      .def("unpack", &GroupSave::unpack, "", {torch::arg("window"), torch::arg("received")})
-      .def("hashes", &GroupSave::hashes)
-      .def("seal", &GroupSave::seal, "", {torch::arg("hashes")})
-      .def("finish", &GroupSave::finish);
+      .def("read", &RanksSave::read, "", {torch::arg("window"), torch::arg("send")})
+      .def("unpack", &RanksSave::unpack, "", {torch::arg("window"), torch::arg("received")})
+      .def("hashes", &RanksSave::hashes)
+      .def("seal", &RanksSave::seal, "", {torch::arg("hashes")})
+      .def("finish", &RanksSave::finish);
   m.class_<OpenCipher>("Cipher")
       .def(torch::init<const at::Tensor&, const at::Tensor&, int64_t, int64_t>(),
            "Secret key of encrypted files in tensorizer's format.",

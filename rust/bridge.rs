@@ -11,12 +11,12 @@ mod destinations;
 mod dtype_rules;
 mod encryption_key;
 mod error;
-mod exchange;
-mod group;
 mod guard;
 mod hidden;
 mod profile;
-mod rank_save;
+mod ranks;
+mod ranks_load;
+mod ranks_save;
 mod save;
 mod selection;
 mod source;
@@ -34,9 +34,9 @@ use self::cipher::{Cipher, cipher_of_key, derive_key, new_cipher};
 use self::delta::{DeltaWork, UpdateSource, encode_changes, join_deltas, open_update};
 use self::encryption_key::{EncryptionKey, encryption_key, key_for_save, key_of_file, key_of_passphrase, rotate_key};
 use self::error::{error_text, exception_of, out_of_memory};
-use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
 use self::profile::profile_stop;
-use self::rank_save::{RankSave, SavePlan, finish_rank_save, open_rank_save, plan_save};
+use self::ranks_load::{LoadPlan, RankPlan, plan_load, plan_rank};
+use self::ranks_save::{RankSave, SavePlan, finish_ranks_save, open_ranks_save, plan_save};
 use self::save::{
     AnySave, FileLayout, NewFile, SavedFiles, begin_save, check_tensor, finish_save, lay_out_file, new_file,
     read_mapped, saved_files,
@@ -438,13 +438,13 @@ mod ffi {
         unsafe fn append(self: &mut AnyWriter, stream: &DeviceStream, address: u64, bytes: u64) -> Result<()>;
         fn finish_writer(writer: Box<AnyWriter>) -> Result<()>;
 
-        type GroupPlan;
-        fn plan_group(checkpoint: &Checkpoint, numbers: &[i64], request: &str) -> Result<Box<GroupPlan>>;
-        fn call(self: &GroupPlan, method: &str, request: &str) -> Result<String>;
-        fn select_own(self: &GroupPlan, rank: i64, items: &[i64]) -> Result<Box<Selection>>;
+        type LoadPlan;
+        fn plan_load(checkpoint: &Checkpoint, numbers: &[i64], request: &str) -> Result<Box<LoadPlan>>;
+        fn call(self: &LoadPlan, method: &str, request: &str) -> Result<String>;
+        fn select_own(self: &LoadPlan, rank: i64, items: &[i64]) -> Result<Box<Selection>>;
 
         type RankPlan;
-        fn plan_rank(plan: &GroupPlan, rank: i64) -> Result<Box<RankPlan>>;
+        fn plan_rank(plan: &LoadPlan, rank: i64) -> Result<Box<RankPlan>>;
         fn selection(self: &RankPlan) -> Box<Selection>;
         fn shards(self: &RankPlan) -> Result<Vec<Spec>>;
         fn reads(self: &RankPlan, window: i64) -> Result<Vec<RankRange>>;
@@ -457,7 +457,7 @@ mod ffi {
         fn local_tensors(self: &SavePlan, rank: i64) -> Result<Vec<LocalTensor>>;
 
         type RankSave;
-        fn open_rank_save(
+        fn open_ranks_save(
             plan: &SavePlan,
             rank: i64,
             paths: &[String],
@@ -470,7 +470,7 @@ mod ffi {
         unsafe fn write(self: &RankSave, window: i64, first: usize, count: usize, sources: &[Extent]) -> Result<()>;
         fn hashes(self: &RankSave) -> Result<Vec<u8>>;
         fn seal(self: &mut RankSave, hashes: &[u8]) -> Result<()>;
-        fn finish_rank_save(save: Box<RankSave>) -> Result<String>;
+        fn finish_ranks_save(save: Box<RankSave>) -> Result<String>;
 
         type Recording;
         fn record(self: &Selection, device: &str) -> Box<Recording>;

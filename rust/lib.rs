@@ -25,7 +25,7 @@ pub mod format;
 pub mod cast;
 pub mod checkpoint;
 pub mod plan;
-pub mod group;
+pub mod ranks;
 pub mod reader;
 pub mod device;
 pub mod staging;

@@ -20,7 +20,7 @@ pub mod memory;
 pub mod output;
 mod permissions;
 mod planned_file;
-pub mod rank_save;
+pub mod ranks_save;
 pub mod rotate;
 mod temp_file;
 mod write_threads;

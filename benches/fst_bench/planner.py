@@ -1,6 +1,6 @@
 """Plans of loads by any number of ranks, without processes for the ranks.
 
-fst's own planner, `torch.classes.fst.GroupPlan`, runs in one process and reads headers only.
+fst's own planner, `torch.classes.fst.LoadPlan`, runs in one process and reads headers only.
 """
 
 import json
@@ -60,11 +60,11 @@ def region_of(shard: Shard, shape: Sequence[int], rank: int, ranks: int) -> Regi
     return Region(tuple(starts), tuple(lengths))
 
 
-class GroupPlan:
+class LoadPlan:
     """Plan of a load by ranks.
 
     Args:
-        plan: An instance of `torch.classes.fst.GroupPlan`.
+        plan: An instance of `torch.classes.fst.LoadPlan`.
     """
 
     def __init__(self, plan: Any) -> None:
@@ -83,7 +83,7 @@ class Planner:
         self._checkpoint = torch.classes.fst.Checkpoint([str(path) for path in paths], None)
         self._positions = {name: position for position, name in enumerate(self._checkpoint.names())}
 
-    def plan(self, requests: Sequence[Sequence[ShardRequest]], strategy: str, window_bytes: int) -> GroupPlan:
+    def plan(self, requests: Sequence[Sequence[ShardRequest]], strategy: str, window_bytes: int) -> LoadPlan:
         """Plans a load by one rank for each item of `requests`. Ranks with equal requests may share one list object."""
         distinct = {id(own): own for own in requests}
         indices = {identity: index for index, identity in enumerate(distinct)}
@@ -95,7 +95,7 @@ class Planner:
             "strategy": strategy,
             "window_bytes": window_bytes,
         }
-        return GroupPlan(torch.classes.fst.GroupPlan(self._checkpoint, torch.cat(lists), json.dumps(request)))
+        return LoadPlan(torch.classes.fst.LoadPlan(self._checkpoint, torch.cat(lists), json.dumps(request)))
 
     def _encode(self, requests: Sequence[ShardRequest]) -> Tensor:
         """Encodes requests as the planner takes them: the number of layouts, the layouts, and for each request the

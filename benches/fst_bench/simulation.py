@@ -15,7 +15,7 @@ from torch import Tensor
 from . import text
 from .large_models import LAYOUTS, MODELS, NODE_RANKS, Layout, positions, write_sparse
 from .page import Part
-from .planner import GroupPlan, Planner
+from .planner import LoadPlan, Planner
 from .planning_cost import PLANNED, PlannedLayout, load_cost, save_cost
 from .result import Run
 from .suite import Case, Figures, Option, Suite
@@ -43,7 +43,7 @@ class Window(NamedTuple):
     received_bytes: Tensor
 
 
-def windows(plan: GroupPlan, ranks: int) -> Iterator[Window]:
+def windows(plan: LoadPlan, ranks: int) -> Iterator[Window]:
     """Yields all windows of a plan for this number of ranks, in order."""
     for number in range(plan.call("windows")):
         collective, segments, _ = plan.call("traffic", 0, number)

@@ -12,7 +12,6 @@ use crate::device::cuda::Cuda;
 use crate::device::host::Host;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
-use crate::group::Group;
 use crate::load::background::BackgroundTransfer;
 use crate::load::check;
 use crate::load::shared_cache;
@@ -22,6 +21,7 @@ use crate::load::transfer::Transfer;
 use crate::load::views::{self, Mappings};
 use crate::options::Options;
 use crate::profile::{self, Span, Stage};
+use crate::ranks::load::LoadPlan;
 use serde_json::json;
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ pub(super) enum Reads {
     /// This process alone.
     Alone,
     /// A rank of a group, which leaves the bytes between its own to other ranks if these need them.
-    OfRank(Arc<Group>, Shards),
+    OfRank(Arc<LoadPlan>, Shards),
 }
 
 /// Shards that a rank reads.

@@ -20,7 +20,7 @@ import fst
 from budget import Budget
 from forked import ForkedProgram
 from fst import cli
-from ranks import Ranks
+from rank_processes import Ranks
 from suite import CHUNKS, READER_AND_CHUNKS, READERS, require_ci, require_gpu
 
 # Libraries read these variables when they are imported. Models come from folders and packages. Compiled programs need

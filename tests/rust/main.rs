@@ -17,7 +17,6 @@ mod dtype;
 mod dtype_rules;
 mod encryption;
 mod files;
-mod group;
 mod header;
 mod host_load;
 mod layout;
@@ -29,6 +28,7 @@ mod names;
 mod options;
 mod page_cache;
 mod plan;
+mod ranks;
 mod read_ahead;
 #[cfg(feature = "remote")]
 mod remote;

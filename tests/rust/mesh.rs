@@ -1,6 +1,6 @@
 //! Layouts of tensors over meshes.
 
-use fst::group::mesh::{Mesh, MeshLayout, Placement};
+use fst::ranks::mesh::{Mesh, MeshLayout, Placement};
 use proptest::collection::vec;
 use proptest::prelude::*;
 

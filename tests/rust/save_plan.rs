@@ -1,8 +1,8 @@
 //! Plans of saves by ranks: all ranks simulated in memory.
 
 use fst::dtype::Dtype;
-use fst::group::mesh::{Mesh, MeshLayout, Placement};
-use fst::group::save::{IndexBox, Layout, RankPlan, SavePlan, SaveRequest, SaveTensor};
+use fst::ranks::mesh::{Mesh, MeshLayout, Placement};
+use fst::ranks::save::{IndexBox, Layout, RankPlan, SavePlan, SaveRequest, SaveTensor};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::ops::Range;

@@ -19,10 +19,6 @@ from fst._core.group import RankError
 from fst._core.library import version as __version__
 from fst._core.ops import release_memory, warm_up
 from fst._core.verify import IntegrityWarning
-from fst._distributed.load_distributed import load_distributed
-from fst._distributed.load_sharded import load_sharded
-from fst._distributed.save_distributed import save_distributed
-from fst._distributed.stream_sharded import stream_sharded
 from fst._load.convert import cast, scatter
 from fst._load.load import (
     load_boxes,
@@ -40,6 +36,10 @@ from fst._module.load_module import load_module
 from fst._patch.patch import patch, unpatch
 from fst._profile.profile import Profile, profile
 from fst._profile.summary import ReaderUse, StageTime, Summary
+from fst._ranks.load_distributed import load_distributed
+from fst._ranks.load_sharded import load_sharded
+from fst._ranks.save_distributed import save_distributed
+from fst._ranks.stream_sharded import stream_sharded
 from fst._save.rotate import rotate_key
 from fst._save.save import save_file, save_file_async
 from fst._save.writer import Writer

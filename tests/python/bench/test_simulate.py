@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import Replicate, Shard
 
 import fst
-from fst._distributed.exchange import Exchange
+from fst._ranks.exchange import Exchange
 from fst_bench.large_models import LAYOUTS, MODELS, Model, positions, write_sparse
 from fst_bench.planner import Chunk, Planner, Region, Whole
 from fst_bench.result import Run

@@ -11,7 +11,7 @@ import tensorsfile
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst_bench.http_server import Server
 from placements import rows, shard_of
-from ranks import on_ranks
+from rank_processes import on_ranks
 from rawfile import DTYPES, Raw, assert_all_same, assert_same, bits_of, random_raw
 from saved import flip_bit
 from tensorsfile import BUFFER, PARAMETER, Stored, encode, stored

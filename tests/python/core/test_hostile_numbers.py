@@ -20,21 +20,21 @@ REFUSED = {
     "Cipher.derive passes": "classes.Cipher.derive(key, key[:16].clone(), n, 8192, key.clone())",
     "EncryptionKey.of_passphrase memory": "classes.EncryptionKey.of_passphrase(key, 1, n, '')",
     "EncryptionKey.of_passphrase passes": "classes.EncryptionKey.of_passphrase(key, n, 1 << 20, '')",
-    "GroupLoad rank": "classes.GroupLoad(plan(), n, [key.clone()], cpu)",
-    "GroupLoad.read": "classes.GroupLoad(plan(), 0, [key.clone()], cpu).read(n, key[:0].clone())",
-    "GroupLoad.unpack": "classes.GroupLoad(plan(), 0, [key.clone()], cpu).unpack(n, key[:0].clone())",
-    "GroupPlan count": "plan(lists=[n])",
-    "GroupPlan.cached_items": "plan().call('cached_items', str(n))",
-    "GroupPlan.load_own item": "plan().load_own(0, [n], cpu, None)",
-    "GroupPlan.load_own rank": "plan().load_own(n, [0], cpu, None)",
-    "GroupPlan.load_own_into item": "plan().load_own_into(0, [n], [key.clone()])",
-    "GroupPlan.load_own_into rank": "plan().load_own_into(n, [0], [key.clone()])",
-    "GroupPlan.part_to_verify": "plan().call('part_to_verify', str(n))",
-    "GroupPlan.reads": "plan().call('reads', f'[{n}, {n}]')",
-    "GroupPlan.sent_bytes": "plan().call('sent_bytes', str(n))",
-    "GroupPlan.traffic rank": "plan().call('traffic', f'[{n}, 0]')",
-    "GroupPlan.traffic window": "plan().call('traffic', f'[0, {n}]')",
-    "GroupSave rank": "classes.GroupSave(saves(), n, ['new'], [''], [key])",
+    "RanksLoad rank": "classes.RanksLoad(plan(), n, [key.clone()], cpu)",
+    "RanksLoad.read": "classes.RanksLoad(plan(), 0, [key.clone()], cpu).read(n, key[:0].clone())",
+    "RanksLoad.unpack": "classes.RanksLoad(plan(), 0, [key.clone()], cpu).unpack(n, key[:0].clone())",
+    "LoadPlan count": "plan(lists=[n])",
+    "LoadPlan.cached_items": "plan().call('cached_items', str(n))",
+    "LoadPlan.load_own item": "plan().load_own(0, [n], cpu, None)",
+    "LoadPlan.load_own rank": "plan().load_own(n, [0], cpu, None)",
+    "LoadPlan.load_own_into item": "plan().load_own_into(0, [n], [key.clone()])",
+    "LoadPlan.load_own_into rank": "plan().load_own_into(n, [0], [key.clone()])",
+    "LoadPlan.part_to_verify": "plan().call('part_to_verify', str(n))",
+    "LoadPlan.reads": "plan().call('reads', f'[{n}, {n}]')",
+    "LoadPlan.sent_bytes": "plan().call('sent_bytes', str(n))",
+    "LoadPlan.traffic rank": "plan().call('traffic', f'[{n}, 0]')",
+    "LoadPlan.traffic window": "plan().call('traffic', f'[0, {n}]')",
+    "RanksSave rank": "classes.RanksSave(saves(), n, ['new'], [''], [key])",
     "SavePlan ranks": "saves(ranks=n)",
     "SavePlan.traffic rank": "saves().call('traffic', f'[{n}, 0]')",
     "SavePlan.traffic window": "saves().call('traffic', f'[0, {n}]')",
@@ -68,8 +68,8 @@ REFUSED = {
 # Calls that accept some of the numbers, as limits or as numbers of what is not used. They end at once.
 BOUNDED = {
     "EncryptionKey.rotate": "classes.EncryptionKey(key, '').rotate('absent', classes.EncryptionKey(key, ''), n)",
-    "GroupPlan caches": "plan(caches=[n])",
-    "GroupPlan window": "plan(window=n)",
+    "LoadPlan caches": "plan(caches=[n])",
+    "LoadPlan window": "plan(window=n)",
     "Loader window": "classes.Loader(['b'], cpu, None, None, n).next()",
     "SavePlan window": "saves(window=n)",
     "UpdateSource.changes": "classes.UpdateSource(['b']).changes(['x'], [key], [[n, n]], [[]], n)",
@@ -104,9 +104,9 @@ VECTORS = {
     "Cipher key": "classes.Cipher(v, key[:16].clone(), 1, 8192)",
     "Cipher.derive": "classes.Cipher.derive(key, key[:16].clone(), 1, 8192, v)",
     "EncryptionKey": "classes.EncryptionKey(v, '')",
-    "GroupLoad output": "classes.GroupLoad(plan(), 0, [v], cpu)",
-    "GroupPlan requests": "plan(vector=v)",
-    "GroupSave tensor": "classes.GroupSave(saves(), 0, ['new'], [''], [v])",
+    "RanksLoad output": "classes.RanksLoad(plan(), 0, [v], cpu)",
+    "LoadPlan requests": "plan(vector=v)",
+    "RanksSave tensor": "classes.RanksSave(saves(), 0, ['new'], [''], [v])",
     "Update.stage positions": "write([key.clone()], [v], [key])",
     "SavePlan numbers": "saves(vector=v)",
     "Source.read": "classes.Source('a').read(90, v)",
@@ -139,7 +139,7 @@ file = classes.Checkpoint(["b"])
 def plan(numbers={REQUESTS["whole"]!r}, lists=(0,), caches=(-1,), window=1 << 20, vector=None):
     vector = torch.tensor(numbers) if vector is None else vector
     request = dict(list_of_rank=lists, caches=caches, strategy="auto", window_bytes=window, lengths=[len(vector)])
-    return classes.GroupPlan(classes.Checkpoint(["a"]), vector, json.dumps(request))
+    return classes.LoadPlan(classes.Checkpoint(["a"]), vector, json.dumps(request))
 
 
 def plan_of_two(numbers):

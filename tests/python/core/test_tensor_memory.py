@@ -76,10 +76,10 @@ CALLS = {
     "Update target": "write([t], [None], [key])",
     "Update positions": "write([key.clone()], [t], [key])",
     "Update values": "write([key.clone()], [None], [t])",
-    "GroupPlan": 'classes.GroupPlan(classes.Checkpoint(["a"]), t, request)',
-    "GroupLoad": "classes.GroupLoad(plan, 0, [t], torch.device('cpu'))",
-    "GroupLoad.read": "classes.GroupLoad(plan, 0, [key.clone()], torch.device('cpu')).read(0, t)",
-    "GroupLoad.unpack": "classes.GroupLoad(plan, 0, [key.clone()], torch.device('cpu')).unpack(0, t)",
+    "LoadPlan": 'classes.LoadPlan(classes.Checkpoint(["a"]), t, request)',
+    "RanksLoad": "classes.RanksLoad(plan, 0, [t], torch.device('cpu'))",
+    "RanksLoad.read": "classes.RanksLoad(plan, 0, [key.clone()], torch.device('cpu')).read(0, t)",
+    "RanksLoad.unpack": "classes.RanksLoad(plan, 0, [key.clone()], torch.device('cpu')).unpack(0, t)",
     "Memory.check": 'classes.Memory.check("x", t)',
     "Memory.copy": 'classes.Memory.copy("x", t)',
     "Memory.is_mapped": "assert not classes.Memory.is_mapped(t)",
@@ -118,7 +118,7 @@ with TensorSerializer("h") as serializer:
     serializer.write_state_dict({{"x": key}})
 request = dict(lengths=[4], list_of_rank=[0], caches=[-1], strategy="auto", window_bytes=1 << 20)
 request = json.dumps(request)
-plan = classes.GroupPlan(classes.Checkpoint(["a"]), torch.tensor([1, 2, 0, 0]), request)
+plan = classes.LoadPlan(classes.Checkpoint(["a"]), torch.tensor([1, 2, 0, 0]), request)
 
 
 def write(*lists):

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import Replicate, Shard
 
 import fst
-from ranks import on_ranks
+from rank_processes import on_ranks
 from rawfile import assert_all_same, assert_same
 
 GENERATOR = torch.Generator().manual_seed(1)

@@ -26,7 +26,7 @@ from torch.distributed.tensor import Replicate, Shard
 import fst
 import fst.torch as fst_torch
 from forked import run_in_fork
-from ranks import on_ranks
+from rank_processes import on_ranks
 from rawfile import assert_all_same
 from saved import KEY, damage, manifest_of, registered, write_each
 from suite import READERS

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import fst
 from combinations import pairwise
-from ranks import on_ranks
+from rank_processes import on_ranks
 from rawfile import assert_all_same, assert_same
 
 

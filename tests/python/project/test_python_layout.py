@@ -17,7 +17,7 @@ ROOMS = [
     "_load",
     "_save",
     "_profile",
-    "_distributed",
+    "_ranks",
     "_module",
     "_update",
     "_safetensors_api",

@@ -23,7 +23,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import fst
 import fst.dcp
 from fst._core import ops
-from fst._core.classes import GroupSave
+from fst._core.classes import RanksSave
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer
 from objects import assert_equal, set_environ, write_all
 from proxy import Proxy, once
@@ -439,7 +439,7 @@ def save_on_rank(url, environ, max_shard_bytes, failing_rank=None):
         "columns": distribute_tensor(full["columns"], mesh, [Shard(1)], src_data_rank=None),
     }
     fault = RuntimeError("out of paper") if dist.get_rank() == failing_rank else None
-    with mock.patch.dict(os.environ, environ), mock.patch.object(GroupSave, "finish", wraps_finish(fault)):
+    with mock.patch.dict(os.environ, environ), mock.patch.object(RanksSave, "finish", wraps_finish(fault)):
         try:
             fst.save_distributed(state_dict, url, max_shard_bytes, digests="blake3")
         except RuntimeError as error:
@@ -448,7 +448,7 @@ def save_on_rank(url, environ, max_shard_bytes, failing_rank=None):
 
 
 def wraps_finish(fault):
-    finish = GroupSave.finish
+    finish = RanksSave.finish
 
     def wrapped(self):
         finish(self)

@@ -15,7 +15,7 @@ from combinations import pairwise
 from forked import run_in_fork
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core import ops
-from fst._core.classes import CheckpointSave, GroupPlan
+from fst._core.classes import CheckpointSave, LoadPlan
 
 INDEX = "model.safetensors.index.json"
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
@@ -197,5 +197,5 @@ def test_ranks_do_not_open_two_saves(tmp_path):
     with pytest.raises(fst.SourceChangedError, match="replaced while the ranks opened it"):
         OpenCheckpoint(tmp_path, headers)
     requests = [torch.zeros(1, dtype=torch.int64)]
-    plans = [GroupPlan(each, requests, [0], [-1], "own", 1 << 20) for each in (first, OpenCheckpoint(tmp_path))]
+    plans = [LoadPlan(each, requests, [0], [-1], "own", 1 << 20) for each in (first, OpenCheckpoint(tmp_path))]
     assert plans[0].digest() != plans[1].digest()

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import fst
-from ranks import on_ranks
+from rank_processes import on_ranks
 from rawfile import assert_all_same
 
 BASE = {

@@ -5,7 +5,7 @@ import torch
 
 import fst
 from fst._checkpoint.region import Region
-from fst._distributed.shards import Replicated
+from fst._ranks.shards import Replicated
 from fst._update.prepare_update import prepare_parts
 from fst._update.target import Part
 

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import fst
-from ranks import on_ranks
+from rank_processes import on_ranks
 from rawfile import assert_all_same
 
 

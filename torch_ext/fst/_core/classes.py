@@ -429,7 +429,7 @@ class ExchangePlan(CoreObject):
 
 
 @methods_translate_errors
-class GroupPlan(ExchangePlan):
+class LoadPlan(ExchangePlan):
     """Plan of a load by several ranks: the byte ranges that each rank reads, and those that ranks exchange.
 
     Args:
@@ -459,7 +459,7 @@ class GroupPlan(ExchangePlan):
             "window_bytes": window_bytes,
         }
         numbers = requests[0] if len(requests) == 1 else torch.cat(list(requests))
-        super().__init__("GroupPlan", checkpoint, numbers, json.dumps(request))
+        super().__init__("LoadPlan", checkpoint, numbers, json.dumps(request))
 
     def has_exchange(self) -> bool:
         """Returns whether the ranks exchange any data."""
@@ -474,7 +474,7 @@ class GroupPlan(ExchangePlan):
         return self._object.load_own(rank, items, device, **dtype_arguments(dtype))
 
 
-class GroupLoad(CoreObject):
+class RanksLoad(CoreObject):
     """Execution of a plan by one rank. The calls are ordered on the current stream.
 
     Args:
@@ -484,8 +484,8 @@ class GroupLoad(CoreObject):
         device: The device of the tensors.
     """
 
-    def __init__(self, plan: GroupPlan, rank: int, out: Sequence[Tensor | None], device: torch.device) -> None:
-        super().__init__("GroupLoad", plan, rank, out, device)
+    def __init__(self, plan: LoadPlan, rank: int, out: Sequence[Tensor | None], device: torch.device) -> None:
+        super().__init__("RanksLoad", plan, rank, out, device)
 
 
 class SavePlan(ExchangePlan):
@@ -497,7 +497,7 @@ class SavePlan(ExchangePlan):
         names: The names of the tensors.
         numbers: The layouts and the tensors, as a 1-d int64 tensor: the count of layouts; the layouts; and for each
             tensor the index of its file, the number of its dtype, the index of its layout, the number of dimensions and
-            the sizes of the full tensor. `Layout::decode` in rust/group/layout.rs describes layouts.
+            the sizes of the full tensor. `Layout::decode` in rust/ranks/layout.rs describes layouts.
         metadata: The metadata of each file. An empty dict is left out.
         ranks: The number of ranks.
         window_bytes: The upper bound for the buffers of a rank in bytes. There are two send and two receive buffers.
@@ -606,7 +606,7 @@ class CheckpointSave(CoreObject):
 
 
 @methods_translate_errors
-class GroupSave(CoreObject):
+class RanksSave(CoreObject):
     """Execution of a save plan by one rank. The calls are ordered on the stream that was current when it was created.
 
     Args:
@@ -626,7 +626,7 @@ class GroupSave(CoreObject):
         uploads: Sequence[str],
         tensors: Sequence[Tensor | None],
     ) -> None:
-        super().__init__("GroupSave", plan, rank, paths, uploads, tensors)
+        super().__init__("RanksSave", plan, rank, paths, uploads, tensors)
         # Parts of objects that this rank has sent: file, index and id. Known after `finish`.
         self.sent_parts: list[tuple[int, int, str]] = []
 

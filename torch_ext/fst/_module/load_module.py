@@ -16,14 +16,14 @@ from fst._core.arguments import Device, Dtype, Paths, dtype_of
 from fst._core.dtypes import CASTABLE
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
-from fst._distributed.dtensors import is_dtensor, reshard
-from fst._distributed.load import device_message, fill_shards, open_for_group
-from fst._distributed.meshes import MeshLayouts, enclosing_mesh, mesh_device, mesh_group
-from fst._distributed.shards import ShardRequest
 from fst._module.check import call_post_hooks, check_match, differing_on_any, tied_names
 from fst._module.match import Match, ModuleTensor, match_tensors, module_tensors
 from fst._module.materialize import ModuleOptions, convert_unloaded, load_new, replace
 from fst._module.shards import meshes_of, requested_shards
+from fst._ranks.dtensors import is_dtensor, reshard
+from fst._ranks.load import device_message, fill_shards, open_for_group
+from fst._ranks.meshes import MeshLayouts, enclosing_mesh, mesh_device, mesh_group
+from fst._ranks.shards import ShardRequest
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

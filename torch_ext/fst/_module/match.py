@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from fst._distributed.dtensors import is_dtensor, local_tensor
-from fst._distributed.meshes import MeshLayouts
+from fst._ranks.dtensors import is_dtensor, local_tensor
+from fst._ranks.meshes import MeshLayouts
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -10,8 +10,8 @@ from torch.nn import Module
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.dtypes import CASTABLE
-from fst._distributed.dtensors import is_dtensor
 from fst._module.match import ModuleTensor, fill_problem, non_persistent_buffers, own_tensors
+from fst._ranks.dtensors import is_dtensor
 
 
 class ModuleOptions(NamedTuple):

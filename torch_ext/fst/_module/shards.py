@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fst._distributed.dtensors import is_dtensor, local_tensor
-from fst._distributed.meshes import MeshLayouts
-from fst._distributed.shards import Replicated, ShardRequest, local_shards
+from fst._ranks.dtensors import is_dtensor, local_tensor
+from fst._ranks.meshes import MeshLayouts
+from fst._ranks.shards import Replicated, ShardRequest, local_shards
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -11,11 +11,11 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.errors import ModuleMismatchError
 from fst._core.group import Group
 from fst._core.urls import without_secrets
-from fst._distributed.load import device_message, fill_shards
-from fst._distributed.meshes import MeshLayouts
-from fst._distributed.shards import Replicated, ShardRequest
 from fst._module.check import check_match, differing_on_any, tied_names
 from fst._module.match import match_tensors, name_problems
+from fst._ranks.load import device_message, fill_shards
+from fst._ranks.meshes import MeshLayouts
+from fst._ranks.shards import Replicated, ShardRequest
 from fst._update.plan import Prepared, Request, Staging, finish_load, transformed_changes
 from fst._update.staged_update import StagedChange
 from fst._update.target import Part, parts_of

@@ -10,8 +10,8 @@ from torch import Tensor
 from fst._core import ops
 from fst._core.errors import ModuleMismatchError
 from fst._core.urls import without_secrets
-from fst._distributed.meshes import MeshLayouts
-from fst._distributed.shards import Replicated
+from fst._ranks.meshes import MeshLayouts
+from fst._ranks.shards import Replicated
 from fst._update.checkpoint import batches
 from fst._update.plan import Prepared, Request, finish_load, transformed_changes
 from fst._update.source import Source, UpdateSource

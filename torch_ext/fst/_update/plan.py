@@ -11,8 +11,8 @@ from torch.nn.modules.module import _IncompatibleKeys
 
 from fst._core.errors import ModuleMismatchError
 from fst._core.group import Group
-from fst._distributed.dtensors import is_dtensor
 from fst._module.check import call_post_hooks
+from fst._ranks.dtensors import is_dtensor
 from fst._update.staged_update import StagedChange
 from fst._update.target import Part, Target
 

@@ -14,9 +14,9 @@ from fst._core.arguments import Device, Paths, Size, list_of, paths_of, size_of
 from fst._core.errors import VersionError
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
-from fst._distributed.dtensors import reshard
-from fst._distributed.meshes import enclosing_mesh, mesh_device, mesh_group
 from fst._module.shards import meshes_of
+from fst._ranks.dtensors import reshard
+from fst._ranks.meshes import enclosing_mesh, mesh_device, mesh_group
 from fst._update.checkpoint import prepare_from_checkpoint
 from fst._update.delta import prepare_from_delta
 from fst._update.plan import Request, Staging, Transform

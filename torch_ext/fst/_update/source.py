@@ -19,7 +19,7 @@ from fst._core.errors import methods_translate_errors
 from fst._core.group import Group
 from fst._core.index_range import IndexRange
 from fst._core.urls import without_secrets
-from fst._distributed.load import open_for_group
+from fst._ranks.load import open_for_group
 from fst._save.check import check_values
 
 

@@ -10,11 +10,11 @@ from torch.nn import Module
 from fst._checkpoint.region import Region
 from fst._core.arguments import list_of, names_of
 from fst._core.group import Group
-from fst._distributed.dtensors import is_dtensor, local_tensor
-from fst._distributed.meshes import MeshLayouts
-from fst._distributed.shards import Replicated, Shard, region_of
 from fst._module.match import fill_problem, identity_of, own_tensors
 from fst._module.shards import requested_shards
+from fst._ranks.dtensors import is_dtensor, local_tensor
+from fst._ranks.meshes import MeshLayouts
+from fst._ranks.shards import Replicated, Shard, region_of
 
 # A module with its parameters and persistent buffers, tensors by name, or a list of tensors.
 Target = Module | Mapping[str, Tensor] | Sequence[Tensor]

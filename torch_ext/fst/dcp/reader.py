@@ -34,8 +34,8 @@ from fst._core.files import is_index, names_in, safetensors_in
 from fst._core.group import Group, tensor_to_bytes
 from fst._core.interrupts import defer_interrupts
 from fst._core.urls import is_remote, local_path_of, without_secrets
-from fst._distributed.load import device_message, fill_shards, open_for_group
-from fst._distributed.shards import Replicated, ShardRequest
+from fst._ranks.load import device_message, fill_shards, open_for_group
+from fst._ranks.shards import Replicated, ShardRequest
 from fst._save.shards import STATE_KEY
 from fst.dcp.paths import CPU, CheckpointPath
 

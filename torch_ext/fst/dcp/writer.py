@@ -20,9 +20,9 @@ from fst._core.dtypes import SCALAR_TYPES
 from fst._core.group import Group, bytes_to_tensor, tensor_to_bytes
 from fst._core.interrupts import defer_interrupts
 from fst._core.urls import is_remote, local_path_of
-from fst._distributed.descriptions import Description, StoredTensor, box_layout
-from fst._distributed.group_save import GroupCheckpoint, SaveArguments, agree_on_save
-from fst._distributed.save_distributed import path_in_directory
+from fst._ranks.descriptions import Description, StoredTensor, box_layout
+from fst._ranks.save import GroupCheckpoint, SaveArguments, agree_on_save
+from fst._ranks.save_distributed import path_in_directory
 from fst._save.check import DEFAULT_SHARD_BYTES, check_max_shard_bytes
 from fst.dcp.paths import CheckpointPath
 

@@ -10,7 +10,7 @@ from torch.nn import Module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fst._checkpoint.region import Region
-from fst._distributed.shards import Replicated
+from fst._ranks.shards import Replicated
 from fst._update.target import Part
 
 # Methods of layers that compute with the weights as `load_weights` has written them. Both servers use these names.

@@ -1,0 +1,149 @@
+#include "ranks_load.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+#include "cast.h"
+#include "error.h"
+#include "load.h"
+#include "memory.h"
+#include "select.h"
+#include "version.h"
+
+namespace fst {
+
+namespace {
+
+// Returns the elements of a shard whose stored bytes are `begin` to `end`.
+at::Tensor elements(const at::Tensor& shard, uint64_t item_bytes, uint64_t begin, uint64_t end) {
+  return shard.narrow(0, static_cast<int64_t>(begin / item_bytes), static_cast<int64_t>((end - begin) / item_bytes));
+}
+
+}  // namespace
+
+OpenLoadPlan::OpenLoadPlan(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint, const at::Tensor& numbers,
+                           const std::string& request)
+    : plan_(call_core([&] {
+        return plan_load(checkpoint->core(), numbers_of("a list of requests", numbers), to_rust(request));
+      })) {}
+
+std::vector<at::Tensor> OpenLoadPlan::load_own(const LoadOptions& options, int64_t rank,
+                                               const std::vector<int64_t>& items) const {
+  const auto selection = select_own(rank, items);
+  return load(*selection, specs_of(*selection), options);
+}
+
+void OpenLoadPlan::load_own_into(int64_t rank, const std::vector<int64_t>& items,
+                                 const std::vector<at::Tensor>& out) const {
+  const auto selection = select_own(rank, items);
+  load_into(*selection, specs_of(*selection), out, OutputDtype::kAny);
+}
+
+rust::Box<Selection> OpenLoadPlan::select_own(int64_t rank, const std::vector<int64_t>& items) const {
+  return call_core([&] { return plan_->select_own(rank, slice_of(items)); });
+}
+
+RanksLoad::RanksLoad(const c10::intrusive_ptr<OpenLoadPlan>& plan, int64_t rank, const Outputs& out, c10::Device device)
+    : plan_(call_core([&] { return plan_rank(plan->core(), rank); })),
+      selection_(plan_->selection()),
+      specs_(specs_of(*selection_)),
+      shards_(call_core([&] { return plan_->shards(); })),
+      device_(resolve_device(device)),
+      transfer_(*selection_, specs_, device_) {
+  if (out.size() != shards_.size()) {
+    throw_invalid_argument(c10::str(shards_.size(), " shards, but ", out.size(), " outputs; give one for every shard"));
+  }
+  for (size_t index = 0; index < out.size(); ++index) {
+    const Spec& shard = shards_[index];
+    const std::optional<at::Tensor> tensor = out.get(index);
+    const auto refuse = [&](const std::string& message) {
+      throw_invalid_argument("tensor \"" + std::string(shard.name) + "\": " + message + "; nothing was written");
+    };
+    if (!tensor || !tensor->defined()) {
+      out_.emplace_back();
+      continue;
+    }
+    const auto from = stored_type(shard);
+    const auto to = tensor->scalar_type();
+    if (!is_dense(*tensor) || !is_plain(*tensor)) {
+      refuse("the output is not a contiguous tensor");
+    }
+    if (tensor->sizes() != shape_of(shard)) {
+      refuse(c10::str("the shard has shape ", shape_of(shard), ", but the output ", tensor->sizes()));
+    }
+    if (from != to && !can_convert(static_cast<int8_t>(from), static_cast<int8_t>(to))) {
+      refuse(c10::str("the file holds ", name_of(from), ", which cannot be cast to the output's ", name_of(to)));
+    }
+    if (tensor->device() != device_) {
+      refuse(c10::str("the output is on ", tensor->device(), ", but the load is to ", device_));
+    }
+    out_.push_back(tensor->detach().view({-1}));
+  }
+}
+
+void RanksLoad::read(int64_t window, const at::Tensor& send) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  check_vector("the send buffer", send, at::kByte, device_);
+  uint64_t bytes = 0;
+  for (const RankRange& range : call_core([&] { return plan_->reads(window); })) {
+    if (range.is_exchanged) {
+      transfer_.add_bytes(range.tensor, range.begin, range.end,
+                          address_in(send, range.offset, range.end - range.begin));
+    } else if (out_[range.item].defined()) {
+      const auto item_bytes = c10::elementSize(stored_type(shards_[range.item]));
+      transfer_.add(range.tensor, range.begin, elements(out_[range.item], item_bytes, range.begin, range.end));
+    } else {
+      continue;
+    }
+    bytes += range.end - range.begin;
+  }
+  const auto recording = plan_->record(bytes, rust::String(device_.str()));
+  transfer_.run();
+}
+
+void RanksLoad::unpack(int64_t window, const at::Tensor& received) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  check_vector("the receive buffer", received, at::kByte, device_);
+  struct Copy {
+    at::Tensor target;
+    c10::ScalarType from;
+    uint64_t offset;
+    uint64_t bytes;
+  };
+  std::vector<Copy> copies;
+  CastBatch batch;
+  for (const RankRange& range : call_core([&] { return plan_->receives(window); })) {
+    const auto& shard = out_[range.item];
+    if (!shard.defined()) {
+      continue;
+    }
+    const auto from = stored_type(shards_[range.item]);
+    const auto bytes = range.end - range.begin;
+    const auto target = elements(shard, c10::elementSize(from), range.begin, range.end);
+    batch.add(copies.size(), address_in(received, range.offset, bytes), from, target);
+    copies.push_back(Copy{target, from, range.offset, bytes});
+  }
+  batch.run([&](size_t index) {
+    const Copy& copy = copies[index];
+    // The clone is aligned for any dtype.
+    const auto source =
+        received.narrow(0, static_cast<int64_t>(copy.offset), static_cast<int64_t>(copy.bytes)).clone().view(copy.from);
+    copy_elements(copy.target, source);
+  });
+}
+
+void RanksLoad::finish() {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  transfer_.finish();
+  for (size_t index = 0; index < out_.size(); ++index) {
+    if (out_[index].defined() && !has_data(shards_[index])) {
+      fill_with_zeros(out_[index]);
+    }
+  }
+  mark_changed(out_);
+  forget_version(out_);
+}
+
+}  // namespace fst

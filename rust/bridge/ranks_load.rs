@@ -1,0 +1,233 @@
+//! Plans for groups of ranks, and the part of one rank.
+
+use super::calls::{answer, encode, parse};
+use super::checkpoint::Checkpoint;
+use super::ffi;
+use super::guard::guard;
+use super::ranks::ExchangePlan;
+use super::selection::{Reads, Recording, Selection, Shards, spec};
+use crate::checkpoint::region::TensorRegion;
+use crate::checkpoint::selection;
+use crate::error::{Error, Kind, Result};
+use crate::load::views::Mappings;
+use crate::ranks::load::{self, Collective, LoadRequest, Route, ShardRange, ShardRequest, Strategy};
+use serde::Deserialize;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+/// Plan that is identical on all ranks of a group.
+pub(super) struct LoadPlan {
+    group: Arc<load::LoadPlan>,
+    mappings: Arc<Mappings>,
+}
+
+/// Reads, sends and receives of one rank.
+pub(super) struct RankPlan {
+    plan: LoadPlan,
+    rank: usize,
+    /// Shards of any rank from which this rank reads bytes.
+    regions: Arc<[TensorRegion]>,
+    /// Index in `regions` of the shard of a rank and an item.
+    region_indices: HashMap<(usize, usize), usize>,
+}
+
+/// Request for a plan, without the lists of shard requests.
+#[derive(Deserialize)]
+struct PlanRequest<'a> {
+    /// Length of each list of shard requests.
+    lengths: Vec<usize>,
+    /// For each rank, the index of its list.
+    list_of_rank: Vec<usize>,
+    /// For each rank, the number of its page cache, or -1.
+    caches: Vec<i64>,
+    strategy: &'a str,
+    window_bytes: i64,
+}
+
+/// Plans a load. `numbers` has the lists of shard requests, each as [`ShardRequest::decode`] takes it.
+pub(super) fn plan_load(checkpoint: &Checkpoint, numbers: &[i64], request: &str) -> Result<Box<LoadPlan>> {
+    guard(|| {
+        let invalid = |message: String| Error::new(Kind::InvalidArgument, message);
+        let PlanRequest { lengths, list_of_rank, caches, strategy, window_bytes } = parse(request)?;
+        let strategy = match strategy {
+            "auto" => Strategy::Auto,
+            "own" => Strategy::Own,
+            "exchange" => Strategy::Exchange,
+            other => return Err(invalid(format!("strategy is {other:?}; give \"auto\", \"own\" or \"exchange\""))),
+        };
+        let window_bytes = u64::try_from(window_bytes)
+            .map_err(|_| invalid(format!("window_bytes is {window_bytes}; it cannot be negative")))?;
+        let files = checkpoint.files();
+        let (mut layouts, mut rest) = (Vec::new(), numbers);
+        let mut decode = |length: usize| {
+            let missing = || invalid("a list of shard requests is shorter than its length".to_owned());
+            let (list, after) = rest.split_at_checked(length).ok_or_else(missing)?;
+            rest = after;
+            ShardRequest::decode(list, files, &mut layouts)
+        };
+        let requests = lengths.into_iter().map(&mut decode).collect::<Result<_>>()?;
+        let caches = caches.into_iter().map(|cache| u64::try_from(cache).ok()).collect();
+        let request = LoadRequest { requests, layouts, list_of_rank, caches, strategy, window_bytes };
+        let group = Arc::new(load::LoadPlan::new(Arc::clone(files), request)?);
+        Ok(Box::new(LoadPlan { group, mappings: Arc::clone(checkpoint.mappings()) }))
+    })
+}
+
+impl ExchangePlan for LoadPlan {
+    fn ranks(&self) -> usize {
+        self.group.ranks()
+    }
+
+    fn windows(&self) -> usize {
+        self.group.windows()
+    }
+
+    fn traffic(&self, rank: usize, window: usize) -> (&'static str, Vec<u64>, Vec<u64>) {
+        let collective = match self.group.collective(window) {
+            Collective::None => "none",
+            Collective::Exchange => "exchange",
+            Collective::Gather => "gather",
+        };
+        (collective, self.group.outgoing(rank, window).splits, self.group.incoming(rank, window).splits)
+    }
+
+    fn digest(&self) -> u64 {
+        self.group.digest()
+    }
+}
+
+impl LoadPlan {
+    /// Calls a method without tensors.
+    pub(super) fn call(&self, method: &str, request: &str) -> Result<String> {
+        let group = &self.group;
+        answer(|_| match method {
+            // Returns the indices of those requests of a rank whose tensors every rank takes from a page cache.
+            "cached_items" => {
+                let is_cached = |request: &ShardRequest| group.route_of(request.tensor) == Some(Route::Cached);
+                let requests = group.requests(self.rank(parse(request)?)?).iter().enumerate();
+                encode(&requests.filter(|(_, request)| is_cached(request)).map(|(item, _)| item).collect::<Vec<_>>())
+            }
+            // Returns the index and the number of the parts of the files that a rank compares with their digests before it
+            // loads, or null if it compares the bytes that it loads.
+            "part_to_verify" => encode(&group.part_to_verify(self.rank(parse(request)?)?)),
+            // Returns file, begin and end of each byte range that a rank reads in a window.
+            "reads" => {
+                let (rank, window) = parse(request)?;
+                let reads = group.reads(self.rank(rank)?, self.window(window)?).into_iter();
+                encode(&reads.map(|(file, range)| (file, range.start, range.end)).collect::<Vec<_>>())
+            }
+            // Returns for each rank the bytes that it sends to others in a window, and for each those that it receives.
+            "sent_bytes" => {
+                let rows = group.sent_bytes(self.window(parse(request)?)?);
+                let mut received = vec![0; rows.len()];
+                for row in &rows {
+                    received.iter_mut().zip(row).for_each(|(sum, bytes)| *sum += bytes);
+                }
+                encode(&(rows.iter().map(|row| row.iter().sum()).collect::<Vec<u64>>(), received))
+            }
+            _ => self.call_plan(method, request),
+        })
+    }
+
+    /// Selects some of a rank's shards, given the indices of its requests, for the rank to read without the others.
+    pub(super) fn select_own(&self, rank: i64, items: &[i64]) -> Result<Box<Selection>> {
+        guard(|| {
+            let rank = self.rank(rank)?;
+            let item_index = |&item: &i64| usize::try_from(item).unwrap_or(usize::MAX);
+            let regions: Vec<_> =
+                items.iter().map(|item| self.group.region_of(rank, item_index(item))).collect::<Result<_>>()?;
+            let ranks = self.group.cached_ranks(rank);
+            let shards = if ranks > 1 { Shards::Cached { ranks } } else { Shards::Own };
+            Ok(select(&self.group, &self.mappings, regions.into(), shards))
+        })
+    }
+}
+
+pub(super) fn plan_rank(plan: &LoadPlan, rank: i64) -> Result<Box<RankPlan>> {
+    guard(|| {
+        let (group, rank) = (&plan.group, plan.rank(rank)?);
+        let (mut regions, mut region_indices) = (Vec::new(), HashMap::new());
+        for window in 0..group.windows() {
+            let outgoing = group.outgoing(rank, window);
+            for shard_range in outgoing.local.iter().chain(outgoing.sends.iter().map(|(shard_range, _)| shard_range)) {
+                if let Entry::Vacant(region_index) = region_indices.entry((shard_range.rank, shard_range.item)) {
+                    region_index.insert(regions.len());
+                    regions.push(group.region_of(shard_range.rank, shard_range.item)?);
+                }
+            }
+        }
+        let plan = LoadPlan { group: Arc::clone(group), mappings: Arc::clone(&plan.mappings) };
+        Ok(Box::new(RankPlan { plan, rank, regions: regions.into(), region_indices }))
+    })
+}
+
+impl RankPlan {
+    pub(super) fn selection(&self) -> Box<Selection> {
+        select(&self.plan.group, &self.plan.mappings, Arc::clone(&self.regions), Shards::Exchanged)
+    }
+
+    /// Returns the rank's own shards, in the order of its requests.
+    pub(super) fn shards(&self) -> Result<Vec<ffi::Spec>> {
+        guard(|| {
+            let group = &self.plan.group;
+            let items = 0..group.requests(self.rank).len();
+            items.map(|item| spec(&group.region_of(self.rank, item)?)).collect()
+        })
+    }
+
+    /// Returns what the rank reads in a window: bytes of its own shards, and bytes for others in the send buffer.
+    pub(super) fn reads(&self, window: i64) -> Result<Vec<ffi::RankRange>> {
+        guard(|| {
+            let outgoing = self.plan.group.outgoing(self.rank, self.plan.window(window)?);
+            let own = outgoing.local.iter().map(|shard_range| (shard_range, None));
+            let sends = outgoing.sends.iter().map(|(shard_range, offset)| (shard_range, Some(*offset)));
+            let read = |(shard_range, offset): (&ShardRange, Option<u64>)| {
+                Ok(rank_range(self.region_index(shard_range)?, shard_range, offset))
+            };
+            own.chain(sends).map(read).collect()
+        })
+    }
+
+    /// Returns the bytes of the rank's shards in the receive buffer of a window.
+    pub(super) fn receives(&self, window: i64) -> Result<Vec<ffi::RankRange>> {
+        guard(|| {
+            let incoming = self.plan.group.incoming(self.rank, self.plan.window(window)?);
+            let received = incoming.shard_ranges.iter();
+            Ok(received.map(|(shard_range, offset)| rank_range(shard_range.item, shard_range, Some(*offset))).collect())
+        })
+    }
+
+    pub(super) fn record(&self, bytes: u64, device: &str) -> Box<Recording> {
+        self.selection().record_bytes(bytes, device)
+    }
+
+    fn region_index(&self, shard_range: &ShardRange) -> Result<usize> {
+        let missing = || Error::new(Kind::Internal, format!("{shard_range:?} is not in the selection"));
+        self.region_indices.get(&(shard_range.rank, shard_range.item)).copied().ok_or_else(missing)
+    }
+}
+
+fn rank_range(tensor: usize, shard_range: &ShardRange, offset: Option<u64>) -> ffi::RankRange {
+    let ShardRange { item, begin, end, .. } = *shard_range;
+    ffi::RankRange {
+        tensor,
+        item,
+        begin,
+        end,
+        is_exchanged: offset.is_some(),
+        offset: offset.unwrap_or(0),
+        is_contiguous: true,
+    }
+}
+
+/// Selects regions that a rank of the group reads.
+fn select(
+    group: &Arc<load::LoadPlan>,
+    mappings: &Arc<Mappings>,
+    regions: Arc<[TensorRegion]>,
+    shards: Shards,
+) -> Box<Selection> {
+    let selection = selection::Selection::from_regions(group.checkpoint(), regions);
+    Box::new(Selection::new(selection, Arc::clone(mappings), Reads::OfRank(Arc::clone(group), shards)))
+}

@@ -1,1 +1,0 @@
-"""Loads by all ranks of a process group, which read each byte once."""

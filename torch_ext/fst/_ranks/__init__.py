@@ -1,0 +1,1 @@
+"""Loads and saves by all ranks of a process group."""
