@@ -218,8 +218,8 @@ lint-python: $(VENV)/dev ## ruff and pyrefly
 	$(ACTIVATE) && pyrefly check
 
 .PHONY: docs
-docs: ## write docs/api/ from the docstrings, the schemas of the operators and the header
-	$(PYTHON) docs/api.py
+docs: develop $(VENV)/docs ## build the documentation site into target/docs/html; warnings are errors
+	$(IN_VENV) python docs/build_site.py $(TARGET_DIR)/docs
 
 .PHONY: format
 format: $(VENV)/dev ## format all sources
@@ -256,6 +256,10 @@ $(VENV)/demo: $(VENV)/build $(addprefix requirements/,demo.txt model.txt test.tx
 
 $(VENV)/dev: $(VENV)/demo $(addprefix requirements/,dev.txt test.txt originals.txt servers.txt)
 	$(INSTALL) -r requirements/dev.txt
+	touch $@
+
+$(VENV)/docs: $(VENV)/build requirements/docs.txt
+	$(INSTALL) -r requirements/docs.txt
 	touch $@
 
 # The last release for Node.js 20.

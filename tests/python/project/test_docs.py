@@ -1,6 +1,7 @@
 """Runs every example of the docs and docstrings, and checks the links."""
 
 import doctest
+import importlib
 import inspect
 import linecache
 import re
@@ -68,7 +69,7 @@ def test_docstrings(test):
     assert doctest.DocTestRunner().run(test, out=report.append).failed == 0, "".join(report)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "api"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages(page):
     """Runs the Python and shell examples of a page in order, as one program."""
     names = {"__name__": "example"}
@@ -84,6 +85,15 @@ def test_pages(page):
                 run_command(shlex.split(line, comments=True))
         else:
             assert language in NOT_RUN | BUILT
+
+
+def test_every_public_name_has_a_docstring():
+    package = CHECKOUT / "torch_ext" / "fst"
+    paths = [*package.glob("[a-z]*.py"), package / "dcp", *package.glob("compat/[a-z]*/")]
+    modules = ["fst", *(".".join(path.relative_to(package.parent).with_suffix("").parts) for path in paths)]
+    found = [getattr(module, name) for module in map(importlib.import_module, modules) for name in module.__all__]
+    documented = [item for item in found if inspect.isclass(item) or inspect.isroutine(item)]
+    assert [item for item in documented if not item.__doc__] == []
 
 
 def run_block(text, place, names):
