@@ -1,8 +1,7 @@
-"""Chart of the README: rates of the large loads."""
+"""Charts of the README and of docs/benchmarks.md: rates of the large loads."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from textwrap import fill
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -14,13 +13,12 @@ from .peer_suite import Cell, cell
 from .result import RAW_RATE, Figure, Run
 
 # Blue, grey and orange can be told apart with any kind of colour blindness, and in print.
-OWN, OTHER, LIMIT, SPREAD = "#0072b2", "#b3b3b3", "#d55e00", "#404040"
+OWN, OTHER, LIMIT = "#0072b2", "#b3b3b3", "#d55e00"
 WIDTH_INCHES = 9.0
 BAR_INCHES = 0.22
 # A ceiling is drawn if it is at most this many times the longest bar, so that bars stay readable.
 SCALE_MAX = 2.5
-REASON_COLUMNS = 60
-DEVICE_TITLES = {"cpu": "CPU", "cuda": "GPU"}
+DEVICE_TITLES = {"cpu": "to the CPU", "cuda": "to a GPU from a warm page cache"}
 
 
 class Panel(NamedTuple):
@@ -45,17 +43,12 @@ PANELS = {
         Panel("moe", "tmpfs", READ, "Mixture of experts, tmpfs"),
     ),
     "cuda": (
-        Panel("dense", "warm", FIRST, "Dense, warm page cache, first load of a process"),
-        Panel("dense", "warm", SECOND, "Dense, warm page cache, second load"),
-        Panel("moe", "warm", FIRST, "Mixture of experts, warm page cache, first load"),
-        Panel("moe", "warm", SECOND, "Mixture of experts, warm page cache, second load"),
+        Panel("dense", "warm", FIRST, "Dense, first load of a process"),
+        Panel("dense", "warm", SECOND, "Dense, second load of a process"),
+        Panel("moe", "warm", FIRST, "Mixture of experts, first load of a process"),
+        Panel("moe", "warm", SECOND, "Mixture of experts, second load of a process"),
     ),
 }
-
-
-def number(value: float) -> str:
-    """Returns three significant digits, without an exponent."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def draw(runs: Mapping[str, Run], folder: Path) -> None:
@@ -68,18 +61,21 @@ def draw(runs: Mapping[str, Run], folder: Path) -> None:
 
 
 def _chart(run: Run, panels: list[Panel]) -> Picture:
-    peers = [peer for peer in _peers(run) if any(_rates(run, panel, peer) for panel in panels)]
-    rows = -(-len(panels) // 2)
+    # The two panels of a row have one workload, and the names of its libraries in common.
+    rows = [panels[begin : begin + 2] for begin in range(0, len(panels), 2)]
+    measured = [[peer for peer in _peers(run) if any(_rates(run, panel, peer) for panel in row)] for row in rows]
+    heights = [0.9 + BAR_INCHES * len(peers) for peers in measured]
     # A bare Figure needs no display.
-    picture = Picture(figsize=(WIDTH_INCHES, 0.4 + rows * (0.9 + BAR_INCHES * len(peers))), layout="constrained")
+    picture = Picture(figsize=(WIDTH_INCHES, 0.4 + sum(heights)), layout="constrained")
     done = "load and read every byte" if run.device == "cpu" else "load"
-    title = f"Rate to {done}, {DEVICE_TITLES[run.device]}: more is better"
+    title = f"Rate to {done} {DEVICE_TITLES[run.device]}, {run.facts['date']}: more is better"
     picture.suptitle(title, fontsize=11, fontweight="bold")
-    axes = picture.subplots(rows, 2, squeeze=False, sharey=True)
-    for axis, panel in zip(axes.flat, panels, strict=False):
-        _draw(axis, run, panel, peers)
-    for axis in axes.flat[len(panels) :]:
-        axis.axis("off")
+    axes = picture.subplots(len(rows), 2, squeeze=False, sharey="row", height_ratios=heights)
+    for row, peers, beside in zip(rows, measured, axes, strict=True):
+        for axis in beside[len(row) :]:
+            axis.axis("off")
+        for axis, panel in zip(beside, row, strict=False):
+            _draw(axis, run, panel, peers)
     return picture
 
 
@@ -94,31 +90,16 @@ def _rates(run: Run, panel: Panel, peer: str) -> Figure | None:
 
 
 def _draw(axis: Axes, run: Run, panel: Panel, peers: list[str]) -> None:
-    largest = 0.0
-    for row, peer in enumerate(peers):
-        figure = _rates(run, panel, peer)
-        if figure is None:
-            reason = fill(f"  {run.reason(panel.cell(peer))}", REASON_COLUMNS, subsequent_indent="  ")
-            axis.text(0, row, reason, va="center", fontsize=7.5, style="italic", color=SPREAD)
-            continue
-        largest = max(largest, figure.median)
-        spread = [[figure.median - figure.low], [figure.high - figure.median]]
-        color = OWN if PEERS[peer].release is None else OTHER
-        axis.barh(row, figure.median, color=color, height=0.72, xerr=spread, ecolor=SPREAD, capsize=2)
-        # The label has a background, so that no line crosses it.
-        axis.annotate(
-            number(figure.median),
-            (figure.high, row),
-            (6, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            zorder=5,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
-        )
+    figures = [_rates(run, panel, peer) for peer in peers]
+    rates = [figure.median if figure else 0.0 for figure in figures]
+    colors = [OWN if PEERS[peer].release is None else OTHER for peer in peers]
+    bars = axis.barh(range(len(peers)), rates, color=colors, height=0.72)
+    # The labels have a background, so that no line crosses them.
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+    axis.bar_label(bars, [f"{rate:.3g}" if rate else "-" for rate in rates], padding=4, fontsize=8, zorder=5, bbox=box)
     axis.set_yticks(range(len(peers)), [PEERS[peer].title for peer in peers], fontsize=8)
     axis.set_ylim(len(peers) - 0.4, -0.6)
-    axis.set_xlabel(f"GB/s{_mark_limit(axis, run, panel, largest)}", fontsize=8.5)
+    axis.set_xlabel(f"GB/s{_mark_limit(axis, run, panel, max(rates))}", fontsize=8.5)
     axis.margins(x=0.16)
     axis.set_xlim(left=0)
     axis.set_title(panel.title, fontsize=9.5, loc="left")
@@ -140,9 +121,7 @@ def _mark_limit(axis: Axes, run: Run, panel: Panel, largest: float) -> str:
         rates.append(figure.high)
     limit = max(rates, default=0.0) / 1e9
     # The rate of a disk changes from minute to minute. A rate that a load has exceeded is no ceiling.
-    if limit < largest or not limit:
+    if not largest <= limit <= SCALE_MAX * largest:
         return ""
-    if limit > SCALE_MAX * largest:
-        return f"; {name}: {number(limit)}, beyond this scale"
     axis.axvline(limit, color=LIMIT, linestyle="--", linewidth=1.4, zorder=1.5)
-    return f"; dashed: {name}, {number(limit)}"
+    return f"; dashed: {name}, {limit:.3g}"

@@ -20,7 +20,7 @@ import fst.dcp
 
 from . import memory, text
 from .checkpoint import Checkpoint, make_checkpoint
-from .goal import Goal, quotient
+from .goal import Goal, compared, quotient
 from .group import Host, joined
 from .layout import GROUP_SIZES, Layout, columns, dtensor, local_part, mixed, replicated, rows
 from .measure import set_page_cache
@@ -128,7 +128,7 @@ def load_on_rank(
 
 
 def check(state_dict: Mapping[str, DTensor], paths: Sequence[str]) -> None:
-    """Compares the bits of this rank with those of the checkpoint.
+    """Compares the bits of this rank with the checkpoint.
 
     Raises:
         RuntimeError: They differ.
@@ -145,25 +145,18 @@ def check(state_dict: Mapping[str, DTensor], paths: Sequence[str]) -> None:
 def introduction(run: Run) -> Iterator[str]:
     yield """\
 All ranks call `torch.distributed.checkpoint.load` with a state dict of DTensors on the CPU, over gloo, one thread of
-PyTorch each. The time is that of the group, from the first call to the last return. *Times* is that of the fst reader
+PyTorch each. The time of the group is from the first call to the last return. *Times* is the time of fst's reader
 over this one. *CPU* and *from the disk* are sums over the ranks, and *extra memory* is the largest increase of a rank's
 peak resident set, with pages of mapped files.
 """
 
 
 def goals(run: Run) -> Iterator[Goal]:
-    own, *others = METHODS
     for name in sorted_names(run, "workload", "layout", "state", "ranks"):
-        for other in others:
-            mine, theirs = (run.figure(name | {"method": method}, "seconds") for method in (own, other))
-            if mine and theirs:
-                where = (
-                    f"{text.size(run.workloads[name['workload']]['bytes'])}, {name['layout']}, {STATES[name['state']]}"
-                )
-                title = f"Load, {where}, {name['ranks']} ranks: time of {METHODS[other].title}, of fst's"
-                overlaps, rounds = mine.overlaps(theirs), min(mine.rounds, theirs.rounds)
-                times = quotient(theirs.median, mine.median)
-                yield Goal(title, times, 1.0, text.quotient, at_least=True, overlaps=overlaps, rounds=rounds)
+        own, *others = (name | {"method": method} for method in METHODS)
+        sizes = text.size(run.workloads[name["workload"]]["bytes"])
+        title = f"Load, {sizes}, {name['layout']}, {STATES[name['state']]}, {name['ranks']} ranks"
+        yield compared(run, f"{title}: at least as fast as PyTorch's reader", own, others, "seconds")
 
 
 def sorted_names(run: Run, *fields: str, **name: Any) -> list[dict[str, Any]]:

@@ -111,7 +111,7 @@ def gpu_goals(run: Run) -> Iterator[Goal]:
         yield compared(run, f"{route}, dense: ahead of every peer", dense, others(dense), "load_seconds")
         of_dense = quotient(load_rate(run, moe), load_rate(run, dense))
         yield at_least(f"{route}, mixture of experts: of the rate of dense", of_dense, HARDWARE_SHARE)
-        title = f"{route}, mixture of experts: time a tensor beyond that of the bytes"
+        title = f"{route}, mixture of experts: time a tensor beyond its bytes"
         yield Goal(title, _tensor_seconds(run, moe, pinned), TENSOR_SECONDS, text.microseconds)
     cold = load_rate(run, cell("dense", "load", "cold", "fst"))
     yield at_least(f"Cold -> GPU, dense: of the rate of {DISK}", quotient(cold, run.rate(DISK)), HARDWARE_SHARE)
@@ -127,7 +127,7 @@ def gpu_goals(run: Run) -> Iterator[Goal]:
 
 
 def _tensor_seconds(run: Run, own: Cell, pinned: float | None) -> float | None:
-    """Returns the time of a tensor beyond that of its bytes at the pinned rate."""
+    """Returns the time of a tensor beyond its bytes' time at the pinned rate."""
     seconds = run.median(own, "load_seconds")
     if seconds is None or pinned is None:
         return None
@@ -165,15 +165,12 @@ def cpu_goals(run: Run) -> Iterator[Goal]:
     saved = run.median(mine, "save_seconds")
     own = quotient(run.workloads["dense"]["bytes"] / saved if saved else None, run.rate("direct-writes"))
     yield at_least("Save, dense, flushed: of the rate of direct-writes", own, WRITE_SHARE)
-    for peer, name in (("safetensors-flushed", "flushed"), ("safetensors", "which leaves the flushing for later")):
-        title = f"Save, dense, flushed: at least as fast as safetensors, {name}"
+    for peer, name in (("safetensors-flushed", ""), ("safetensors", ", which leaves the flushing for later")):
+        title = f"Save, dense, flushed: at least as fast as safetensors{name}"
         yield compared(run, title, mine, [mine | {"peer": peer}], "save_seconds")
-    yield import_goal(run, "Import of fst beyond that of PyTorch")
-
-
-def import_goal(run: Run, title: str) -> Goal:
     values = run.values({"peer": "fst"}, "import_seconds")
-    return Goal(title, median(values) if values else None, IMPORT_SECONDS, text.seconds)
+    imported = median(values) if values else None
+    yield Goal("Import of fst after PyTorch", imported, IMPORT_SECONDS, text.seconds)
 
 
 def verified_goals(run: Run) -> Iterator[Goal]:
@@ -206,7 +203,7 @@ def verified_goals(run: Run) -> Iterator[Goal]:
         alone = run.rate(algorithm)
         beyond = None if with_it is None or without is None else max(0.0, with_it - without)
         share = None if beyond is None or alone is None else beyond / (1e9 / alone)
-        title = f"Warm cache -> CPU, dense, {name}, of that of OpenSSL"
+        title = f"Warm cache -> CPU, dense, {name}, of OpenSSL's"
         yield Goal(title, share, VERIFICATION_COST, text.share)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from . import text
+from .peer import PEERS
 from .result import RAW_SHARE, Figure, Name, Run
 
 ROUNDS_MIN = 7  # of a comparison that is a claim
@@ -14,8 +15,8 @@ ROUNDS_MIN = 7  # of a comparison that is a claim
 class Goal:
     """Goal: `measured` must be at most, or at least, `bound`. Both are None if they were not measured.
 
-    If `overlaps`, `bound` is that of another library, or of a quotient with it, and the figures of the two differ less
-    than each varies. `rounds` is the number of rounds of a comparison with other libraries.
+    If `overlaps`, `bound` is the figure of the library `other`, or a quotient with it, and both differ less than each
+    varies. `rounds` is the number of rounds of a comparison with other libraries.
     """
 
     text: str
@@ -25,6 +26,7 @@ class Goal:
     at_least: bool = False
     overlaps: bool = False
     rounds: int = ROUNDS_MIN
+    other: str = ""
 
     @property
     def verdict(self) -> str:
@@ -37,7 +39,8 @@ class Goal:
     @property
     def row(self) -> list[str]:
         bound = "-" if self.bound is None else f"{'>=' if self.at_least else '<='} {self.show(self.bound)}"
-        return [self.text, "-" if self.measured is None else self.show(self.measured), bound, self.verdict]
+        other = f", {self.other}" if self.other else ""
+        return [self.text, "-" if self.measured is None else self.show(self.measured), bound + other, self.verdict]
 
 
 # Goal of a share of a rate.
@@ -65,8 +68,9 @@ def compared(run: Run, title: str, own: Name, others: Sequence[Name], key: str) 
     """
     shared = run.figure(own, RAW_SHARE) is not None
     key, pick = (RAW_SHARE, max) if shared else (key, min)
-    figures = [figure for cell in others if (figure := run.figure(cell, key))]
-    mine, best = run.figure(own, key), pick(figures, key=lambda figure: figure.median, default=None)
+    figures = [(figure, cell) for cell in others if (figure := run.figure(cell, key))]
+    best, theirs = pick(figures, key=lambda pair: pair[0].median, default=(None, {}))
+    mine, other = run.figure(own, key), theirs.get("peer") or theirs.get("library", "")
     return Goal(
         title + (", as a share of a raw read" if shared else ""),
         mine.median if mine else None,
@@ -75,6 +79,7 @@ def compared(run: Run, title: str, own: Name, others: Sequence[Name], key: str) 
         at_least=shared,
         overlaps=mine is not None and best is not None and mine.overlaps(best),
         rounds=_rounds(mine, best),
+        other=PEERS[other].title if other in PEERS else other,
     )
 
 
@@ -87,7 +92,7 @@ def ratio(
     show: Callable[[float], str] = text.quotient,
     at_least: bool = False,
 ) -> Goal:
-    """Returns the goal of the median of the first case, divided by that of the second."""
+    """Returns the goal of the median of the first case, divided by the second case's median."""
     one, other = (run.figure(cell, key) for cell in cells)
     value = quotient(one.median, other.median) if one and other else None
     return Goal(title, value, bound, show, at_least, rounds=_rounds(one, other))

@@ -80,7 +80,7 @@ class Host:
 
 
 def joined(ranks: Sequence[Mapping[str, Any]], times: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the figures of a group: times from the first begin of a rank to the last end, and those of meters.
+    """Returns the figures of a group: times from the first begin of a rank to the last end, and the figures of meters.
 
     `times` has the keys of ends by the keys of the figures.
     """

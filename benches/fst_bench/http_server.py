@@ -203,7 +203,7 @@ class Server(AbstractContextManager["Server"]):
             self._faults.clear()
 
     def requests(self, path: str | None = None) -> list[Request]:
-        """Returns the requests since the last reset, in the order of their arrival, or those of one object."""
+        """Returns the requests since the last reset, in the order of their arrival, of one object or of all."""
         with self._lock:
             return [request for request in self._requests if path in (None, request.path)]
 

@@ -57,7 +57,7 @@ def mixed(tensor: TensorSpec) -> int | None:
 
 
 def local_part(full: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
-    """Returns the elements of a full tensor that are those of this rank."""
+    """Returns this rank's elements of a full tensor."""
     lengths, offsets = compute_local_shape_and_global_offset(full.shape, mesh, placements)
     for dim, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
         full = full.narrow(dim, offset, length)

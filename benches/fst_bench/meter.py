@@ -32,7 +32,7 @@ class Meter:
 
 
 def _counters() -> dict[str, float]:
-    # The CPU time includes that of the programs that this process has run, the bytes read those of the page cache.
+    # The CPU time includes programs that this process has run, the bytes read include the page cache.
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return {
         "cpu_seconds": sum(usage.ru_utime + usage.ru_stime for usage in usages),

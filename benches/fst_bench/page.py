@@ -1,4 +1,4 @@
-"""Parts of BENCHMARKS.md."""
+"""Parts of a report: the tables of a run, and the goals that BENCHMARKS.md shows."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from .text import size, table
 
 
 class Part(NamedTuple):
-    """Part of the page.
+    """Part of a report.
 
     Attributes:
         title: Title of the part.
@@ -25,20 +25,24 @@ class Part(NamedTuple):
     goals: Callable[[Run], Iterable[Goal]] = lambda run: ()
     introduction: Callable[[Run], Iterator[str]] = lambda run: iter(())
 
-    def lines(self, run: Run) -> list[str]:
-        """Returns the lines of the part, or none if nothing was measured for it."""
-        tables = list(self.tables(run))
-        if not tables:
-            return []
-        rows = [goal.row for goal in self.goals(run)]
-        goals = ["### Goals\n", *table(["goal", "fst", "bound", "verdict"], rows)] if rows else []
-        return [f"## {self.title}\n", *machine_lines(run.facts, run.rounds()), *self.introduction(run), *goals, *tables]
+    def record(self, run: Run) -> dict[str, Any]:
+        """Returns facts, goals and tables as values for JSON, or nothing if nothing was measured for the part."""
+        tables = [line for text in self.tables(run) for line in text.splitlines()]
+        facts = {name: run.facts[name] for name in ("command", "date", "commit")} | {"rounds": run.rounds()}
+        introduction = [line for text in self.introduction(run) for line in text.splitlines()]
+        lines = {"machine": list(machine_lines(run.facts)), "tables": [*introduction, *tables]}
+        return facts | {"goals": [goal.row for goal in self.goals(run)]} | lines if tables else {}
+
+    def details(self, record: Mapping[str, Any]) -> str:
+        """Returns a page with all figures of a record."""
+        ran = "`{command}` on {date}, commit {commit}; medians of {rounds} rounds.".format(**record)
+        goals = table(["goal", "fst", "bound", "verdict"], record["goals"]) if record["goals"] else ()
+        return "\n".join([f"# {self.title}\n", ran, *record["machine"], "", *goals, *record["tables"]]).strip() + "\n"
 
 
-def machine_lines(facts: Mapping[str, Any], rounds: int | str) -> Iterator[str]:
-    """Yields the command of a run, and what it ran on."""
+def machine_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what a run ran on."""
     machine = facts["machine"]
-    yield f"`{facts['command']}` on {facts['date']}, commit {facts['commit']}; medians of {rounds} rounds."
     load = f"{facts['load_average_before']:.1f} before and {facts.get('load_average_after', 0):.1f} after"
     where = "a virtual machine" if machine["virtual machine"] else "a physical machine"
     yield (
@@ -48,4 +52,3 @@ def machine_lines(facts: Mapping[str, Any], rounds: int | str) -> Iterator[str]:
     )
     if "gpu" in machine:
         yield f"{machine['gpu']}, CUDA {machine['cuda']}, driver {machine['gpu driver']}."
-    yield ""

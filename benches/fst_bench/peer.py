@@ -70,7 +70,7 @@ SAFETENSORS_NEXT = Release("safetensors", "0.9.0rc1")
 FASTSAFETENSORS = Release("fastsafetensors", "0.5.0")
 INSTANTTENSOR = Release("instanttensor", "0.2.2")
 RUNAI_STREAMER = Release("runai-model-streamer", "0.17.0")
-# Its name is not that of RUNAI_STREAMER, so that installed environments of both are told apart.
+# Its name differs from RUNAI_STREAMER, so that installed environments of both are told apart.
 RUNAI_STREAMER_S3 = Release("runai-model-streamer-s3", "0.17.0")
 OBSTORE = Release("obstore", "0.12.1")
 TENSORIZER = Release("tensorizer", "2.12.1")
@@ -82,7 +82,7 @@ class Peer:
     """Row of the tables: a release, the loader that uses it, and environment variables.
 
     `actions` lists the measured actions on files: a variant that differs in one action only is not measured in the
-    others. `suffix` is that of the files into which a checkpoint is converted, for a peer that does not read those of
+    others. `suffix` ends the names of converted files, for a peer that does not read the files of
     the workload. `schemes` lists the beginnings of the URLs that it loads, in the benchmarks of remote checkpoints.
     """
 

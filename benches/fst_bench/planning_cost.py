@@ -47,7 +47,7 @@ class PlannedLayout(NamedTuple):
 
     title: str
     has_nodes: bool
-    # Placement of all tensors, or a function that returns those of a tensor of a name and a shape.
+    # Placement of all tensors, or a function that returns them for a name and a shape.
     placements: Any
 
     def mesh(self, ranks: int) -> DeviceMesh:

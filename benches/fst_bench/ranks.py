@@ -192,8 +192,8 @@ def goals(run: Run) -> Iterator[Goal]:
     for layout in CUTS:
         exchanged = {ranks: group_cell(layout, ranks, "cold", "fst-exchange") for ranks in GROUP_SIZES}
         for key, name in (
-            ("storage_bytes", "read over those of the checkpoint"),
-            ("link_bytes", "sent over those needed"),
+            ("storage_bytes", "read, of the checkpoint"),
+            ("link_bytes", "sent, of the bytes needed"),
         ):
             shares = []
             for ranks, own in exchanged.items():
@@ -209,6 +209,9 @@ def goals(run: Run) -> Iterator[Goal]:
             own = group_cell(layout, ranks, state, peer)
             title = f"{route}: at least as fast as fastsafetensors"
             yield compared(run, title, own, theirs, "load_and_read_seconds")
+        own, alone = (group_cell(layout, ranks, state, peer) for peer in ("fst", "safetensors"))
+        title = f"{ROUTES[state]} -> CPU, {layout} on {ranks} ranks: at least as fast as safetensors"
+        yield compared(run, title, own, [alone], "load_and_read_seconds")
 
 
 PARTS = {"ranks": Part("Several ranks", "ranks", tables, goals, introduction)}

@@ -1,4 +1,4 @@
-"""All suites, and all parts of BENCHMARKS.md in their order."""
+"""All suites, and all parts of reports in their order."""
 
 from . import dcp, files_page, ranks, remote, saves, simulation, small_calls, updates
 from .dcp import Dcp

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from . import text
 from .checkpoint import Checkpoint
-from .files_page import STAGING_BYTES, import_goal
+from .files_page import STAGING_BYTES
 from .goal import Goal, at_least, compared, largest, load_rate, quotient
 from .group import Host
 from .layout import GROUP_SIZES
@@ -30,7 +30,7 @@ from .table import CPU, TIMES, Column, comparison, described, of_median, rate_of
 from .workload import RANKED
 
 TITLES = {"http": "HTTP", "s3": "S3", "far": "Far HTTP"}
-SERVER_SHARE = 0.9  # of the rate at which a server is drained, and of that of its connections
+SERVER_SHARE = 0.9  # of the rate at which a server is drained, and of its connections' rate
 ROUND_TRIPS = 4  # of a load of a small file from afar
 SHARE_FETCHED = 1.005  # 1.00 of an object by all ranks together
 RANKED_SERVICE, RANKED_PEER = "http", "fst"
@@ -155,8 +155,6 @@ def tables(run: Run) -> Iterator[str]:
         rows.append([TITLES[name], how, text.rate(rate) if rate else "-", run.ceilings().get(name, "-")])
     yield "### Servers\n"
     yield from text.table(["service", "server", "drained", "how"], rows)
-    if imported := import_goal(run, "").measured:
-        yield f"Import of fst after PyTorch: {text.seconds(imported)}.\n"
     for service, workload in product(run.facts["services"], run.workloads):
         cells = [cell(workload, "load", service, name) for name in PEERS]
         if measured := [own for own in cells if run.some(own)]:
@@ -219,10 +217,9 @@ def goals(run: Run) -> Iterator[Goal]:
     yield Goal(title, run.median(adapter, "load_seconds"), bound, text.seconds)
     for layout in RANKED_LAYOUTS:
         groups = (group_cell(layout, ranks, RANKED_SERVICE, RANKED_PEER) for ranks in GROUP_SIZES)
-        title = f"HTTP -> CPU, {layout} on up to {max(GROUP_SIZES)} ranks: bytes sent over those of the files"
+        title = f"HTTP -> CPU, {layout} on up to {max(GROUP_SIZES)} ranks: bytes sent, of the files"
         fetched = largest(run.median(group, "share_of_object") for group in groups)
         yield Goal(title, fetched, SHARE_FETCHED, text.quotient)
-    yield import_goal(run, "Import of fst beyond that of PyTorch, before remote loads")
 
 
 PARTS = {"remote": Part("Remote checkpoints", "remote", tables, goals, introduction)}

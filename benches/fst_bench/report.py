@@ -1,18 +1,21 @@
-"""Writes BENCHMARKS.md and the charts from the raw results of the bench.
+"""Writes the figures of a run into docs/benchmarks/, and BENCHMARKS.md and the charts from them.
 
     python -m fst_bench.report                  # from the folder of the results into the repository
     python -m fst_bench.report IN --out OUT
+    python -m fst_bench.report --details FOLDER # all tables of the recorded runs, a page for each part
 
-Parts of the page for which the folder has no results stay as they are. The rest of the page comes from this program:
-edit the program, not the page.
+Parts for which the folder has no results stay as they are. The page comes from this program: edit the program.
 """
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from . import text
 from .directories import REPORT, RESULTS
 from .registry import PARTS
 from .result import Run
@@ -20,68 +23,90 @@ from .result import Run
 INTRODUCTION = """\
 # Benchmarks
 
-`make bench` (or `fst-bench`) writes this page from its raw results. Each part is of a run of its own, which its first
-lines name. A part stays as it is until a run measures it again. `docs/benchmarks.md` describes the method and its
-limits. In short:
+The comparisons by which a user decides, also where another library is faster. [docs/benchmarks.md](docs/benchmarks.md)
+describes workloads, method and limits, and how to print all tables.
 
-- Each measurement runs in a separate process, and each round has its own random order of libraries. A figure is the
-  median of the rounds, with the minimum and the maximum in brackets. The number of rounds stands above the tables.
-  With fewer than seven rounds, differences within the spread mean nothing. A result whose digest is wrong fails.
-- Two libraries are *equal* if the middle halves of their figures (from the first to the third quartile) overlap.
-- *Of a raw read* is the rate of load + read as a share of that of direct reads of another file just before. The disk's
-  own rate changes from minute to minute, so goals of cold loads compare these shares.
-- *Load* ends when every tensor has been returned, *load + read* when every byte has also been read once. Mapping a file
-  takes almost no time, and reading is deferred until use. Compare *load + read* on the CPU.
-- *Host peak* is the increase of the peak resident set. *Beyond* is the part that exceeds the tensors (on a GPU, all of
-  it). Pages of a mapped file count, although the system can reclaim them at any time.
-- tensorizer reads its own format. The conversion of the files is not part of its times.
-- Rates are in GB/s (10^9 bytes); sizes in MiB and GiB.
+- A figure is the median of several rounds, each in a new process. A bound with a name is the figure of the fastest
+  other library; others are goals of fst. *Equal*: the middle halves of both libraries' figures overlap.
+- *Every byte read*: the time until each byte was read once. A load to the CPU may only have mapped the file before.
+- *Share of a raw read*: the rate as a share of direct reads of another file just before. It exceeds 100% where the
+  disk has become faster in between. Compare figures of one row only: these are small virtual machines.
 """
-MARK = "<!-- part: {} -->\n"
+COMPARISON = re.compile(r": (ahead of [\w ]+|at least as fast as [\w-]+)(?=,|$)")
+RECORDS = Path("docs", "benchmarks")
+# Headings of BENCHMARKS.md with their parts, each with a pattern of the goals that the page shows.
+SECTIONS = {
+    "On the CPU": {
+        "cpu": "^(?!tmpfs|Cold.*(pretrained|column)|.*(largest|flushed: of))",
+        "verified": "^Warm cache -> CPU, dense, (manifest|signature|.tensors, |digests)",
+        "small_calls": "of (get_tensor|get_slice|load_file, a tensor|.*two tensors, a tensor):",
+    },
+    "On a GPU": {"cuda": ""},
+    "Several ranks": {
+        "ranks": "4 ranks: .* safetensors|^Cold.*4 ranks, exchange|columns, cold: bytes read",
+        "saves": "^(FSDP2|tensor).* 4 ranks: time, of (direct|a save that all)|^HSDP.* 4 .*direct",
+        "dcp": "(rows|columns), cold.*4 ranks|mixed, cold",
+    },
+    "Remote checkpoints": {"remote": "(dense|moe), every|dense, new"},
+    "Updates of a live model": {"updates": "^Update|xor.*whole|made, xor"},
+}
 
 
-def markdown(runs: Mapping[str, Run], before: str = "") -> str:
-    """Returns the page with the parts that were measured, and the other parts of the page `before`.
-
-    Args:
-        runs: The results, by the names of their files.
-        before: The page so far.
-    """
-    _, *marked = re.split(MARK.format(r"(\w+)"), before)
-    parts = dict(zip(marked[::2], marked[1::2], strict=True))
-    for name, part in PARTS.items():
-        if part.results in runs and (lines := part.lines(runs[part.results])):
-            parts[name] = "\n".join(lines)
-    return "\n".join(
-        [INTRODUCTION, *(MARK.format(name) + parts[name].strip() + "\n" for name in PARTS if name in parts)]
-    )
+def markdown(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns BENCHMARKS.md from the records of parts."""
+    lines, runs, machines = [INTRODUCTION], [], {}
+    for section, parts in SECTIONS.items():
+        rows = []
+        for name in (name for name in parts if name in records):
+            record = records[name]
+            shown = [goal for goal in record["goals"] if re.search(parts[name], goal[0]) and goal[1] != "-"]
+            rows += [[COMPARISON.sub("", title), *rest] for title, *rest in shown]
+            runs.append(
+                [PARTS[name].title, record["date"], record["commit"], record["rounds"], f"`{record['command']}`"]
+            )
+            machines |= dict.fromkeys(line.partition(", Linux")[0] for line in record["machine"])
+        lines += [f"## {section}\n", *text.table(["", "fst", "bound", "result"], rows)] if rows else []
+    lines += ["## Runs\n", *text.table(["part", "date", "commit", "rounds", "command"], runs)]
+    return "\n".join([*lines, *(f"- {line}" for line in machines)]) + "\n"
 
 
 def write_report(results: Path, out: Path) -> None:
-    """Writes BENCHMARKS.md and docs/images/ into `out` from the raw results."""
+    """Writes the records of new results, BENCHMARKS.md and the charts into `out`."""
     files = {part.results: results / f"{part.results}.json" for part in PARTS.values()}
     runs = {name: Run.read(path) for name, path in files.items() if path.exists()}
+    (out / RECORDS).mkdir(parents=True, exist_ok=True)
+    for name, part in PARTS.items():
+        if part.results in runs and (record := part.record(runs[part.results])):
+            (out / RECORDS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     page = out / "BENCHMARKS.md"
-    text = markdown(runs, page.read_text() if page.exists() else "")
-    images = out / "docs" / "images"
-    images.mkdir(parents=True, exist_ok=True)
-    page.write_text(text)
+    page.write_text(markdown(read_records(out / RECORDS)))
     try:
         from .chart import draw
     except ModuleNotFoundError as error:
         print(f"no charts: {error}", file=sys.stderr)
     else:
+        images = out / "docs" / "images"
+        images.mkdir(parents=True, exist_ok=True)
         draw(runs, images)
     print(f"wrote {page}", file=sys.stderr)
+
+
+def read_records(folder: Path) -> dict[str, dict[str, Any]]:
+    """Returns the records in a folder by the names of their parts."""
+    return {name: json.loads(path.read_text()) for name in PARTS if (path := folder / f"{name}.json").exists()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="?", type=Path, default=RESULTS)
     parser.add_argument("--out", type=Path, default=REPORT)
+    parser.add_argument("--details", type=Path, metavar="FOLDER")
     args = parser.parse_args()
-    if not any(args.results.glob("*")):
-        parser.error(f"{args.results} holds no results: run the bench first")
+    if args.details:
+        args.details.mkdir(parents=True, exist_ok=True)
+        for name, record in read_records(args.out / RECORDS).items():
+            (args.details / f"{name}.md").write_text(PARTS[name].details(record))
+        return
     write_report(args.results, args.out)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 # Rate of a raw read of another file just before a measurement of cold files.
 RAW_RATE = "raw_bytes_per_second"
-# Share of a measurement's rate, in reading every byte, of that of a raw read of another file just before it.
+# Rate of a measurement, in reading every byte, as a share of a raw read of another file just before it.
 RAW_SHARE = "share_of_raw_read"
 # CPU seconds of a process, in loading and reading every byte, for 1 GB of tensors.
 CPU_OF_GB = "cpu_seconds_per_gb"

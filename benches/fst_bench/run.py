@@ -52,7 +52,7 @@ def parser_of(suite: type[Suite], prog: str) -> argparse.ArgumentParser:
     """Returns the parser of the arguments of a suite."""
     parser = argparse.ArgumentParser(prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for option, (default, known) in suite.options.items():
-        default_text = "those of each workload" if not default else "all" if list(default) == list(known) else default
+        default_text = "each workload's" if not default else "all" if list(default) == list(known) else default
         text = (
             f"some of {','.join(map(str, known))}, or none; default: {default_text}" if known else f"default: {default}"
         )
@@ -63,7 +63,7 @@ def parser_of(suite: type[Suite], prog: str) -> argparse.ArgumentParser:
     text = f"size of each large workload; default: {' '.join(map(str, suite.gib)) or 'what fits this machine'}"
     parser.add_argument("--gib", type=float, nargs="+", default=suite.gib, help=text)
     parser.add_argument("--rounds", type=int, default=suite.rounds, help="default: %(default)s")
-    text = f"time limit for each device; default: {suite.minutes or 'that of the device, or none'}"
+    text = f"time limit for each device; default: {suite.minutes or 'set by the device, or none'}"
     parser.add_argument("--minutes", type=float, default=suite.minutes, help=text)
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the JSON files")
     parser.add_argument("--report", type=Path, default=REPORT, help="directory of BENCHMARKS.md and the charts")

@@ -45,7 +45,7 @@ from .workload import RANKED, WORKLOADS, TensorSpec
 
 # Bounds: of direct writes in one process, of the time of the writer that consolidates, and of the bytes of the tensors.
 # The file system reads and writes some blocks of its own, also for direct writes.
-DIRECT_SHARE, CONSOLIDATED_SHARE, WRITTEN_SHARE, READ_SHARE = 1.1, 0.5, 1.005, 0.001
+DIRECT_SHARE, CONSOLIDATED_SHARE = 1.1, 0.5
 # Files of the checkpoint that is written, where a method lets the caller choose.
 FILES = 4
 BLOCK_BYTES = 8 << 20
@@ -259,14 +259,13 @@ The ranks of a gloo group save DTensors of BF16 together, into an empty director
 rank has returned and the files are flushed to the disk; some methods leave that to the kernel, so the bench calls
 `fsync` for them. *Pause* is the time until training may go on. *Written* is what the kernel counted as written by all
 ranks, over the bytes of the tensors. *Extra memory* is the largest increase of the peak resident set of a rank, with
-pages of mapped files. *CPU* is that of all ranks. What a method writes in the format of safetensors is compared with
-the full tensors.
+pages of mapped files. *CPU* is the sum over all ranks. What a method writes in the format of safetensors is compared
+with the full tensors.
 """
     yield f"{described(run.workloads[RANKED])}\n"
 
 
 def goals(run: Run) -> Iterator[Goal]:
-    size_bytes = run.workloads[RANKED]["bytes"]
     for group in run.names("layout", "ranks", method="fst"):
         where, own = f"{LAYOUTS[group['layout']].title}, {group['ranks']} ranks", group | {"method": "fst"}
         for other, title, bound in (
@@ -276,13 +275,6 @@ def goals(run: Run) -> Iterator[Goal]:
         ):
             if run.some(theirs := group | {"method": other}):
                 yield ratio(run, f"{where}: time, of {title}", (own, theirs), "durable_seconds", bound)
-        for key, what, bound in (
-            ("written_bytes", "written", WRITTEN_SHARE),
-            ("storage_bytes", "read", READ_SHARE),
-        ):
-            if figure := run.figure(own, key):
-                part = figure.median / size_bytes
-                yield Goal(f"{where}: bytes {what}, of the tensors", part, bound, text.share, rounds=figure.rounds)
 
 
 def tables(run: Run) -> Iterator[str]:

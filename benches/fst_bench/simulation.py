@@ -52,7 +52,7 @@ def windows(plan: LoadPlan, ranks: int) -> Iterator[Window]:
         read_bytes = [sum(end - begin for _, begin, end in of_rank) for of_rank in reads]
         send = sent
         if collective == "gather":
-            # Every rank sends as many bytes as the rank with the most, and receives those of all ranks.
+            # Every rank sends as many bytes as the rank with the most, and receives the bytes of all ranks.
             [segment_bytes] = segments
             send, received = torch.full((ranks,), segment_bytes), torch.full((ranks,), ranks * segment_bytes)
         yield Window(collective, read_bytes, sent, send, received)
@@ -143,10 +143,10 @@ def introduction(run: Run) -> Iterator[str]:
 fst's own code runs on the headers of models larger than this machine, on files without data. `docs/ranks.md`
 describes the method. Buffers of a rank have at most {text.size(run.facts["window_bytes"])}.
 
-- *CPU*, *sent* and *received* are those of one rank from the call of `fst.load_distributed` until all ranks have
+- *CPU*, *sent* and *received* count one rank from the call of `fst.load_distributed` until all ranks have
   agreed on the plan: opening, headers, agreement and planning. *Memory* is the growth of its peak. Each is the larger
-  figure of rank 0, which reads the headers, and of the last rank. For `fst.save_distributed`, they are those of the
-  last rank for describing and checking the tensors, agreement and planning.
+  figure of rank 0, which reads the headers, and of the last rank. `fst.save_distributed` is counted on
+  the last rank, for describing and checking the tensors, agreement and planning.
 - *Read of it* and *sent of it* are the bytes that all ranks read and send over the bytes of the checkpoint. *GPU
   memory* is the largest of any rank: its tensors and buffers.
 """

@@ -1,4 +1,4 @@
-"""Suite of small calls: their CPU time beside that of the same calls of safetensors, in one process."""
+"""Suite of small calls: their CPU time beside the same calls of safetensors, in one process."""
 
 import argparse
 import gc
@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ import fst.torch
 
 from . import text
 from .directories import TMPFS
-from .goal import quotient
+from .goal import Goal, compared
 from .page import Part
 from .result import Figure, Run
 from .suite import Case, Figures, Suite
+from .table import Column, comparison
 
 ROUND_SECONDS = 0.05
 # Tensors of the file whose tensors are read one by one, and of the file of which all are read.
@@ -31,7 +33,7 @@ Call = Callable[[], object]
 
 
 class SmallCalls(Suite):
-    """Calls on an open file, and calls that read all tensors of a file, in turn with those of safetensors."""
+    """Calls on an open file, and calls that read all tensors of a file, in turn with safetensors."""
 
     name = "small_calls"
     directory = TMPFS
@@ -145,25 +147,26 @@ call returns many tensors, for one tensor. A call of Python itself takes about 0
 """
 
 
+def goals(run: Run) -> Iterator[Goal]:
+    for name in run.names("name", library="safetensors"):
+        own, other = (name | {"library": library} for library in ("fst", "safetensors"))
+        title = f"CPU time of {name['name']}: at least as fast as safetensors"
+        yield replace(compared(run, title, own, [other], "cpu_seconds"), show=text.microseconds)
+
+
 def tables(run: Run) -> Iterator[str]:
     versions = run.facts["versions"]
-    rows = []
-    for name in run.names("name"):
-        cells = [name | {"library": library} for library in versions]
-        figures = [run.figure(cell, "cpu_seconds") for cell in cells]
-        times = quotient(*(run.median(cell, "cpu_seconds") for cell in cells))
-        rows.append([name["name"], *map(_spread, figures), text.quotient(times) if times else "-"])
-    head = ["CPU time", *(f"{library} {version}" for library, version in versions.items()), "times"]
-    yield from text.table(head, rows)
+    rows = [
+        ((row["name"], f"{row['library']} {versions[row['library']]}"), row) for row in run.names("name", "library")
+    ]
+    yield from comparison(run, ("call", "library"), rows, [Column("CPU time", "cpu_seconds", _spread)])
 
 
-def _spread(figure: Figure | None) -> str:
-    if figure is None:
-        return "-"
+def _spread(figure: Figure) -> str:
     return f"{text.microseconds(figure.median)} [{figure.low * 1e6:.2f} .. {figure.high * 1e6:.2f}]"
 
 
-PARTS = {"small_calls": Part("Small calls", "small_calls", tables, introduction=introduction)}
+PARTS = {"small_calls": Part("Small calls", "small_calls", tables, goals, introduction)}
 
 if __name__ == "__main__":
     from .run import main

@@ -56,7 +56,7 @@ class Suite(ABC):
         name: Word of the command line, and by default the name of the file of the results.
         options: Arguments that are lists, besides the arguments of all suites.
         arguments: Other such arguments, with what `argparse` takes for them.
-        rounds, minutes, gib, directory: Defaults of those of all suites. Without `gib`, the size fits the machine.
+        rounds, minutes, gib, directory: Defaults of common arguments. Without `gib`, the size fits the machine.
         has_page: Whether BENCHMARKS.md has a part of the results.
     """
 
@@ -156,7 +156,7 @@ class Suite(ABC):
         """Returns the figures if the tensors are right, and counts errors."""
         if set(row.pop("digests", [case.digest])) != {case.digest}:
             self._errors += 1
-            return {"failed": "the tensors are not those of the checkpoint"}
+            return {"failed": "the tensors differ from the checkpoint"}
         if reason_of(row) and not case.may_fail:
             self._errors += 1
         return row

@@ -1,4 +1,4 @@
-"""Tables of measurements in BENCHMARKS.md."""
+"""Tables of measurements in reports."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -203,7 +203,7 @@ def measure(method: str, state: str, folder: str) -> Figures:
 
 
 def check(module: nn.Module, path: Path) -> None:
-    """Compares the bytes of a module's tensors with those of a file.
+    """Compares the bytes of a module's tensors with a file.
 
     Raises:
         RuntimeError: They differ.
@@ -234,7 +234,7 @@ def goals(run: Run) -> Iterator[Goal]:
         return one, other
 
     for state, title in STATES.items():
-        goal = f"Update, {title}: time of the commit, of that of a copy in memory"
+        goal = f"Update, {title}: time of the commit, of a copy in memory"
         yield ratio(run, goal, of(state, "update", "copy"), "blocked_seconds", COPY_SHARE)
     for encoding in ENCODINGS:
         for other, name, bound in (

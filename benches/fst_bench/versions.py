@@ -37,7 +37,7 @@ class Versions(NamedTuple):
         return self.folder / NEW
 
     def files(self, names: Sequence[str]) -> list[Path]:
-        """Returns files, and those of directories."""
+        """Returns files, and the files in directories."""
         paths = [self.folder / name for name in names]
         return [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
 

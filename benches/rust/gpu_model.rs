@@ -8,7 +8,7 @@
 //! The second line has changes: fewer slots, slots that are pinned before the load, another number of windows in which
 //! tensors are allocated, processes that load at once with one lock of the driver, other parameters.
 //!
-//! The driver and the reads are those of tests/nullcuda/src/model.rs, with the parameters of benches/h100.toml. Time is
+//! The driver and the reads come from tests/nullcuda/src/model.rs, with the parameters of benches/h100.toml. Time is
 //! stretched, so that the CPU's part of fst, which is not, is small beside it. docs/decisions/gpu-model.md has the results.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a failure ends the benchmark")]
@@ -68,7 +68,7 @@ struct Driver {
 }
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
-/// Whether reads and page faults are those of the model.
+/// Whether reads and page faults follow the model.
 static IS_MODELLED: AtomicBool = AtomicBool::new(false);
 
 fn driver() -> &'static Driver {
@@ -382,7 +382,7 @@ struct Run {
     costs: Costs,
 }
 
-/// Loads a file as csrc/load.cpp does, with its calls of PyTorch. `windows` is a number that differs from that of the core.
+/// Loads a file as csrc/load.cpp does, with its calls of PyTorch. `windows` is a number that differs from the core's.
 /// `is_first`: the allocator has no blocks.
 fn load(path: &Path, options: &Options, costs: Costs, windows: Option<usize>, is_first: bool) -> Run {
     // SAFETY: the pointer is valid.

@@ -59,7 +59,7 @@ def waits(context: Context) -> Rows:
         }
         for parameter, work in calls.items():
             times = [_call_seconds(driver, stream, work) * 1e6 for _ in range(context.repeats)]
-            yield row(f"one call, with that of Python: {parameter.removesuffix('_us')}", times, "us", parameter)
+            yield row(f"one call, with Python's part: {parameter.removesuffix('_us')}", times, "us", parameter)
 
 
 def _call_seconds(driver: Driver, stream: int, work: Callable[[], object]) -> float:

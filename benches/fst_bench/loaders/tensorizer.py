@@ -13,7 +13,7 @@ from .views import tensor_views
 
 
 class Tensorizer(Loader):
-    """Loads with `options` of `TensorDeserializer`. Encrypted files may be those of `FstTensors`."""
+    """Loads with `options` of `TensorDeserializer`. Encrypted files may come from `FstTensors`."""
 
     method = "its own format"
     module = "tensorizer"

@@ -12,7 +12,7 @@ from .safetensors import Safetensors
 
 
 def of_originals(job: Job) -> Job:
-    """Returns the job on the safetensors files that were converted to those of this job."""
+    """Returns the job on the safetensors files that were converted for this job."""
     return replace(job, paths=[str(Path(path).with_suffix(".safetensors")) for path in job.paths])
 
 

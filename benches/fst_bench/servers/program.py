@@ -30,7 +30,7 @@ class Certificate(Protocol):
 
 
 def find_program(name: str, *directories: Path) -> str:
-    """Returns the path of an installed program. The directories come after those of PATH.
+    """Returns the path of an installed program. The directories come after PATH.
 
     Raises:
         MissingProgramError: The program is not installed.

@@ -32,7 +32,7 @@ class S3:
     """S3 service with three buckets.
 
     `public_bucket` may be read without a signature, and `open_bucket` may be written too. As Google's XML interface has
-    the same uploads, `open_bucket` accepts those of its clients. HTTPS needs a certificate.
+    the same uploads, `open_bucket` accepts its clients' uploads. HTTPS needs a certificate.
     """
 
     bucket = "bucket"

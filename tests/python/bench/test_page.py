@@ -1,7 +1,7 @@
-"""Verdicts of BENCHMARKS.md from prepared results, and the parts of the page that stay."""
+"""Verdicts of comparisons from prepared results, and the page of the records."""
 
 from fst_bench.goal import compared
-from fst_bench.report import markdown
+from fst_bench.report import RECORDS, markdown, read_records
 from fst_bench.result import RAW_SHARE, Run
 from suite import CHECKOUT
 
@@ -26,6 +26,13 @@ def test_figures_within_each_others_spread_are_equal():
     assert verdict([], slow) == "not measured here: not in this run"
 
 
-def test_parts_without_results_stay():
-    page = (CHECKOUT / "BENCHMARKS.md").read_text()
-    assert markdown({}, before=page) == page
+def test_page_shows_goals_of_all_records():
+    """The page in the repository matches its records. A section without records is left out."""
+    records = read_records(CHECKOUT / RECORDS)
+    page = markdown(records)
+    assert page == (CHECKOUT / "BENCHMARKS.md").read_text()
+    assert len(page.splitlines()) <= 120
+    row = ["Warm cache -> GPU, dense: ahead of every peer", "2.00 s", "<= 1.00 s, safetensors", "**missed**"]
+    gpu = markdown({"cuda": records["cuda"] | {"goals": [row]}})
+    assert "| Warm cache -> GPU, dense | 2.00 s | <= 1.00 s, safetensors | **missed** |" in gpu
+    assert "## On the CPU" not in gpu

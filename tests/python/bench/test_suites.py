@@ -11,6 +11,7 @@ import torch
 from fst_bench.digest import digest
 from fst_bench.files import Files
 from fst_bench.registry import PARTS
+from fst_bench.report import RECORDS, read_records
 from fst_bench.result import Run, reason_of
 from fst_bench.run import parser_of
 from suite import CHECKOUT
@@ -68,11 +69,10 @@ def test_small_run(name, tmp_path, python_environ):
         assert [entry for entry in run.entries if reason_of(entry) and name != "experiments"] == []
         for low, high in zip([0, *(run.median(case, key) for key in keys)], keys, strict=False):
             assert low < run.median(case, high)
-    page = tmp_path / "BENCHMARKS.md"
-    for part in PARTS.values():
-        if part.results in runs:
-            # Directories are those of one machine only.
-            assert f"## {part.title}\n\n`fst-bench {name} {arguments}".strip() in page.read_text()
+    for part, record in read_records(tmp_path / RECORDS).items():
+        # Directories are specific to one machine.
+        assert record["command"].split() == ["fst-bench", name, *arguments.split(), "--rounds", "1", "--no-install"]
+        assert PARTS[part].title in PARTS[part].details(record)
     if name == "experiments":
         parameters = dict(line.split(" = ") for line in (tmp_path / "gpu-experiments.toml").read_text().splitlines())
         assert float(parameters["link_gbps"]) > 0 < float(parameters["event_us"])
