@@ -22,7 +22,7 @@ use crate::os::retry::{Check, SharedCheck};
 use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::profile::{self, Stage};
-use crate::remote::location::Location;
+use crate::remote::find::location::Location;
 use crate::source::files::{Files, IndexEntry, Listing};
 use crate::source::replaced::SAVE_KEY;
 use crate::source::{Place, Protection, Source, UnitSource};

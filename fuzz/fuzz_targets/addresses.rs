@@ -4,10 +4,10 @@
 #![no_main]
 
 use fst::remote;
-use fst::remote::location::{Location, is_url};
-use fst::remote::name::Name;
-use fst::remote::object::open_known;
-use fst::remote::version::Version;
+use fst::remote::find::location::{Location, is_url};
+use fst::remote::find::name::Name;
+use fst::remote::find::version::Version;
+use fst::remote::transfer::object::open_known;
 use fst::source::files::{local_path, url_of};
 use libfuzzer_sys::fuzz_target;
 use std::path::Path;

@@ -3,7 +3,7 @@
 //! `make fuzz`, or `cargo fuzz run answers` with a nightly compiler.
 #![no_main]
 
-use fst::remote::aws_profile::{ini, shell_words};
+use fst::remote::credentials::ini::{self, split_words};
 use fst::remote::internals::{http_answer, hub_commit, redis_answers};
 use libfuzzer_sys::fuzz_target;
 
@@ -24,6 +24,6 @@ fuzz_target!(|bytes: &[u8]| {
     }
     if let Ok(text) = str::from_utf8(bytes) {
         let _ = ini::parse(text);
-        let _ = shell_words::split(text);
+        let _ = split_words(text);
     }
 });

@@ -2,7 +2,7 @@
 
 use super::guard::guard;
 use crate::error::{Error, Kind, Result};
-use crate::remote::store_options;
+use crate::remote::stores::store_options;
 
 /// Sets options of the URLs that begin with `url`.
 pub(super) fn configure_storage(url: &str, names: &[String], values: &[String]) -> Result<()> {

@@ -16,7 +16,7 @@ use crate::options::Options;
 use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::reader;
-use crate::remote::name::Name;
+use crate::remote::find::name::Name;
 use crate::source::files::{place_below, place_of};
 use crate::source::{Place, Source};
 use std::ops::Range;

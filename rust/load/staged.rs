@@ -13,7 +13,7 @@ use crate::profile::{self, Stage};
 use crate::reader::ring::Linux;
 use crate::reader::uring::Rings;
 use crate::reader::{self, ChosenReader, Opened, ReadLimits, Reader};
-use crate::remote::limits::REQUESTS_START;
+use crate::remote::transfer::limits::REQUESTS_START;
 use crate::source::Source;
 use crate::staging::shared_slot::SharedSlot;
 use crate::staging::{PAGE_BYTES, Request, Staging, pool};

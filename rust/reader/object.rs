@@ -6,8 +6,8 @@ use crate::num::to_u64;
 use crate::options::Options;
 use crate::os::retry::Check;
 use crate::plan::Read;
-use crate::remote::limits::{GAP_BYTES, REQUESTS_MAX};
-use crate::remote::object::Object;
+use crate::remote::transfer::limits::{GAP_BYTES, REQUESTS_MAX};
+use crate::remote::transfer::object::Object;
 use std::sync::Arc;
 
 /// Reader that requests ranges of an object.

@@ -2,19 +2,9 @@
 
 #![allow(missing_docs, reason = "the documentation is that of rust/remote.rs")]
 
-pub mod limits;
-#[allow(dead_code, reason = "some parts of locations are for requests only")]
-pub mod location;
-#[allow(dead_code, reason = "some parts of names are for requests only")]
-pub mod name;
-pub mod parts;
-#[allow(dead_code, reason = "some parts of repositories are for requests only")]
-mod repository;
-pub mod version;
-
 use crate::error::{Error, Kind, Result};
-use location::Location;
-use name::Name;
+use find::location::Location;
+use find::name::Name;
 
 fn absent(location: &Location) -> Error {
     let message = "this build of fst has no remote sources: enable the feature remote";
@@ -42,51 +32,21 @@ macro_rules! never {
     };
 }
 
-pub mod object {
-    use super::absent;
-    use super::location::Location;
-    use super::version::Version;
-    use crate::error::Result;
-    use crate::os::local_file::LocalFile;
-    use crate::os::retry::Check;
-    use std::convert::Infallible;
-    use std::fs::File;
-    use std::path::Path;
-    use std::sync::Arc;
-
-    #[derive(Debug)]
-    pub struct Object(Infallible);
-
-    pub fn open(location: &Location, _: u64, _: Check<'_>) -> Result<Object> {
-        Err(absent(location))
-    }
-
-    pub fn open_known(location: &Location, _: u64, _: Version, _: Vec<u8>) -> Result<Object> {
-        Err(absent(location))
-    }
-
-    never! {
-        Object:
-        location() -> &Location;
-        path() -> &Path;
-        length() -> u64;
-        version() -> &Version;
-        hub_sha256() -> Option<&str>;
-        first_bytes(Check<'_>) -> Result<Vec<u8>>;
-        copy() -> Option<&Arc<LocalFile>>;
-        copy_file() -> Option<&File>;
-        read<'a>(impl IntoIterator<Item = (u64, &'a mut [u8])>, Check<'_>) -> Result<()>;
-        read_joined<'a>(impl IntoIterator<Item = (u64, &'a mut [u8])>, u64, Check<'_>) -> Result<()>;
-    }
-}
-
 pub mod find {
+    #[allow(dead_code, reason = "some parts of locations are for requests only")]
+    pub mod location;
+    #[allow(dead_code, reason = "some parts of names are for requests only")]
+    pub mod name;
+    #[allow(dead_code, reason = "some parts of repositories are for requests only")]
+    mod repository;
+    pub mod version;
+
     use super::absent;
-    use super::location::Location;
-    use super::name::Name;
-    use super::object::Object;
+    use super::transfer::object::Object;
     use crate::error::Result;
     use crate::os::retry::Check;
+    use location::Location;
+    use name::Name;
     use std::path::PathBuf;
 
     pub enum Found {
@@ -109,55 +69,97 @@ pub mod find {
     }
 }
 
-pub mod upload {
-    use super::absent;
-    use super::location::Location;
-    use crate::error::{Error, Result};
-    use crate::os::retry::Check;
-    use std::convert::Infallible;
-    use std::path::Path;
+pub mod transfer {
+    pub mod limits;
 
-    #[derive(Debug)]
-    pub struct Upload(Infallible);
+    pub mod object {
+        use crate::error::Result;
+        use crate::os::local_file::LocalFile;
+        use crate::os::retry::Check;
+        use crate::remote::absent;
+        use crate::remote::find::location::Location;
+        use crate::remote::find::version::Version;
+        use std::convert::Infallible;
+        use std::fs::File;
+        use std::path::Path;
+        use std::sync::Arc;
 
-    pub fn names_beside(location: &Location, _: Check<'_>) -> Result<Vec<String>> {
-        Err(absent(location))
+        #[derive(Debug)]
+        pub struct Object(Infallible);
+
+        pub fn open(location: &Location, _: u64, _: Check<'_>) -> Result<Object> {
+            Err(absent(location))
+        }
+
+        pub fn open_known(location: &Location, _: u64, _: Version, _: Vec<u8>) -> Result<Object> {
+            Err(absent(location))
+        }
+
+        never! {
+            Object:
+            location() -> &Location;
+            path() -> &Path;
+            length() -> u64;
+            version() -> &Version;
+            hub_sha256() -> Option<&str>;
+            first_bytes(Check<'_>) -> Result<Vec<u8>>;
+            copy() -> Option<&Arc<LocalFile>>;
+            copy_file() -> Option<&File>;
+            read<'a>(impl IntoIterator<Item = (u64, &'a mut [u8])>, Check<'_>) -> Result<()>;
+            read_joined<'a>(impl IntoIterator<Item = (u64, &'a mut [u8])>, u64, Check<'_>) -> Result<()>;
+        }
     }
 
-    pub fn remove(location: &Location, _: Check<'_>) -> Result<()> {
-        Err(absent(location))
-    }
+    pub mod upload {
+        use crate::error::{Error, Result};
+        use crate::os::retry::Check;
+        use crate::remote::absent;
+        use crate::remote::find::location::Location;
+        use std::convert::Infallible;
+        use std::path::Path;
 
-    impl Upload {
-        pub fn open(location: &Location) -> Result<Upload> {
+        #[derive(Debug)]
+        pub struct Upload(Infallible);
+
+        pub fn names_beside(location: &Location, _: Check<'_>) -> Result<Vec<String>> {
             Err(absent(location))
         }
 
-        pub fn begin_shared(location: &Location, _: u64, _: Check<'_>) -> Result<String> {
+        pub fn remove(location: &Location, _: Check<'_>) -> Result<()> {
             Err(absent(location))
         }
 
-        pub fn join(location: &Location, _: String) -> Result<Upload> {
-            Err(absent(location))
+        impl Upload {
+            pub fn open(location: &Location) -> Result<Upload> {
+                Err(absent(location))
+            }
+
+            pub fn begin_shared(location: &Location, _: u64, _: Check<'_>) -> Result<String> {
+                Err(absent(location))
+            }
+
+            pub fn join(location: &Location, _: String) -> Result<Upload> {
+                Err(absent(location))
+            }
+
+            pub fn finish_shared(location: &Location, _: String, _: Vec<(usize, String)>, _: Check<'_>) -> Result<()> {
+                Err(absent(location))
+            }
+
+            pub fn abort_shared(location: &Location, _: String) -> Result<()> {
+                Err(absent(location))
+            }
         }
 
-        pub fn finish_shared(location: &Location, _: String, _: Vec<(usize, String)>, _: Check<'_>) -> Result<()> {
-            Err(absent(location))
+        never! {
+            Upload:
+            path() -> &Path;
+            sent_parts() -> Vec<(usize, String)>;
+            begin(Option<u64>, Check<'_>) -> Result<()>;
+            put<M>(usize, u64, M, usize, Check<'_>) -> Result<Option<M>>;
+            shift(u64, u64, u64, Check<'_>) -> Result<()>;
+            finish(Check<'_>) -> Result<()>;
+            abandon(Error) -> Error;
         }
-
-        pub fn abort_shared(location: &Location, _: String) -> Result<()> {
-            Err(absent(location))
-        }
-    }
-
-    never! {
-        Upload:
-        path() -> &Path;
-        sent_parts() -> Vec<(usize, String)>;
-        begin(Option<u64>, Check<'_>) -> Result<()>;
-        put<M>(usize, u64, M, usize, Check<'_>) -> Result<Option<M>>;
-        shift(u64, u64, u64, Check<'_>) -> Result<()>;
-        finish(Check<'_>) -> Result<()>;
-        abandon(Error) -> Error;
     }
 }

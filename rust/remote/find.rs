@@ -1,18 +1,24 @@
 //! Objects and prefixes with a checkpoint, from their URLs.
 
+pub(super) mod below;
 mod hub;
+pub(super) mod listing;
+pub mod location;
+pub mod name;
+pub(super) mod repository;
+pub mod version;
 
-use super::cache;
-use super::concurrency::Host;
-use super::limits::FIRST_BYTES;
-use super::location::Location;
-use super::name::Name;
-use super::object::{Object, open};
-use super::registry;
-use super::retry::repeat;
-use super::runtime;
 use crate::error::{Error, Kind, Result};
 use crate::os::retry::Check;
+use crate::remote::find::location::Location;
+use crate::remote::find::name::Name;
+use crate::remote::stores::registry;
+use crate::remote::transfer::cache;
+use crate::remote::transfer::concurrency::Host;
+use crate::remote::transfer::limits::FIRST_BYTES;
+use crate::remote::transfer::object::{Object, open};
+use crate::remote::transfer::retry::repeat;
+use crate::remote::transfer::runtime;
 use std::path::PathBuf;
 
 /// Object, prefix or local path for which a URL stands.

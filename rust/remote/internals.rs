@@ -1,21 +1,21 @@
 //! Private items of this module for `tests/rust` and `fuzz/`, and parsers of answers as functions of bytes.
 
-pub use super::adaptive_limit::AdaptiveLimit;
-pub use super::body::answer;
-pub use super::bucket::with_rules_of_aws;
-pub use super::cache::{ranges::Ranges, unsigned};
-pub use super::get::Target;
-pub use super::host_policy::HostPolicy;
-pub use super::http_error::failure_of;
-pub use super::listing::{Bounds, Keys, take_keys};
-pub use super::pieces::Pieces;
-pub use super::progress::Progress;
-pub use super::redis::split_port;
-pub use super::refusal::Refusal;
-pub use super::retry::repeat;
-pub use super::transport::Transport;
+pub use super::find::listing::{Bounds, Keys, take_keys};
+pub use super::stores::bucket::with_rules_of_aws;
+pub use super::stores::host_policy::HostPolicy;
+pub use super::stores::http_error::Progress;
+pub use super::stores::http_error::failure_of;
+pub use super::stores::redis::split_port;
+pub use super::stores::refusal::Refusal;
+pub use super::stores::transport::Transport;
+pub use super::transfer::adaptive_limit::AdaptiveLimit;
+pub use super::transfer::body::answer;
+pub use super::transfer::cache::{ranges::Ranges, unsigned};
+pub use super::transfer::get::Target;
+pub use super::transfer::pieces::Pieces;
+pub use super::transfer::retry::repeat;
 
-use super::{http, hub, redis};
+use super::stores::{http, hub, redis};
 use ::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use object_store::client::HttpResponseBody;
 use std::ops::Range;

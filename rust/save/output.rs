@@ -9,9 +9,9 @@ use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::retry::Check;
-use crate::remote::location::Location;
-use crate::remote::parts::Parts;
-use crate::remote::upload::{self, Upload};
+use crate::remote::find::location::Location;
+use crate::remote::transfer::limits::Parts;
+use crate::remote::transfer::upload::{self, Upload};
 use crate::source::files::{local_path, url_of};
 use std::path::{Path, PathBuf};
 

@@ -9,7 +9,7 @@ use crate::os::file_lock::FileLock;
 use crate::os::local_file::LocalFile;
 use crate::os::retry::{Check, repeat};
 use crate::os::sigint::{POLL_INTERVAL, Watch};
-use crate::remote::location::Location;
+use crate::remote::find::location::Location;
 use crate::save::direct_file::flush;
 use crate::save::file_kernel::FileKernel;
 use crate::source::files::Files;

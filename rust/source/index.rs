@@ -4,7 +4,7 @@
 //! rest of the file may hold anything.
 
 use crate::error::{Error, Kind, Result};
-use crate::remote::name::Name;
+use crate::remote::find::name::Name;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::error::Category;

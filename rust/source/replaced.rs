@@ -3,9 +3,9 @@
 use super::directory::{Chosen, choose, names_in};
 use crate::os::local_file::open_regular;
 use crate::os::retry::Check;
-use crate::remote::location::Location;
-use crate::remote::object;
-use crate::remote::version;
+use crate::remote::find::location::Location;
+use crate::remote::find::version;
+use crate::remote::transfer::object;
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;

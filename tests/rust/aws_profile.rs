@@ -3,9 +3,11 @@
 use async_trait::async_trait;
 use chrono::{TimeDelta, Utc};
 use fst::error::{Error, Kind};
-use fst::remote::aws_profile::refresh::{KeySource, Keys, Refreshed, parse_date};
-use fst::remote::aws_profile::{Profile, ini, process, shell_words};
-use fst::remote::runtime;
+use fst::remote::credentials::aws_profile::Profile;
+use fst::remote::credentials::ini::{self, split_words};
+use fst::remote::credentials::process;
+use fst::remote::credentials::refresh::{KeySource, Keys, Refreshed, parse_date};
+use fst::remote::transfer::runtime;
 use object_store::CredentialProvider;
 use object_store::aws::{AwsCredential, AwsCredentialProvider};
 use proptest::prelude::*;
@@ -238,7 +240,7 @@ proptest! {
         credentials in any::<String>(),
     ) {
         let _ = ini::parse(&credentials);
-        let _ = shell_words::split(&credentials);
+        let _ = split_words(&credentials);
         let machine = Machine::new(&config, &credentials).with("AWS_PROFILE", "a");
         if let Ok(Some(profile)) = machine.load() {
             let _ = (profile.region(), profile.endpoint(), profile.is_path_style(), profile.credentials().is_ok());
@@ -322,10 +324,10 @@ fn words_are_split_as_by_shlex() {
         ("  a\tb \n c ", vec!["a", "b", "c"]),
         (r#"'a b'c "" "d\"\e\\" \' # f"#, vec!["a bc", "", r#"d"\e\"#, "'", "#", "f"]),
     ] {
-        assert_eq!(shell_words::split(text).unwrap(), expected, "{text}");
+        assert_eq!(split_words(text).unwrap(), expected, "{text}");
     }
     for text in ["'", "\"a", "a\\", "\"\\"] {
-        assert_eq!(shell_words::split(text), None, "{text}");
+        assert_eq!(split_words(text), None, "{text}");
     }
 }
 

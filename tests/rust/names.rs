@@ -1,9 +1,9 @@
 //! Names below a prefix, URLs of the Hub, and listings, without a server.
 
+use fst::remote::find::location::Location;
+use fst::remote::find::name::Name;
 use fst::remote::internals::{Bounds, Keys, take_keys};
-use fst::remote::location::Location;
-use fst::remote::name::Name;
-use fst::remote::store::FailureClass;
+use fst::remote::stores::FailureClass;
 use fst::source::Place;
 use fst::source::files::{local_path, place_of};
 use percent_encoding::percent_decode_str;

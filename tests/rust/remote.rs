@@ -1,12 +1,12 @@
 //! Remote objects without a server: addresses, names of copies, answers and errors.
 
+use fst::remote::find::location::Location;
+use fst::remote::find::name::Name;
 use fst::remote::internals::{
     HostPolicy, Ranges, Refusal, Transport, failure_of, http_answer, split_port, unsigned, with_rules_of_aws,
 };
-use fst::remote::location::Location;
-use fst::remote::name::Name;
-use fst::remote::parts::{PART_BYTES_MIN, PARTS_MAX, Parts};
-use fst::remote::store::FailureClass;
+use fst::remote::stores::FailureClass;
+use fst::remote::transfer::limits::{PART_BYTES_MIN, PARTS_MAX, Parts};
 use http::{HeaderMap, Method, StatusCode};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::signer::Signer;

@@ -2,12 +2,12 @@
 
 use async_trait::async_trait;
 use fst::error::{Error, Kind, Result};
-use fst::remote::concurrency::Host;
+use fst::remote::find::version::Version;
 use fst::remote::internals::{AdaptiveLimit, Pieces, Progress, Target, answer, repeat};
-use fst::remote::limits::{REQUESTS_MAX, REQUESTS_START};
-use fst::remote::runtime::block_on;
-use fst::remote::store::{Answer, Attempt, Failure, FailureClass, Store};
-use fst::remote::version::Version;
+use fst::remote::stores::{Answer, Attempt, Failure, FailureClass, Store};
+use fst::remote::transfer::concurrency::Host;
+use fst::remote::transfer::limits::{REQUESTS_MAX, REQUESTS_START};
+use fst::remote::transfer::runtime::block_on;
 use futures_util::{StreamExt, stream};
 use object_store::client::HttpError;
 use proptest::prelude::*;

@@ -6,7 +6,7 @@ use super::shard::Shard;
 use crate::checkpoint::region::{IndexRange, StridedRange};
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
-use crate::remote::limits;
+use crate::remote::transfer::limits;
 use std::ops::Range;
 
 /// Properties of a tensor that determine its shards.

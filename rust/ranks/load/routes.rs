@@ -4,7 +4,7 @@ use super::classes::Readers;
 use super::{LoadPlan, Strategy, Tensor};
 use crate::checkpoint::region::StridedRange;
 use crate::plan::GAP_BYTES;
-use crate::remote::limits;
+use crate::remote::transfer::limits;
 use crate::source::Source;
 use std::collections::HashMap;
 use std::ops::Range;

@@ -1,19 +1,19 @@
 //! Files and directories in repositories of the Hugging Face Hub.
 
 use super::Found;
+use super::listing;
+use super::location::Location;
+use super::name::Name;
+use super::repository::Repository;
 use crate::error::{Error, Kind, Result};
 use crate::os::retry::Check;
-use crate::remote::concurrency::Host;
-use crate::remote::hub::{Access, Description, cached_commit, describe, is_commit, is_offline, snapshot};
-use crate::remote::listing;
-use crate::remote::location::Location;
-use crate::remote::name::Name;
-use crate::remote::repository::Repository;
-use crate::remote::retry::repeat;
-use crate::remote::runtime;
-use crate::remote::store_options;
-use crate::remote::transport::Transport;
-use crate::remote::trust::Trust;
+use crate::remote::stores::hub::{Access, Description, cached_commit, describe, is_commit, is_offline, snapshot};
+use crate::remote::stores::store_options;
+use crate::remote::stores::transport::Transport;
+use crate::remote::stores::trust::Trust;
+use crate::remote::transfer::concurrency::Host;
+use crate::remote::transfer::retry::repeat;
+use crate::remote::transfer::runtime;
 use std::path::PathBuf;
 
 /// Finds out what a URL of the Hub stands for, and pins its commit.

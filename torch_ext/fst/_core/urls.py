@@ -5,7 +5,7 @@ import re
 from urllib.parse import unquote_to_bytes
 
 _URL = re.compile(r"[A-Za-z0-9+.-]+://")
-# Schemes of rust/remote/location.rs, and the scheme of local files.
+# Schemes of rust/remote/find/location.rs, and the scheme of local files.
 _SCHEMES = ("http", "https", "s3", "gs", "az", "abfss", "hf", "redis", "rediss", "file")
 _COLLAPSED = re.compile(rf"({'|'.join(_SCHEMES)}):/[^/]")
 

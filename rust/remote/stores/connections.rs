@@ -1,0 +1,182 @@
+//! Connections of one runtime, and the settings with which they are opened.
+
+use super::host_policy::HostPolicy;
+use super::http_error::{HttpResult, refused};
+use super::trust::{self, Trust};
+use crate::error::Result;
+use crate::options;
+use object_store::client::HttpError;
+use reqwest::redirect::Policy;
+use rustls::ClientConfig;
+use std::any::Any;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// Time for a connection to open.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time after which an unused connection is not used again. Some servers close it soon afterwards.
+pub const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
+
+#[derive(Clone)]
+pub struct Client {
+    http: Connections,
+    /// Connections to places with certificates of their own. Those of a place that no object is open at are closed.
+    others: Arc<Mutex<Vec<Other>>>,
+    /// Connections without HTTP.
+    idle: Idle,
+    settings: Settings,
+}
+
+/// Connections for a configuration of TLS.
+type Other = (Weak<ClientConfig>, Connections);
+
+/// Connections for HTTP, all with one configuration of TLS. Clients are created when they are needed.
+#[derive(Clone, Default)]
+pub(super) struct Connections(Arc<Clients>);
+
+#[derive(Default)]
+struct Clients {
+    /// Those for requests without a body.
+    configured: OnceLock<reqwest::Client>,
+    named: OnceLock<reqwest::Client>,
+    redirected: OnceLock<reqwest::Client>,
+    /// The one for requests with a body, during which nothing is received for long.
+    uploads: OnceLock<reqwest::Client>,
+}
+
+impl Client {
+    /// Creates a client without open connections. Fails with `invalid-argument` for settings in the environment.
+    pub fn new() -> Result<Client> {
+        let settings = Settings::from_env()?;
+        Ok(Client { http: Connections::default(), others: Arc::default(), idle: Idle::default(), settings })
+    }
+
+    /// Returns the connections to places that trust these certificates.
+    pub(super) fn connections(&self, trust: &Trust) -> Connections {
+        let Trust::Place(tls) = trust else { return self.http.clone() };
+        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, known)) = others.iter().find(|(known, _)| known.as_ptr() == Arc::as_ptr(tls)) {
+            return known.clone();
+        }
+        let new = Connections::default();
+        others.retain(|(known, _)| known.strong_count() > 0);
+        others.push((Arc::downgrade(tls), new.clone()));
+        new
+    }
+
+    pub(super) fn idle(&self) -> &Idle {
+        &self.idle
+    }
+
+    /// Returns the time in which some bytes arrive, after which a request is repeated.
+    pub(super) fn stall(&self) -> Duration {
+        self.settings.stall
+    }
+
+    pub fn is_current(&self) -> bool {
+        Settings::from_env().is_ok_and(|settings| settings == self.settings)
+    }
+}
+
+impl Connections {
+    pub(super) fn reader(&self, policy: HostPolicy, trust: &Trust, stall: Duration) -> HttpResult<&reqwest::Client> {
+        let slot = match policy {
+            HostPolicy::Configured => &self.0.configured,
+            HostPolicy::Named => &self.0.named,
+            HostPolicy::Redirected => &self.0.redirected,
+        };
+        built(slot, trust, |builder| builder.dns_resolver(policy).read_timeout(stall))
+    }
+
+    /// Returns the client for requests with a body. Nothing may arrive for long while a body is sent, but the other side
+    /// acknowledges its bytes within the time of a stall.
+    pub(super) fn uploads(&self, trust: &Trust, stall: Duration) -> HttpResult<&reqwest::Client> {
+        built(&self.0.uploads, trust, |builder| builder.dns_resolver(HostPolicy::Configured).tcp_user_timeout(stall))
+    }
+}
+
+/// Connections without HTTP that no request uses. Each belongs to the credentials with which it was opened.
+#[derive(Clone, Default)]
+pub(super) struct Idle(Arc<Mutex<Vec<Unused>>>);
+
+struct Unused {
+    credentials: Arc<dyn Any + Send + Sync>,
+    since: Instant,
+    connection: Box<dyn Any + Send>,
+}
+
+impl Idle {
+    pub(super) fn take<C: Any>(&self, credentials: &Arc<impl Any + Send + Sync>) -> Option<C> {
+        let credentials: Arc<dyn Any + Send + Sync> = credentials.clone();
+        let mut connections = self.lock();
+        connections.retain(|unused| unused.since.elapsed() < IDLE_TIMEOUT);
+        let found = connections.iter().position(|unused| Arc::ptr_eq(&unused.credentials, &credentials))?;
+        connections.swap_remove(found).connection.downcast().ok().map(|connection| *connection)
+    }
+
+    pub(super) fn keep(&self, credentials: &Arc<impl Any + Send + Sync>, connection: impl Any + Send) {
+        let credentials: Arc<dyn Any + Send + Sync> = credentials.clone();
+        self.lock().push(Unused { credentials, since: Instant::now(), connection: Box::new(connection) });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Unused>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns the client of a slot, a new one if there is none.
+fn built<'a>(
+    slot: &'a OnceLock<reqwest::Client>,
+    trust: &Trust,
+    settings: impl FnOnce(reqwest::ClientBuilder) -> reqwest::ClientBuilder,
+) -> HttpResult<&'a reqwest::Client> {
+    if let Some(known) = slot.get() {
+        return Ok(known);
+    }
+    let tls = trust.config().map_err(|error| refused(error.to_string()))?;
+    let client = settings(builder(&tls)).build().map_err(|error| without_client(&error))?;
+    Ok(slot.get_or_init(|| client))
+}
+
+pub(super) fn without_client(error: &reqwest::Error) -> HttpError {
+    refused(format!("cannot create a client: {error}"))
+}
+
+fn builder(tls: &Arc<ClientConfig>) -> reqwest::ClientBuilder {
+    let builder = reqwest::Client::builder();
+    // reqwest uses the proxy for IP addresses then.
+    let builder = if excludes_all_hosts() { builder.no_proxy() } else { builder };
+    builder
+        .tls_backend_preconfigured(ClientConfig::clone(tls))
+        .http1_only()
+        .redirect(Policy::none())
+        .retry(reqwest::retry::never())
+        .connect_timeout(CONNECT_TIMEOUT)
+        .pool_idle_timeout(IDLE_TIMEOUT)
+        .user_agent(concat!("fst/", env!("CARGO_PKG_VERSION")))
+}
+
+const PROXY_VARIABLES: [&str; 8] =
+    ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"];
+
+/// Settings on which a connection depends. Connections that were opened with other settings are not used again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Settings {
+    /// Time with too few bytes after which a request is repeated.
+    stall: Duration,
+    variables: Vec<Option<String>>,
+}
+
+impl Settings {
+    /// Reads the settings. Fails with `invalid-argument`, with the variable and its allowed values.
+    fn from_env() -> Result<Settings> {
+        let proxies = PROXY_VARIABLES.iter().map(|name| options::variable(name));
+        let variables = trust::variables().chain(proxies).collect();
+        Ok(Settings { stall: options::stall_timeout_from_env()?, variables })
+    }
+}
+
+/// Returns whether `NO_PROXY` is `*`, which stands for all hosts.
+fn excludes_all_hosts() -> bool {
+    ["NO_PROXY", "no_proxy"].iter().any(|name| options::variable(name).is_some_and(|hosts| hosts.trim() == "*"))
+}
