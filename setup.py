@@ -22,7 +22,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import PlatformError
 
 REFERENCE_TORCH = "2.11.0"
-# Platform that the libraries run on, if not that of this interpreter. Cargo has a directory for it.
+# Platform that the libraries run on, if it differs from this interpreter's. Cargo has a directory for it.
 TARGET = os.environ.get("CARGO_BUILD_TARGET", "")
 
 
@@ -140,7 +140,7 @@ class CargoBuild(build_ext):
         environ = TORCH_ENVIRON | {"FST_PYTHON": sys.executable, "FST_TORCH": str(ext.root)}
         profile = os.environ.get("FST_PROFILE", "release")
         features = "bridge,development" if profile == "dev" else "bridge"
-        # Both packages at once: the compiler of C++ works beside that of Rust.
+        # Both packages at once: the compiler of C++ works beside Rust's.
         packages = ("--package", "torch-fst", "--features", features, "--package", "fst-operators")
         subprocess.run(["cargo", "build", "--profile", profile, "--locked", *packages], env=environ, check=True)
         destination = Path(self.get_ext_fullpath(ext.name))

@@ -6,6 +6,7 @@ OUTPUT/html. Warnings of Sphinx, such as for a link to a missing page, are error
 
 import importlib
 import inspect
+import json
 import re
 import shutil
 import sys
@@ -18,6 +19,7 @@ from header_page import header_page
 from sphinx.cmd.build import main as sphinx_build
 
 import fst
+from fst_bench.page import details
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 DOCS = CHECKOUT / "docs"
@@ -56,8 +58,12 @@ def repository_pages() -> Iterator[tuple[str, str]]:
             text += toctree(["start", "guides", "migration", "reference/index", "internals"])
         elif path.name == "README.md":
             text += toctree(pages_in_tables(text))
+        elif path == DOCS / "benchmarks.md":
+            text += toctree([f"benchmarks/{file.stem}" for file in sorted(DOCS.glob("benchmarks/*.json"))])
         if path != DOCS / "README.md":
             yield site_name(path), text
+    for file in DOCS.glob("benchmarks/*.json"):
+        yield f"benchmarks/{file.stem}.md", details(json.loads(file.read_text()))
 
 
 def section_pages() -> Iterator[tuple[str, str]]:

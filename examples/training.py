@@ -24,7 +24,7 @@ OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def tensors_of(model: Mapping[str, object], optimizer: Mapping[str, object]) -> dict[str, Tensor]:
-    """Returns all tensors of a training by name. Numbers such as the learning rate are those of the program."""
+    """Returns all tensors of a training by name. The program sets numbers such as the learning rate."""
     named = {f"model.{name}": value for name, value in model.items()}
     named |= {f"optimizer.{name}": value for name, value in optimizer.items()}
     return {name: value for name, value in named.items() if isinstance(value, Tensor)}

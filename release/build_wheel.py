@@ -79,7 +79,7 @@ def strip(wheel: Path, directory: Path, debug: Path) -> Path:
 def tag(wheel: Path, directory: Path) -> Path:
     """Copies a wheel into `directory` with the name of the oldest platform that it runs on. Returns its path.
 
-    Libraries that are not part of a platform are refused, except those of PyTorch.
+    Libraries that are not part of a platform are refused, except PyTorch's.
     """
     for old in directory.glob("*.whl"):
         old.unlink()

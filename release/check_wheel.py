@@ -3,7 +3,7 @@
 Each release has an environment of its own, which is removed before the next. The tests run from a neutral directory,
 where only the installed wheel can be imported. What depends on the release are the operators, graphs and C++ programs.
 `--packaging` runs only what depends on the build of the libraries and on the wheel. It leaves out the C++ programs: the
-tests of the checkout build them with the same PyTorch, and those of another release with a wheel.
+tests of the checkout build them with the same PyTorch, and the programs of another release with a wheel.
 """
 
 import argparse

@@ -176,7 +176,7 @@ def tables(run: Run) -> Iterator[str]:
         if not run.some(where):
             continue
         sizes = text.size(run.workloads[workload]["bytes"])
-        yield f"### `dcp.load` into existing tensors, {sizes}, {LAYOUTS[layout].title}, {STATES[state]}\n"
+        yield f"## `dcp.load` into existing tensors, {sizes}, {LAYOUTS[layout].title}, {STATES[state]}\n"
         rows = []
         for name, (key, method) in product(sorted_names(run, "ranks", **where), METHODS.items()):
             group = where | name

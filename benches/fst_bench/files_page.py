@@ -53,7 +53,7 @@ def files_tables(run: Run, actions: Collection[str]) -> Iterator[str]:
         facts = run.workloads[workload]
         requested_bytes = facts["requested_bytes"][action]
         part = f", {text.size(requested_bytes)} of them requested," if requested_bytes < facts["bytes"] else ""
-        yield f"### {workload}: {ACTION_TITLES[action]}, {STATE_TITLES[state]}\n"
+        yield f"## {workload}: {ACTION_TITLES[action]}, {STATE_TITLES[state]}\n"
         yield f"{described(facts).replace(' in ', f'{part} in ', 1)}\n"
         names = [name for name, peer in PEERS.items() if action in peer.actions and run.some({"peer": name})]
         cells = [cell(workload, action, state, name) for name in names]
@@ -91,7 +91,7 @@ def _columns(run: Run, workload: str, action: str) -> Iterator[Column]:
 
 
 def _ceilings(run: Run) -> Iterator[str]:
-    yield "### Ceilings of the machine\n"
+    yield "## Ceilings of the machine\n"
     rows = []
     for name, how in run.ceilings().items():
         figure = run.ceiling(name)

@@ -28,16 +28,18 @@ class Part(NamedTuple):
     def record(self, run: Run) -> dict[str, Any]:
         """Returns facts, goals and tables as values for JSON, or nothing if nothing was measured for the part."""
         tables = [line for text in self.tables(run) for line in text.splitlines()]
-        facts = {name: run.facts[name] for name in ("command", "date", "commit")} | {"rounds": run.rounds()}
+        facts = {"title": self.title} | {name: run.facts[name] for name in ("command", "date", "commit")}
         introduction = [line for text in self.introduction(run) for line in text.splitlines()]
         lines = {"machine": list(machine_lines(run.facts)), "tables": [*introduction, *tables]}
-        return facts | {"goals": [goal.row for goal in self.goals(run)]} | lines if tables else {}
+        goals = [goal.row for goal in self.goals(run)]
+        return facts | {"rounds": run.rounds(), "goals": goals} | lines if tables else {}
 
-    def details(self, record: Mapping[str, Any]) -> str:
-        """Returns a page with all figures of a record."""
-        ran = "`{command}` on {date}, commit {commit}; medians of {rounds} rounds.".format(**record)
-        goals = table(["goal", "fst", "bound", "verdict"], record["goals"]) if record["goals"] else ()
-        return "\n".join([f"# {self.title}\n", ran, *record["machine"], "", *goals, *record["tables"]]).strip() + "\n"
+
+def details(record: Mapping[str, Any]) -> str:
+    """Returns a page with all figures of a record."""
+    ran = "`{command}` on {date}, commit {commit}; medians of {rounds} rounds.".format(**record)
+    goals = table(["goal", "fst", "bound", "verdict"], record["goals"]) if record["goals"] else ()
+    return "\n".join([f"# {record['title']}\n", ran, *record["machine"], "", *goals, *record["tables"]]).strip() + "\n"
 
 
 def machine_lines(facts: Mapping[str, Any]) -> Iterator[str]:

@@ -178,7 +178,7 @@ def tables(run: Run) -> Iterator[str]:
     for layout, ranks, state in product(TITLES, sizes, STATE_TITLES):
         if not run.some({"layout": layout, "ranks": ranks, "state": state}):
             continue
-        yield f"### {ranks} ranks: {TITLES[layout]}, {STATE_TITLES[state]}\n"
+        yield f"## {ranks} ranks: {TITLES[layout]}, {STATE_TITLES[state]}\n"
         names = [name for name in PEERS if run.some({"peer": name})]
         rows = [((PEERS[name].title,), group_cell(layout, ranks, state, name)) for name in names]
         disk = Column("disk", "storage_bytes", size_of(facts["bytes"]))

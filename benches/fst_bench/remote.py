@@ -153,14 +153,14 @@ def tables(run: Run) -> Iterator[str]:
     for name, facts in run.facts["services"].items():
         rate, how = run.rate(name), facts.get("how") or facts["unavailable"]
         rows.append([TITLES[name], how, text.rate(rate) if rate else "-", run.ceilings().get(name, "-")])
-    yield "### Servers\n"
+    yield "## Servers\n"
     yield from text.table(["service", "server", "drained", "how"], rows)
     for service, workload in product(run.facts["services"], run.workloads):
         cells = [cell(workload, "load", service, name) for name in PEERS]
         if measured := [own for own in cells if run.some(own)]:
             yield from _served(run, measured, service, workload)
     if groups := run.names("layout", "ranks", "state", "peer"):
-        yield "### fst.load_sharded: HTTP\n"
+        yield "## fst.load_sharded: HTTP\n"
         columns = [
             Column("load", "load_seconds", text.spread),
             Column("sent to all ranks", "sent_bytes", size),
@@ -172,7 +172,7 @@ def tables(run: Run) -> Iterator[str]:
 
 def _served(run: Run, cells: Sequence[Cell], service: str, workload: str) -> Iterator[str]:
     facts, ceiling = run.workloads[workload], run.ceiling(service)
-    yield f"### {workload}: {TITLES[service]}\n"
+    yield f"## {workload}: {TITLES[service]}\n"
     yield f"{described(facts)}\n"
     count = of_median(lambda value: f"{value:.0f}")
     columns = [

@@ -17,6 +17,7 @@ from typing import Any
 
 from . import text
 from .directories import REPORT, RESULTS
+from .page import details
 from .registry import PARTS
 from .result import Run
 
@@ -105,7 +106,7 @@ def main() -> None:
     if args.details:
         args.details.mkdir(parents=True, exist_ok=True)
         for name, record in read_records(args.out / RECORDS).items():
-            (args.details / f"{name}.md").write_text(PARTS[name].details(record))
+            (args.details / f"{name}.md").write_text(details(record))
         return
     write_report(args.results, args.out)
 

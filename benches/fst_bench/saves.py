@@ -288,7 +288,7 @@ def tables(run: Run) -> Iterator[str]:
         Column("extra memory", "extra_bytes", size),
     ]
     for group in run.names("layout", "ranks"):
-        yield f"### {LAYOUTS[group['layout']].title}, {group['ranks']} ranks\n"
+        yield f"## {LAYOUTS[group['layout']].title}, {group['ranks']} ranks\n"
         names = (((method.title,), group | {"method": name}) for name, method in METHODS.items())
         yield from comparison(run, ("",), [row for row in names if run.some(row[1])], columns)
 

@@ -175,7 +175,7 @@ def tables(run: Run) -> Iterator[str]:
 def _table(run: Run, title: str, model: str, where: Mapping[str, Any], columns: Sequence[Column]) -> Iterator[str]:
     if names := run.names("layout", "ranks", **where):
         facts = run.workloads[model]
-        yield f"### {title}: {facts['title']}\n"
+        yield f"## {title}: {facts['title']}\n"
         yield f"{facts['bytes'] / 1e9:.1f} GB in {facts['tensors']:,} tensors in {facts['files']} files.\n"
         rows = (((name["layout"], str(name["ranks"])), {**where, **name}) for name in names)
         yield from comparison(run, ("layout", "ranks"), rows, columns)

@@ -260,7 +260,7 @@ def tables(run: Run) -> Iterator[str]:
     ]
     for (methods, what), state in product(((UPDATES, "Updates"), (DELTAS, "Deltas made")), STATES):
         if run.some({"state": state}):
-            yield f"### {what}, {STATES[state]}\n"
+            yield f"## {what}, {STATES[state]}\n"
             rows = [((method.title,), {"state": state, "method": name}) for name, method in methods.items()]
             yield from comparison(run, ("",), [row for row in rows if run.some(row[1])], columns)
 

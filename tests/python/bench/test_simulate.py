@@ -12,8 +12,8 @@ from torch.distributed.tensor import Replicate, Shard
 import fst
 from fst._ranks.exchange import Exchange
 from fst_bench.large_models import LAYOUTS, MODELS, Model, positions, write_sparse
+from fst_bench.page import details
 from fst_bench.planner import Chunk, Planner, Region, Whole
-from fst_bench.registry import PARTS
 from fst_bench.report import RECORDS, read_records
 from fst_bench.result import Run
 from fst_bench.run import main
@@ -132,7 +132,7 @@ def test_small_run(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["fst-bench", "simulation", *arguments])
     main()
     run = Run.read(tmp_path / "simulation.json")
-    page = PARTS["simulation"].details(read_records(tmp_path / RECORDS)["simulation"])
+    page = details(read_records(tmp_path / RECORDS)["simulation"])
     assert all(f"| {layout.title} | 4 |" in page for layout in LAYOUTS)
     costs = {what: run.some({"name": what}) for what in ("loads", "saves")}
     assert [len(rows) for rows in costs.values()] == [2, 2]

@@ -10,6 +10,7 @@ import torch
 
 from fst_bench.digest import digest
 from fst_bench.files import Files
+from fst_bench.page import details
 from fst_bench.registry import PARTS
 from fst_bench.report import RECORDS, read_records
 from fst_bench.result import Run, reason_of
@@ -72,7 +73,7 @@ def test_small_run(name, tmp_path, python_environ):
     for part, record in read_records(tmp_path / RECORDS).items():
         # Directories are specific to one machine.
         assert record["command"].split() == ["fst-bench", name, *arguments.split(), "--rounds", "1", "--no-install"]
-        assert PARTS[part].title in PARTS[part].details(record)
+        assert details(record).startswith(f"# {PARTS[part].title}\n")
     if name == "experiments":
         parameters = dict(line.split(" = ") for line in (tmp_path / "gpu-experiments.toml").read_text().splitlines())
         assert float(parameters["link_gbps"]) > 0 < float(parameters["event_us"])
