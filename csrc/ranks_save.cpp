@@ -6,7 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <map>
+#include <limits>
 #include <utility>
 
 #include "cast.h"
@@ -101,33 +101,27 @@ class Pieces {
     return extents_;
   }
 
-  // Copies all bytes to a buffer, those of another device in one transfer. `offset_of` returns the offset of each.
-  template <typename Offset>
-  void copy_to(const at::Tensor& buffer, Offset&& offset_of) {
-    std::map<c10::Device, std::vector<Place>, DeviceOrder> places;
+  // Copies all bytes, which are on one device, one after the other to a buffer, which they fill.
+  void copy_to(const at::Tensor& buffer) {
     const auto& extents = run();
-    for (size_t index = 0; index < extents.size(); ++index) {
-      const Extent& extent = extents[index];
-      places[streams_.device(extent.device)].push_back(Place{extent.address, extent.bytes, offset_of(index)});
+    const auto device = streams_.device(extents.front().device);
+    const bool is_here = device == buffer.device();
+    const auto packed = is_here ? buffer : at::empty(buffer.sizes(), buffer.options().device(device));
+    std::vector<at::Tensor> targets;
+    CastBatch batch;
+    int64_t offset = 0;
+    for (const Extent& extent : extents) {
+      targets.push_back(packed.narrow(0, offset, static_cast<int64_t>(extent.bytes)));
+      batch.add(targets.size() - 1, extent.address, at::kByte, targets.back());
+      offset += targets.back().numel();
     }
-    for (auto& [device, of_device] : places) {
-      if (device == buffer.device()) {
-        copy_all(of_device, buffer);
-        continue;
-      }
-      std::vector<Place> packed;
-      uint64_t offset = 0;
-      for (const Place& place : of_device) {
-        packed.push_back(Place{place.address, place.bytes, offset});
-        offset += place.bytes;
-      }
-      const auto bytes = at::empty({static_cast<int64_t>(offset)}, at::device(device).dtype(at::kByte));
-      copy_all(packed, bytes);
-      const auto moved = bytes.to(buffer.device());
-      for (size_t index = 0; index < packed.size(); ++index) {
-        of_device[index].address = address_of(moved) + packed[index].offset;
-      }
-      copy_all(of_device, buffer);
+    batch.run([&](size_t index) {
+      // NOLINTNEXTLINE(performance-no-int-to-ptr): the core has addresses as numbers.
+      auto* source = reinterpret_cast<void*>(extents[index].address);
+      targets[index].copy_(at::from_blob(source, targets[index].sizes(), packed.options()));
+    });
+    if (!is_here) {
+      buffer.copy_(packed);
     }
   }
 
@@ -140,30 +134,6 @@ class Pieces {
     at::Tensor piece;
     bool to_host;
   };
-
-  // Bytes, and their offset in a buffer.
-  struct Place {
-    uint64_t address;
-    uint64_t bytes;
-    uint64_t offset;
-  };
-
-  // Copies bytes to a buffer on the same device.
-  static void copy_all(const std::vector<Place>& places, const at::Tensor& buffer) {
-    CastBatch batch;
-    const auto target = [&](const Place& place) {
-      return buffer.narrow(0, static_cast<int64_t>(place.offset), static_cast<int64_t>(place.bytes));
-    };
-    for (size_t index = 0; index < places.size(); ++index) {
-      batch.add(index, places[index].address, at::kByte, target(places[index]));
-    }
-    batch.run([&](size_t index) {
-      const Place& place = places[index];
-      // NOLINTNEXTLINE(performance-no-int-to-ptr): the core has addresses as numbers.
-      target(place).copy_(
-          at::from_blob(reinterpret_cast<void*>(place.address), {static_cast<int64_t>(place.bytes)}, buffer.options()));
-    });
-  }
 
   // Returns elements of a tensor in its own dtype, as a contiguous tensor.
   at::Tensor elements(size_t index, int64_t first, int64_t count) const {
@@ -232,8 +202,6 @@ std::vector<LocalElements> check_tensors(const rust::Vec<LocalTensor>& specs, in
   return checked;
 }
 
-[[noreturn]] void throw_finished() { throw_invalid_argument("the save is finished; create a new one"); }
-
 // Returns the memory of the tensors, after that of the host.
 DeviceStreams streams_of(const std::vector<LocalElements>& tensors) {
   const auto host = at::empty({0}, at::kByte);
@@ -255,27 +223,32 @@ RanksSave::RanksSave(const c10::intrusive_ptr<OpenSavePlan>& plan, int64_t rank,
                      const Tensors& tensors)
     : specs_(call_core([&] { return plan->core().local_tensors(rank); })),
       tensors_(check_tensors(specs_, rank, tensors)),
-      streams_(streams_of(tensors_)) {
-  const auto names = to_rust(paths);
-  const auto ids = to_rust(uploads);
-  save_.emplace(
-      call_core([&] { return open_ranks_save(plan->core(), rank, slice_of(names), slice_of(ids), streams_.all()); }));
-}
+      streams_(streams_of(tensors_)),
+      save_([&] {
+        const auto names = to_rust(paths);
+        const auto ids = to_rust(uploads);
+        return call_core(
+            [&] { return open_ranks_save(plan->core(), rank, slice_of(names), slice_of(ids), streams_.all()); });
+      }()) {}
 
 void RanksSave::read(int64_t window, const at::Tensor& send) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   check_vector("the send buffer", send, at::kByte, send.device());
-  const auto sends = call_core([&] { return save().sends(window); });
+  const auto sends = call_core([&] { return save_->sends(window); });
+  const auto device_of = [&](const RankRange& range) { return tensors_[range.tensor].tensor.device(); };
   size_t next = 0;
   while (next < sends.size()) {
     Pieces pieces(specs_, tensors_, streams_);
-    const size_t first = next;
-    while (next < sends.size() && pieces.copied_bytes() <= kScratchBytes) {
+    const RankRange& first = sends[next];
+    uint64_t bytes = 0;
+    do {
       const RankRange& range = sends[next++];
-      address_in(send, range.offset, range.end - range.begin);
+      bytes += range.end - range.begin;
       pieces.add(range.tensor, range.begin, range.end, /*on_host=*/false, /*is_copied_here=*/true);
-    }
-    pieces.copy_to(send, [&](size_t piece) { return sends[first + piece].offset; });
+    } while (next < sends.size() && pieces.copied_bytes() <= kScratchBytes &&
+             device_of(sends[next]) == device_of(first));
+    address_in(send, first.offset, bytes);
+    pieces.copy_to(send.narrow(0, static_cast<int64_t>(first.offset), static_cast<int64_t>(bytes)));
   }
 }
 
@@ -283,32 +256,35 @@ void RanksSave::unpack(int64_t window, const at::Tensor& received) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   check_vector("the receive buffer", received, at::kByte, received.device());
   const auto host = received.cpu();
-  const auto sources = call_core([&] { return save().sources(window); });
-  const auto counts = call_core([&] { return save().source_counts(window); });
-  size_t write = 0;
-  size_t source = 0;
-  while (write < counts.size()) {
+  const auto sources = call_core([&] { return save_->sources(window); });
+  size_t next = 0;
+  size_t begin = 0;
+  do {
     Pieces pieces(specs_, tensors_, streams_);
-    const size_t first = write;
-    while (write < counts.size() && pieces.copied_bytes() <= kScratchBytes) {
-      for (const size_t end = source + counts[write++]; source < end; ++source) {
-        const RankRange& range = sources[source];
-        if (range.is_exchanged) {
-          const auto bytes = range.end - range.begin;
-          pieces.add_host(address_in(host, range.offset, bytes), bytes);
-        } else {
-          // Copies of many short pieces between devices would be slow.
-          pieces.add(range.tensor, range.begin, range.end, !range.is_contiguous);
-        }
+    // The sources of a range of a file are written at once.
+    for (size_t item = begin; next < sources.size(); ++next) {
+      const RankRange& range = sources[next];
+      if (range.item != item && pieces.copied_bytes() > kScratchBytes) {
+        break;
+      }
+      item = range.item;
+      if (range.is_exchanged) {
+        const auto bytes = range.end - range.begin;
+        pieces.add_host(address_in(host, range.offset, bytes), bytes);
+      } else {
+        // Copies of many short pieces between devices would be slow.
+        pieces.add(range.tensor, range.begin, range.end, !range.is_contiguous);
       }
     }
     const auto& extents = pieces.run();
-    call_core([&] { save().write(window, first, write - first, slice_of(extents)); });
-  }
+    const size_t end = next < sources.size() ? sources[next].item : std::numeric_limits<size_t>::max();
+    call_core([&] { save_->write(window, begin, end, slice_of(extents)); });
+    begin = end;
+  } while (next < sources.size());
 }
 
 at::Tensor RanksSave::hashes() {
-  const auto encoded = call_core([&] { return save().hashes(); });
+  const auto encoded = call_core([&] { return save_->hashes(); });
   auto bytes = at::empty({static_cast<int64_t>(encoded.size())}, at::kByte);
   std::ranges::copy(encoded, mutable_bytes_of(bytes).begin());
   return bytes;
@@ -316,22 +292,11 @@ at::Tensor RanksSave::hashes() {
 
 void RanksSave::seal(const at::Tensor& hashes) {
   const auto bytes = bytes_of(hashes);
-  call_core([&] { save().seal(bytes); });
+  call_core([&] { save_->seal(bytes); });
 }
 
 std::string RanksSave::finish() {
-  auto saved = std::exchange(save_, std::nullopt);
-  if (!saved) {
-    throw_finished();
-  }
-  return std::string(call_core([&] { return finish_ranks_save(std::move(*saved)); }));
-}
-
-RankSave& RanksSave::save() {
-  if (!save_) {
-    throw_finished();
-  }
-  return **save_;
+  return std::string(call_core([&] { return save_->finish(); }));
 }
 
 }  // namespace fst

@@ -65,14 +65,11 @@ class RanksSave : public torch::CustomClassHolder {
   std::string finish();
 
  private:
-  RankSave& save();
-
   // Local tensors in the order of the plan, and their elements.
   const rust::Vec<LocalTensor> specs_;
   const std::vector<LocalElements> tensors_;
   DeviceStreams streams_;
-  // Empty after `finish`.
-  std::optional<rust::Box<RankSave>> save_;
+  rust::Box<RankSave> save_;
 };
 
 }  // namespace fst

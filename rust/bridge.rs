@@ -36,7 +36,7 @@ use self::encryption_key::{EncryptionKey, encryption_key, key_for_save, key_of_f
 use self::error::{error_text, exception_of, out_of_memory};
 use self::profile::profile_stop;
 use self::ranks_load::{LoadPlan, RankPlan, plan_load, plan_rank};
-use self::ranks_save::{RankSave, SavePlan, finish_ranks_save, open_ranks_save, plan_save};
+use self::ranks_save::{RankSave, SavePlan, open_ranks_save, plan_save};
 use self::save::{
     AnySave, FileLayout, NewFile, SavedFiles, begin_save, check_tensor, finish_save, lay_out_file, new_file,
     read_mapped, saved_files,
@@ -219,7 +219,7 @@ mod ffi {
     struct RankRange {
         /// Index of the tensor: in a load the region of the rank's selection, or the shard that receives the bytes.
         tensor: usize,
-        /// In a load, the shard of the receiver that keeps the bytes.
+        /// In a load, the shard of the receiver that keeps the bytes. In a save, the range of a file that has them.
         item: usize,
         /// First byte in the contiguous shard or local tensor that has the bytes.
         begin: u64,
@@ -466,11 +466,10 @@ mod ffi {
         ) -> Result<Box<RankSave>>;
         fn sends(self: &RankSave, window: i64) -> Result<Vec<RankRange>>;
         fn sources(self: &RankSave, window: i64) -> Result<Vec<RankRange>>;
-        fn source_counts(self: &RankSave, window: i64) -> Result<Vec<usize>>;
-        unsafe fn write(self: &RankSave, window: i64, first: usize, count: usize, sources: &[Extent]) -> Result<()>;
+        unsafe fn write(self: &RankSave, window: i64, begin: usize, end: usize, sources: &[Extent]) -> Result<()>;
         fn hashes(self: &RankSave) -> Result<Vec<u8>>;
         fn seal(self: &mut RankSave, hashes: &[u8]) -> Result<()>;
-        fn finish_ranks_save(save: Box<RankSave>) -> Result<String>;
+        fn finish(self: &mut RankSave) -> Result<String>;
 
         type Recording;
         fn record(self: &Selection, device: &str) -> Box<Recording>;

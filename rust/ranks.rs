@@ -11,6 +11,20 @@ use crate::error::{Error, Kind, Result};
 /// of 512 MiB, 16 TiB have fewer.
 const WINDOWS_MAX: u64 = 1 << 16;
 
+/// Returns the largest number up to `limit` that fits, or 0.
+fn most(limit: u64, fits: impl Fn(u64) -> bool) -> u64 {
+    let (mut fitting, mut above) = (0, limit.saturating_add(1));
+    while above - fitting > 1 {
+        let middle = fitting + (above - fitting) / 2;
+        if fits(middle) {
+            fitting = middle;
+        } else {
+            above = middle;
+        }
+    }
+    fitting
+}
+
 /// Fails with `invalid-argument` if a plan has too many windows. `divided` names what `window_bytes` divides.
 fn check_windows(windows: u64, window_bytes: u64, divided: &str) -> Result<()> {
     let message = || {

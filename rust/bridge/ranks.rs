@@ -1,7 +1,9 @@
-//! Methods that the plans of loads and of saves by ranks have in common.
+//! What the plans of loads and of saves by ranks have in common.
 
 use super::calls::{encode, parse, unknown};
+use super::ffi;
 use crate::error::{Error, Kind, Result};
+use std::ops::Range;
 
 /// Plan that is identical on all ranks of a group, which run its windows together.
 pub(super) trait ExchangePlan {
@@ -37,6 +39,19 @@ pub(super) trait ExchangePlan {
             "windows" => encode(&self.windows()),
             _ => Err(unknown(method)),
         }
+    }
+}
+
+/// Describes bytes of a shard or local tensor, which are at `offset` of a buffer if they are exchanged.
+pub(super) fn rank_range(tensor: usize, item: usize, bytes: Range<u64>, offset: Option<u64>) -> ffi::RankRange {
+    ffi::RankRange {
+        tensor,
+        item,
+        begin: bytes.start,
+        end: bytes.end,
+        is_exchanged: offset.is_some(),
+        offset: offset.unwrap_or(0),
+        is_contiguous: true,
     }
 }
 

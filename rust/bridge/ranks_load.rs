@@ -4,7 +4,7 @@ use super::calls::{answer, encode, parse};
 use super::checkpoint::Checkpoint;
 use super::ffi;
 use super::guard::guard;
-use super::ranks::ExchangePlan;
+use super::ranks::{ExchangePlan, rank_range};
 use super::selection::{Reads, Recording, Selection, Shards, spec};
 use crate::checkpoint::region::TensorRegion;
 use crate::checkpoint::selection;
@@ -17,8 +17,9 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 /// Plan that is identical on all ranks of a group.
+#[derive(Clone)]
 pub(super) struct LoadPlan {
-    group: Arc<load::LoadPlan>,
+    plan: Arc<load::LoadPlan>,
     mappings: Arc<Mappings>,
 }
 
@@ -69,57 +70,57 @@ pub(super) fn plan_load(checkpoint: &Checkpoint, numbers: &[i64], request: &str)
         let requests = lengths.into_iter().map(&mut decode).collect::<Result<_>>()?;
         let caches = caches.into_iter().map(|cache| u64::try_from(cache).ok()).collect();
         let request = LoadRequest { requests, layouts, list_of_rank, caches, strategy, window_bytes };
-        let group = Arc::new(load::LoadPlan::new(Arc::clone(files), request)?);
-        Ok(Box::new(LoadPlan { group, mappings: Arc::clone(checkpoint.mappings()) }))
+        let plan = Arc::new(load::LoadPlan::new(Arc::clone(files), request)?);
+        Ok(Box::new(LoadPlan { plan, mappings: Arc::clone(checkpoint.mappings()) }))
     })
 }
 
 impl ExchangePlan for LoadPlan {
     fn ranks(&self) -> usize {
-        self.group.ranks()
+        self.plan.ranks()
     }
 
     fn windows(&self) -> usize {
-        self.group.windows()
+        self.plan.windows()
     }
 
     fn traffic(&self, rank: usize, window: usize) -> (&'static str, Vec<u64>, Vec<u64>) {
-        let collective = match self.group.collective(window) {
+        let collective = match self.plan.collective(window) {
             Collective::None => "none",
             Collective::Exchange => "exchange",
             Collective::Gather => "gather",
         };
-        (collective, self.group.outgoing(rank, window).splits, self.group.incoming(rank, window).splits)
+        (collective, self.plan.outgoing(rank, window).splits, self.plan.incoming(rank, window).splits)
     }
 
     fn digest(&self) -> u64 {
-        self.group.digest()
+        self.plan.digest()
     }
 }
 
 impl LoadPlan {
     /// Calls a method without tensors.
     pub(super) fn call(&self, method: &str, request: &str) -> Result<String> {
-        let group = &self.group;
+        let plan = &self.plan;
         answer(|_| match method {
             // Returns the indices of those requests of a rank whose tensors every rank takes from a page cache.
             "cached_items" => {
-                let is_cached = |request: &ShardRequest| group.route_of(request.tensor) == Some(Route::Cached);
-                let requests = group.requests(self.rank(parse(request)?)?).iter().enumerate();
+                let is_cached = |request: &ShardRequest| plan.route_of(request.tensor) == Some(Route::Cached);
+                let requests = plan.requests(self.rank(parse(request)?)?).iter().enumerate();
                 encode(&requests.filter(|(_, request)| is_cached(request)).map(|(item, _)| item).collect::<Vec<_>>())
             }
             // Returns the index and the number of the parts of the files that a rank compares with their digests before it
             // loads, or null if it compares the bytes that it loads.
-            "part_to_verify" => encode(&group.part_to_verify(self.rank(parse(request)?)?)),
+            "part_to_verify" => encode(&plan.part_to_verify(self.rank(parse(request)?)?)),
             // Returns file, begin and end of each byte range that a rank reads in a window.
             "reads" => {
                 let (rank, window) = parse(request)?;
-                let reads = group.reads(self.rank(rank)?, self.window(window)?).into_iter();
+                let reads = plan.reads(self.rank(rank)?, self.window(window)?).into_iter();
                 encode(&reads.map(|(file, range)| (file, range.start, range.end)).collect::<Vec<_>>())
             }
             // Returns for each rank the bytes that it sends to others in a window, and for each those that it receives.
             "sent_bytes" => {
-                let rows = group.sent_bytes(self.window(parse(request)?)?);
+                let rows = plan.sent_bytes(self.window(parse(request)?)?);
                 let mut received = vec![0; rows.len()];
                 for row in &rows {
                     received.iter_mut().zip(row).for_each(|(sum, bytes)| *sum += bytes);
@@ -136,54 +137,61 @@ impl LoadPlan {
             let rank = self.rank(rank)?;
             let item_index = |&item: &i64| usize::try_from(item).unwrap_or(usize::MAX);
             let regions: Vec<_> =
-                items.iter().map(|item| self.group.region_of(rank, item_index(item))).collect::<Result<_>>()?;
-            let ranks = self.group.cached_ranks(rank);
+                items.iter().map(|item| self.plan.region_of(rank, item_index(item))).collect::<Result<_>>()?;
+            let ranks = self.plan.cached_ranks(rank);
             let shards = if ranks > 1 { Shards::Cached { ranks } } else { Shards::Own };
-            Ok(select(&self.group, &self.mappings, regions.into(), shards))
+            Ok(self.select(regions.into(), shards))
         })
+    }
+
+    /// Selects regions that a rank reads.
+    fn select(&self, regions: Arc<[TensorRegion]>, shards: Shards) -> Box<Selection> {
+        let selection = selection::Selection::from_regions(self.plan.checkpoint(), regions);
+        let reads = Reads::OfRank(Arc::clone(&self.plan), shards);
+        Box::new(Selection::new(selection, Arc::clone(&self.mappings), reads))
     }
 }
 
 pub(super) fn plan_rank(plan: &LoadPlan, rank: i64) -> Result<Box<RankPlan>> {
     guard(|| {
-        let (group, rank) = (&plan.group, plan.rank(rank)?);
+        let rank = plan.rank(rank)?;
         let (mut regions, mut region_indices) = (Vec::new(), HashMap::new());
-        for window in 0..group.windows() {
-            let outgoing = group.outgoing(rank, window);
+        for window in 0..plan.windows() {
+            let outgoing = plan.plan.outgoing(rank, window);
             for shard_range in outgoing.local.iter().chain(outgoing.sends.iter().map(|(shard_range, _)| shard_range)) {
                 if let Entry::Vacant(region_index) = region_indices.entry((shard_range.rank, shard_range.item)) {
                     region_index.insert(regions.len());
-                    regions.push(group.region_of(shard_range.rank, shard_range.item)?);
+                    regions.push(plan.plan.region_of(shard_range.rank, shard_range.item)?);
                 }
             }
         }
-        let plan = LoadPlan { group: Arc::clone(group), mappings: Arc::clone(&plan.mappings) };
-        Ok(Box::new(RankPlan { plan, rank, regions: regions.into(), region_indices }))
+        Ok(Box::new(RankPlan { plan: plan.clone(), rank, regions: regions.into(), region_indices }))
     })
 }
 
 impl RankPlan {
     pub(super) fn selection(&self) -> Box<Selection> {
-        select(&self.plan.group, &self.plan.mappings, Arc::clone(&self.regions), Shards::Exchanged)
+        self.plan.select(Arc::clone(&self.regions), Shards::Exchanged)
     }
 
     /// Returns the rank's own shards, in the order of its requests.
     pub(super) fn shards(&self) -> Result<Vec<ffi::Spec>> {
         guard(|| {
-            let group = &self.plan.group;
-            let items = 0..group.requests(self.rank).len();
-            items.map(|item| spec(&group.region_of(self.rank, item)?)).collect()
+            let plan = &self.plan.plan;
+            let items = 0..plan.requests(self.rank).len();
+            items.map(|item| spec(&plan.region_of(self.rank, item)?)).collect()
         })
     }
 
     /// Returns what the rank reads in a window: bytes of its own shards, and bytes for others in the send buffer.
     pub(super) fn reads(&self, window: i64) -> Result<Vec<ffi::RankRange>> {
         guard(|| {
-            let outgoing = self.plan.group.outgoing(self.rank, self.plan.window(window)?);
+            let outgoing = self.plan.plan.outgoing(self.rank, self.plan.window(window)?);
             let own = outgoing.local.iter().map(|shard_range| (shard_range, None));
             let sends = outgoing.sends.iter().map(|(shard_range, offset)| (shard_range, Some(*offset)));
             let read = |(shard_range, offset): (&ShardRange, Option<u64>)| {
-                Ok(rank_range(self.region_index(shard_range)?, shard_range, offset))
+                let bytes = shard_range.begin..shard_range.end;
+                Ok(rank_range(self.region_index(shard_range)?, shard_range.item, bytes, offset))
             };
             own.chain(sends).map(read).collect()
         })
@@ -192,9 +200,10 @@ impl RankPlan {
     /// Returns the bytes of the rank's shards in the receive buffer of a window.
     pub(super) fn receives(&self, window: i64) -> Result<Vec<ffi::RankRange>> {
         guard(|| {
-            let incoming = self.plan.group.incoming(self.rank, self.plan.window(window)?);
-            let received = incoming.shard_ranges.iter();
-            Ok(received.map(|(shard_range, offset)| rank_range(shard_range.item, shard_range, Some(*offset))).collect())
+            let incoming = self.plan.plan.incoming(self.rank, self.plan.window(window)?);
+            let received =
+                |(ShardRange { item, begin, end, .. }, offset)| rank_range(item, item, begin..end, Some(offset));
+            Ok(incoming.shard_ranges.into_iter().map(received).collect())
         })
     }
 
@@ -206,28 +215,4 @@ impl RankPlan {
         let missing = || Error::new(Kind::Internal, format!("{shard_range:?} is not in the selection"));
         self.region_indices.get(&(shard_range.rank, shard_range.item)).copied().ok_or_else(missing)
     }
-}
-
-fn rank_range(tensor: usize, shard_range: &ShardRange, offset: Option<u64>) -> ffi::RankRange {
-    let ShardRange { item, begin, end, .. } = *shard_range;
-    ffi::RankRange {
-        tensor,
-        item,
-        begin,
-        end,
-        is_exchanged: offset.is_some(),
-        offset: offset.unwrap_or(0),
-        is_contiguous: true,
-    }
-}
-
-/// Selects regions that a rank of the group reads.
-fn select(
-    group: &Arc<load::LoadPlan>,
-    mappings: &Arc<Mappings>,
-    regions: Arc<[TensorRegion]>,
-    shards: Shards,
-) -> Box<Selection> {
-    let selection = selection::Selection::from_regions(group.checkpoint(), regions);
-    Box::new(Selection::new(selection, Arc::clone(mappings), Reads::OfRank(Arc::clone(group), shards)))
 }

@@ -3,7 +3,7 @@
 use super::calls::{answer, encode, parse};
 use super::ffi;
 use super::guard::{guard, guard_with_log};
-use super::ranks::{ExchangePlan, outside};
+use super::ranks::{ExchangePlan, outside, rank_range};
 use super::save::decode_extents;
 use super::tensor::device_stream;
 use crate::dtype::Dtype;
@@ -181,7 +181,8 @@ impl SavePlan {
 
 /// Save of one rank in progress.
 pub(super) struct RankSave {
-    save: ranks_save::RankSave,
+    /// `None` once it is finished.
+    save: Option<ranks_save::RankSave>,
     plan: Arc<save::SavePlan>,
     work: Arc<RankPlan>,
 }
@@ -201,79 +202,75 @@ pub(super) fn open_ranks_save(
         let options = Options::from_env()?;
         let save =
             ranks_save::RankSave::open(Arc::clone(&plan), Arc::clone(&work), &paths, uploads, streams, &options)?;
-        Ok(Box::new(RankSave { save, plan, work }))
+        Ok(Box::new(RankSave { save: Some(save), plan, work }))
     })
 }
 
 impl RankSave {
-    /// Returns the bytes of local tensors that the rank sends in a window, and their offsets in the send buffer.
+    /// Returns the bytes of local tensors that the rank sends in a window. They are one after the other in the send buffer.
     pub(super) fn sends(&self, window: i64) -> Result<Vec<ffi::RankRange>> {
-        let send = |send: &save::Send| ffi::RankRange {
-            tensor: send.tensor,
-            item: send.tensor,
-            begin: send.range.start,
-            end: send.range.end,
-            is_exchanged: true,
-            offset: send.offset,
-            is_contiguous: true,
-        };
+        let send = |send: &save::Send| rank_range(send.tensor, 0, send.range.clone(), Some(send.offset));
         guard(|| Ok(self.window(window)?.sends.iter().map(send).collect()))
     }
 
-    /// Returns the bytes that the rank writes in a window: those of local tensors, and those in the receive buffer.
+    /// Returns the bytes that the rank writes in a window: those of local tensors, and those in the receive buffer. The item
+    /// of each is the index of its range of a file.
     pub(super) fn sources(&self, window: i64) -> Result<Vec<ffi::RankRange>> {
-        let source = |source: &save::Source| ffi::RankRange {
-            tensor: source.tensor,
-            item: source.tensor,
-            begin: source.local.start,
-            end: source.local.end,
-            is_exchanged: source.received.is_some(),
-            offset: source.received.unwrap_or(0),
-            is_contiguous: self.plan.is_contiguous(source),
-        };
-        guard(|| Ok(self.window(window)?.sources.iter().map(source).collect()))
+        guard(|| {
+            let RankWindow { writes, sources, .. } = self.window(window)?;
+            let of_write = |(item, write): (usize, &save::Write)| {
+                let of_write = sources.get(write.sources.clone()).unwrap_or_default();
+                of_write.iter().map(move |source| ffi::RankRange {
+                    is_contiguous: self.plan.is_contiguous(source),
+                    ..rank_range(source.tensor, item, source.local.clone(), source.received)
+                })
+            };
+            Ok(writes.iter().enumerate().flat_map(of_write).collect())
+        })
     }
 
-    /// Returns the number of sources of each range that the rank writes in a window.
-    pub(super) fn source_counts(&self, window: i64) -> Result<Vec<usize>> {
-        guard(|| Ok(self.window(window)?.writes.iter().map(|write| write.sources.len()).collect()))
-    }
-
-    /// Writes `count` ranges of a window, from the range `first` on.
+    /// Writes the ranges `begin` to `end` of a window, or those up to its last.
     ///
     /// # Safety
     /// That of [`ranks_save::RankSave::write`].
-    pub(super) unsafe fn write(&self, window: i64, first: usize, count: usize, sources: &[ffi::Extent]) -> Result<()> {
-        let window = usize::try_from(window).unwrap_or(usize::MAX);
-        let ranges = first..first.saturating_add(count);
-        // SAFETY: the caller's promise is the same.
-        guard(|| unsafe { self.save.write(window, ranges, &decode_extents(sources)) })
+    pub(super) unsafe fn write(&self, window: i64, begin: usize, end: usize, sources: &[ffi::Extent]) -> Result<()> {
+        guard(|| {
+            let ranges = begin..end.min(self.window(window)?.writes.len());
+            let window = usize::try_from(window).unwrap_or(usize::MAX);
+            // SAFETY: the caller's promise is the same.
+            unsafe { self.save.as_ref().ok_or_else(finished)?.write(window, ranges, &decode_extents(sources)) }
+        })
     }
 
     /// Returns the hashes of what the rank has written.
     pub(super) fn hashes(&self) -> Result<Vec<u8>> {
-        guard(|| self.save.hashes())
+        guard(|| self.save.as_ref().ok_or_else(finished)?.hashes())
     }
 
     /// Writes the headers of files with digests, given the hashes of all other ranks, one after the other.
     pub(super) fn seal(&mut self, hashes: &[u8]) -> Result<()> {
-        guard(|| self.save.seal(hashes))
+        guard(|| self.save.as_mut().ok_or_else(finished)?.seal(hashes))
+    }
+
+    /// Flushes what the rank has written, and closes the files. Returns the parts of objects that it has sent, in JSON: the
+    /// file, the index and the id of each.
+    pub(super) fn finish(&mut self) -> Result<String> {
+        guard(|| {
+            let parts = self.save.take().ok_or_else(finished)?.finish()?.into_iter();
+            encode(&parts.map(|SentPart { file, index, id }| (file, index, id)).collect::<Vec<_>>())
+        })
     }
 
     fn window(&self, window: i64) -> Result<&RankWindow> {
+        self.save.as_ref().ok_or_else(finished)?;
         let windows = &self.work.windows;
         let found = usize::try_from(window).ok().and_then(|window| windows.get(window));
         found.ok_or_else(|| outside("window", window, windows.len(), "the plan"))
     }
 }
 
-/// Flushes what the rank has written, and closes the files. Returns the parts of objects that it has sent, in JSON: the
-/// file, the index and the id of each.
-pub(super) fn finish_ranks_save(save: Box<RankSave>) -> Result<String> {
-    guard(|| {
-        let parts = save.save.finish()?.into_iter();
-        encode(&parts.map(|SentPart { file, index, id }| (file, index, id)).collect::<Vec<_>>())
-    })
+fn finished() -> Error {
+    Error::new(Kind::InvalidArgument, "the save is finished; create a new one")
 }
 
 fn signed(value: u64) -> i64 {

@@ -78,13 +78,7 @@ impl Mesh {
     /// Returns the coordinate of a rank, or `None` if it is not in the mesh.
     pub fn coordinate(&self, rank: usize) -> Option<Vec<usize>> {
         let found = self.indices.binary_search_by_key(&rank, |(rank, _)| *rank).ok()?;
-        let mut index = self.indices.get(found)?.1;
-        let mut coordinate = vec![0; self.shape.len()];
-        for (place, &size) in coordinate.iter_mut().zip(&self.shape).rev() {
-            *place = index % size;
-            index /= size;
-        }
-        Some(coordinate)
+        Some(coordinate_of(self.indices.get(found)?.1, &self.shape))
     }
 }
 
@@ -181,16 +175,9 @@ impl MeshLayout {
     /// Calls `visit` with the coordinates and the indices of each shard of a dimension.
     fn for_each_shard(&self, dim: usize, size: u64, mut visit: impl FnMut(&[usize], Vec<Range<u64>>)) {
         let sizes: Vec<usize> = self.shards(dim).map(|(_, ranks, _)| ranks).collect();
-        let mut coordinates = vec![0; sizes.len()];
-        for _ in 0..sizes.iter().product() {
+        for index in 0..sizes.iter().product::<usize>() {
+            let coordinates = coordinate_of(index, &sizes);
             visit(&coordinates, self.indices_of(dim, size, coordinates.iter().copied()));
-            for (place, &size) in coordinates.iter_mut().zip(&sizes).rev() {
-                *place += 1;
-                if *place < size {
-                    break;
-                }
-                *place = 0;
-            }
         }
     }
 
@@ -214,6 +201,16 @@ impl MeshLayout {
         }
         ranges
     }
+}
+
+/// Returns the coordinate of an index in row-major order.
+pub(super) fn coordinate_of(mut index: usize, shape: &[usize]) -> Vec<usize> {
+    let mut coordinate = vec![0; shape.len()];
+    for (place, &size) in coordinate.iter_mut().zip(shape).rev() {
+        *place = index % size;
+        index /= size;
+    }
+    coordinate
 }
 
 /// Returns chunk `index` if `torch.chunk` splits the concatenated ranges into `count` chunks.

@@ -178,17 +178,7 @@ impl LoadPlan {
                     let others = row.iter_mut().enumerate().filter(|(rank, _)| *rank != sender);
                     others.for_each(|(_, bytes)| *bytes = range.end - range.start);
                 }
-                Collective::Exchange => {
-                    for file_range in self.exchanged(sender, window) {
-                        for shard_range in
-                            self.shard_ranges(&file_range).filter(|shard_range| shard_range.rank != sender)
-                        {
-                            if let Some(bytes) = row.get_mut(shard_range.rank) {
-                                *bytes += shard_range.bytes();
-                            }
-                        }
-                    }
-                }
+                Collective::Exchange => *row = self.outgoing(sender, window).splits,
             }
         }
         sends

@@ -4,7 +4,7 @@ use super::schedule::ExchangeSchedule;
 use super::{LoadPlan, Tensor};
 use crate::error::Result;
 use crate::num::{to_u64, to_usize};
-use crate::ranks::check_windows;
+use crate::ranks::{check_windows, most};
 use std::ops::Range;
 
 /// Number of units of the largest tensor that a rank reads in a round at least, so that whole units leave the ranks nearly
@@ -148,14 +148,5 @@ impl OpenWindow {
 /// Returns the furthest end of an element, from `at` on, that fits.
 fn furthest(tensor: &Tensor, at: u64, fits: impl Fn(u64) -> bool) -> u64 {
     let end = |elements: u64| at + elements * tensor.item_bytes;
-    let (mut fitting, mut above) = (0, (tensor.hull.end - at) / tensor.item_bytes + 1);
-    while above - fitting > 1 {
-        let middle = fitting + (above - fitting) / 2;
-        if fits(end(middle)) {
-            fitting = middle;
-        } else {
-            above = middle;
-        }
-    }
-    end(fitting)
+    end(most((tensor.hull.end - at) / tensor.item_bytes, |elements| fits(end(elements))))
 }

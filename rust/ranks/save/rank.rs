@@ -1,6 +1,6 @@
 //! Work of one rank in a save: what it sends in each window, and what it writes.
 
-use super::{File, Owner, SavePlan, Tensor, length};
+use super::{File, Owner, Run, SavePlan, Tensor, length};
 use crate::num::to_u64;
 use std::ops::{ControlFlow, Range};
 
@@ -105,20 +105,27 @@ impl SavePlan {
     /// Calls `visit` with the ranges of a tensor's file that the parts of a rank begin in.
     fn for_each_owned(&self, tensor: &Tensor, rank: usize, mut visit: impl FnMut(Owned)) {
         tensor.writers.for_each_run(rank, tensor.position, |run, part| {
-            let Some(part) = part else { return };
-            let row = run.begin.checked_div(tensor.writers.row_bytes()).unwrap_or(0);
-            let begin = self.block_end(tensor.begin + run.part_begin(part));
-            let end = self.block_end(tensor.begin + run.part_begin(part + 1));
-            let step = tensor.cut.blocks().saturating_mul(self.block_bytes);
-            let mut first = begin;
-            while first < end {
-                let step_end = begin.saturating_add(((first - begin) / step.max(1) + 1).saturating_mul(step));
-                let last = first.saturating_add(self.write_bytes_max).min(step_end).min(end);
-                let window = tensor.window + tensor.cut.window(row, (first - begin) / self.block_bytes);
-                visit(Owned { range: first..last, window });
-                first = last;
+            if let Some(part) = part {
+                self.for_each_slice(tensor, run, part, self.write_bytes_max, &mut visit);
             }
         });
+    }
+
+    /// Calls `visit` with the ranges of the file that a part of a run begins in, each in one window and of at most `most`
+    /// bytes.
+    fn for_each_slice(&self, tensor: &Tensor, run: &Run<'_>, part: usize, most: u64, mut visit: impl FnMut(Owned)) {
+        let row = run.begin.checked_div(tensor.writers.row_bytes()).unwrap_or(0);
+        let begin = self.block_end(tensor.begin + run.part_begin(part));
+        let end = self.block_end(tensor.begin + run.part_begin(part + 1));
+        let step = tensor.cut.blocks().saturating_mul(self.block_bytes);
+        let mut first = begin;
+        while first < end {
+            let step_end = begin.saturating_add(((first - begin) / step.max(1) + 1).saturating_mul(step));
+            let last = first.saturating_add(most).min(step_end).min(end);
+            let window = tensor.window + tensor.cut.window(row, (first - begin) / self.block_bytes);
+            visit(Owned { range: first..last, window });
+            first = last;
+        }
     }
 
     /// Adds a range that the rank writes. `index` is the first tensor that may have bytes in it.
@@ -194,7 +201,6 @@ impl SavePlan {
             }
         };
         tensor.writers.for_each_run(rank, tensor.position, |run, _| {
-            let row = run.begin.checked_div(tensor.writers.row_bytes()).unwrap_or(0);
             let begin = tensor.begin + run.begin;
             let head_end = (self.block_end(begin) - tensor.begin).min(run.end);
             if run.begin < head_end
@@ -210,17 +216,10 @@ impl SavePlan {
             let first = run.part_at(self.block_begin(tensor.begin + from).saturating_sub(tensor.begin).max(run.begin));
             let last = run.part_at(to - 1);
             for part in first..=last {
-                let begin = self.block_end(tensor.begin + run.part_begin(part)) - tensor.begin;
-                let end = (self.block_end(tensor.begin + run.part_begin(part + 1)) - tensor.begin).min(run.end);
-                let step = tensor.cut.blocks().saturating_mul(self.block_bytes);
-                let mut slice = begin;
-                while slice < end {
-                    let slice_end = slice.saturating_add(step).min(end);
-                    let block = (slice - begin) / self.block_bytes;
-                    let window = tensor.window + tensor.cut.window(row, block);
-                    send(Owner { rank: run.writer(part), window }, slice..slice_end);
-                    slice = slice_end;
-                }
+                self.for_each_slice(tensor, run, part, u64::MAX, |owned| {
+                    let slice = owned.range.start - tensor.begin..(owned.range.end - tensor.begin).min(run.end);
+                    send(Owner { rank: run.writer(part), window: owned.window }, slice);
+                });
             }
         });
     }

@@ -5,6 +5,7 @@
 //! tensor.
 
 use super::{IndexBox, Layout};
+use crate::ranks::mesh::coordinate_of;
 use std::collections::HashMap;
 use std::ops::{ControlFlow, Range};
 
@@ -59,8 +60,8 @@ impl Regions {
                 let mesh_dims: Vec<Vec<usize>> = (0..shape.len()).map(|dim| layout.mesh_dims(dim).collect()).collect();
                 let mut unordered: Vec<Unordered> = Vec::new();
                 let mut indices: HashMap<Vec<usize>, usize> = HashMap::new();
-                let mut coordinate = vec![0; mesh.shape().len()];
-                for &rank in mesh.ranks() {
+                for (place, &rank) in mesh.ranks().iter().enumerate() {
+                    let coordinate = coordinate_of(place, mesh.shape());
                     let index = |dims: &Vec<usize>| {
                         dims.iter().fold(0, |index, &dim| {
                             let (size, place) = (mesh.shape().get(dim), coordinate.get(dim));
@@ -74,13 +75,6 @@ impl Regions {
                             indices.insert(set_indices.clone(), unordered.len());
                             unordered.push(Unordered { set_indices, holders: vec![rank] });
                         }
-                    }
-                    for (place, &size) in coordinate.iter_mut().zip(mesh.shape()).rev() {
-                        *place += 1;
-                        if *place < size {
-                            break;
-                        }
-                        *place = 0;
                     }
                 }
                 (sets, unordered)

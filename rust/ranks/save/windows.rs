@@ -4,7 +4,7 @@ use super::writers::Writers;
 use super::{SavePlan, Tensor};
 use crate::error::{Error, Kind, Result};
 use crate::num::to_usize;
-use crate::ranks::check_windows;
+use crate::ranks::{check_windows, most};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -306,18 +306,4 @@ fn cut_of(
     let of_blocks = |blocks: u64| Cut { rows: 1, blocks, slices: part_blocks.div_ceil(blocks) };
     let blocks = most(part_blocks, |blocks| fits(bound_of(writers, &of_blocks(blocks), block, ranks)));
     if blocks == 0 { Err(bound_of(writers, &of_blocks(1), block, ranks)) } else { Ok(of_blocks(blocks)) }
-}
-
-/// Returns the largest number up to `limit` that fits, or 0.
-fn most(limit: u64, fits: impl Fn(u64) -> bool) -> u64 {
-    let (mut fitting, mut above) = (0, limit.saturating_add(1));
-    while above - fitting > 1 {
-        let middle = fitting + (above - fitting) / 2;
-        if fits(middle) {
-            fitting = middle;
-        } else {
-            above = middle;
-        }
-    }
-    fitting
 }

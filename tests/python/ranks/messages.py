@@ -300,10 +300,9 @@ def exchanged(ranks: int) -> list[list[str]]:
     total = sum(tensor.nbytes for tensor in tensors.values())
     rows = []
     for digests in (None, "blake3"):
-        metadata = digests_of(digests, None) or {}
-        plan = GroupCheckpoint("model.safetensors", description, 5 << 30, metadata, WINDOW_BYTES, "path")._plan_of(
-            ranks
-        )
+        metadata = digests_of(digests, None)
+        arguments = SaveArguments("model.safetensors", "path", 5 << 30, metadata, digests, None, description)
+        plan = GroupCheckpoint(arguments, WINDOW_BYTES)._plan_of(ranks)
         sent = 0
         for rank, window in product(range(ranks), range(plan.windows())):
             sent += sum(size for other, size in enumerate(plan.traffic(rank, window)[1]) if other != rank)

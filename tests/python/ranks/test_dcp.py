@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import fst
 import fst.dcp
 from fst._checkpoint.region import Region
-from fst._ranks.layout import MeshLayout, MeshShard
+from fst._ranks.layout import REPLICATED, MeshLayout
 from fst._ranks.shards import symbol_of
 from rank_processes import on_ranks
 from rawfile import assert_all_same, assert_same, random_raw, write
@@ -213,7 +213,7 @@ def check_layouts(path, saved_by_ranks):
 @pytest.mark.parametrize("splits", [[0, None], [None, 1], [0, 1], [1, 0], [None, None]])
 def test_regions_of_ranks_are_one_layout(splits):
     """Otherwise the requests of each rank would go to all ranks. Regions of some ranks may fit two layouts."""
-    shards = [None if dim is None else MeshShard(dim, 1) for dim in splits]
+    shards = [REPLICATED if dim is None else (dim, 1) for dim in splits]
     layouts = set()
     for rank in range(12):
         region = MeshLayout((3, 4), range(12), shards, divmod(rank, 4)).local((24, 36)).region

@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import fst
 from fst._checkpoint.region import Region
 from fst._ranks.layout import MeshLayout
-from fst._ranks.meshes import MeshLayouts, mesh_shards
+from fst._ranks.meshes import MeshLayouts, mesh_placements
 from fst._ranks.shards import Replicated, local_shards, region_of
 from rank_processes import on_ranks
 from rawfile import DTYPES, assert_all_same, assert_same, random_raw, write
@@ -66,7 +66,7 @@ def test_local_shards_match_placements(layout, is_known):
         for placement, count, index in zip(placements, counts, coordinate, strict=True):
             expected = split(expected, placement, count)[index]
         ranks = range(torch.Size(counts).numel()) if is_known else None
-        layout = MeshLayout(counts, ranks, mesh_shards(placements), coordinate)
+        layout = MeshLayout(counts, ranks, mesh_placements(placements), coordinate)
         assert layout.local(shape).shape == expected.shape
         actual = torch.full(expected.shape, -1)
         for shard, region in local_shards(layout, torch.Size(shape)):
@@ -78,7 +78,7 @@ def test_requests_of_layouts():
     """Requests are equal on all ranks where they can be, and adjacent rows are one region."""
 
     def layout_of(placements, counts=(4,), coordinate=(1,), ranks=range(4)):
-        return MeshLayout(counts, ranks, mesh_shards(placements), coordinate)
+        return MeshLayout(counts, ranks, mesh_placements(placements), coordinate)
 
     def regions(layout):
         return [shard for shard, _ in local_shards(layout, (8, 6))]

@@ -406,6 +406,20 @@ class Writer(CoreObject):
         super().__init__("Writer", path, metadata, tensorizer, cipher, key)
 
 
+class Traffic(NamedTuple):
+    """Data that a rank sends and receives in the collective of a window.
+
+    Attributes:
+        collective: The collective that follows the reads: "none", "exchange" or "gather".
+        sent: Bytes sent to each rank. For "gather", a single number: the bytes sent to all ranks.
+        received: Bytes received from each rank.
+    """
+
+    collective: str
+    sent: list[int]
+    received: list[int]
+
+
 class ExchangePlan(CoreObject):
     """Plan of several ranks, which run its windows together. All ranks build the same plan."""
 
@@ -413,15 +427,9 @@ class ExchangePlan(CoreObject):
         """Returns the number of windows."""
         return self.call("windows")
 
-    def traffic(self, rank: int, window: int) -> tuple[str, list[int], list[int]]:
-        """Returns what a rank exchanges in a window.
-
-        Returns:
-            The collective that follows the reads: "none", "exchange" or "gather". The bytes sent to each rank, or for
-            "gather" the only number, of those sent to all ranks. The bytes received from each rank.
-        """
-        collective, sent, received = self.call("traffic", (rank, window))
-        return collective, sent, received
+    def traffic(self, rank: int, window: int) -> Traffic:
+        """Returns what a rank exchanges in a window."""
+        return Traffic(*self.call("traffic", (rank, window)))
 
     def digest(self) -> str:
         """Returns a hash that is equal on two ranks if their plans are equal."""
@@ -463,7 +471,7 @@ class LoadPlan(ExchangePlan):
 
     def has_exchange(self) -> bool:
         """Returns whether the ranks exchange any data."""
-        return self.windows() > 0 and self.traffic(0, 0)[0] != "none"
+        return self.windows() > 0 and self.traffic(0, 0).collective != "none"
 
     def cached_items(self, rank: int) -> list[int]:
         """Returns the indices of those requests of a rank whose tensors every rank takes from a page cache."""

@@ -19,15 +19,12 @@ from fst._core.errors import UnsupportedDtypeError
 from fst._core.group import Group, bytes_to_tensor, tensor_to_bytes
 from fst._ranks.agreement import list_ranks, number_distinct
 from fst._ranks.dtensors import is_dtensor, normalize_placements
-from fst._ranks.layout import BOXES, MESH, encode_box
+from fst._ranks.layout import BOXES, MESH, REPLICATED, encode_box
 from fst._ranks.meshes import MeshLayouts, mesh_ranks
 from fst._save.check import check_dense
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-# Dimension of a placement that replicates a tensor.
-_REPLICATED = (-1, 0)
 
 # Layout of a tensor that each rank whose description has its name holds whole.
 EVERYWHERE: list[int] = []
@@ -303,7 +300,7 @@ def _merge_part(contents: Sequence[bytes], content_of_rank: Sequence[int]) -> by
 
 
 def _replicated(ranks: Sequence[int]) -> list[int]:
-    return [MESH, 1, len(ranks), *ranks, *_REPLICATED]
+    return [MESH, 1, len(ranks), *ranks, *REPLICATED]
 
 
 def _mesh_layout(
@@ -333,7 +330,7 @@ def _restrict(layout: Sequence[int], holders: Container[int]) -> list[int] | Non
     ranks = torch.tensor(_ranks_of_layout(layout), device="cpu").view(*shape)
     is_held = torch.tensor([rank in holders for rank in _ranks_of_layout(layout)], device="cpu").view(*shape)
     for dim in range(ndim):
-        if placements[2 * dim] == _REPLICATED[0]:
+        if placements[2 * dim] == REPLICATED[0]:
             kept = [index for index in range(shape[dim]) if is_held.select(dim, index).any()]
             ranks, is_held = ranks[(slice(None),) * dim + (kept,)], is_held[(slice(None),) * dim + (kept,)]
     if not is_held.all():

@@ -3,14 +3,14 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fst._core import ops
-from fst._core.classes import ExchangePlan, RanksLoad, RanksSave
+from fst._core.classes import ExchangePlan, RanksLoad, RanksSave, Traffic
 from fst._core.group import Group, collective
 from fst._core.interrupts import DeferredInterrupts, defer_interrupts
 
@@ -26,7 +26,7 @@ class Exchange:
         """Allocates buffers for `work` on `device`."""
         self._group = group
         self._work = work
-        self._traffics = [Traffic(*plan.traffic(group.rank, window)) for window in range(plan.windows())]
+        self._traffics = [plan.traffic(group.rank, window) for window in range(plan.windows())]
         self._buffers = WindowBuffers(self._traffics, device)
         # A second copy on the collectives' device if that differs.
         is_same = group.device.type == device.type
@@ -89,15 +89,13 @@ class Exchange:
             self._collective_buffers.send(window).copy_(send)
 
     def _begin(self, window: int) -> None:
-        collective, send_splits, receive_splits = self._traffics[window]
+        collective, sent, received = self._traffics[window]
         send, receive = self._collective_buffers.send(window), self._collective_buffers.receive(window)
         if collective == "gather":
             self._works = _begin_all_gather(receive, send, self._group)
         elif collective == "exchange":
             process_group = self._group.process_group
-            self._works = [
-                dist.all_to_all_single(receive, send, receive_splits, send_splits, process_group, async_op=True)
-            ]
+            self._works = [dist.all_to_all_single(receive, send, received, sent, process_group, async_op=True)]
 
     def _wait(self) -> None:
         while self._works:
@@ -110,26 +108,12 @@ class Exchange:
         self._work.unpack(window, receive)
 
 
-class Traffic(NamedTuple):
-    """Data that a rank sends and receives in the collective of a window.
-
-    Attributes:
-        collective: `"none"`, `"gather"` or `"exchange"`.
-        send_splits: Bytes sent to each rank. For `"gather"`, a single number: the bytes sent to all ranks.
-        receive_splits: Bytes received from each rank.
-    """
-
-    collective: str
-    send_splits: list[int]
-    receive_splits: list[int]
-
-
 class WindowBuffers:
     """Send and receive buffers for collectives, two of each: one for even windows and one for odd windows."""
 
     def __init__(self, traffics: Sequence[Traffic], device: torch.device) -> None:
-        self._send_bytes = [sum(traffic.send_splits) for traffic in traffics]
-        self._receive_bytes = [sum(traffic.receive_splits) for traffic in traffics]
+        self._send_bytes = [sum(traffic.sent) for traffic in traffics]
+        self._receive_bytes = [sum(traffic.received) for traffic in traffics]
         self._send = _buffer_pair(self._send_bytes, device)
         self._receive = _buffer_pair(self._receive_bytes, device)
 

@@ -12,18 +12,11 @@ from fst._core import ops
 # Numbers of the kinds of layouts in their encoding, as rust/ranks/layout.rs decodes them.
 MESH, BOXES, WHOLE, CHUNK = range(4)
 
-
-class MeshShard(NamedTuple):
-    """Placement of a tensor dimension that a mesh dimension shards as `torch.chunk` does.
-
-    Attributes:
-        dim: Dimension of the tensor, not negative.
-        split_factor: Number of chunks that the dimension is split into first. The mesh dimension shards each of them,
-            and a rank holds its shards of all chunks, concatenated.
-    """
-
-    dim: int
-    split_factor: int
+# Placement on a mesh dimension: the dimension of the tensor that the mesh dimension shards as `torch.chunk` does, not
+# negative, and the number of chunks that it is split into first. The mesh dimension shards each of these, and a rank
+# holds its shards of all chunks, concatenated.
+Placement = tuple[int, int]
+REPLICATED: Placement = (-1, 0)
 
 
 class LocalTensor(NamedTuple):
@@ -51,8 +44,7 @@ class MeshLayout:
         shape: Number of ranks in each mesh dimension.
         ranks: Ranks of the mesh in row-major order, as the group that loads together numbers them. `None` if it does
             not contain all of them: the planner cannot know the layout then.
-        mesh_shards: One item for each mesh dimension, `None` where tensors are replicated. They apply in order, each to
-            the shard that the previous ones leave.
+        placements: One for each mesh dimension. They apply in order, each to the shard that the previous ones leave.
         coordinate: Coordinate of this rank.
 
     Attributes:
@@ -64,15 +56,15 @@ class MeshLayout:
         self,
         shape: Sequence[int],
         ranks: Sequence[int] | None,
-        mesh_shards: Sequence[MeshShard | None],
+        placements: Sequence[Placement],
         coordinate: Sequence[int],
     ) -> None:
-        placements = [number for mesh_shard in mesh_shards for number in mesh_shard or (-1, 0)]
-        self._position = tuple(shape), tuple(placements), tuple(coordinate)
+        numbers = tuple(number for placement in placements for number in placement)
+        self._position = tuple(shape), numbers, tuple(coordinate)
         self._ranks = ranks
         self.is_known = ranks is not None
         self.is_replicated = all(
-            mesh_shard is None or size == 1 for mesh_shard, size in zip(mesh_shards, shape, strict=True)
+            placement == REPLICATED or size == 1 for placement, size in zip(placements, shape, strict=True)
         )
 
     def encode(self) -> tuple[int, ...]:

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fst._core.arguments import device_of
-from fst._ranks.layout import MeshLayout, MeshShard
+from fst._ranks.layout import REPLICATED, MeshLayout
+from fst._ranks.layout import Placement as MeshPlacement
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -60,8 +61,8 @@ class MeshLayouts:
             place = self._places.get(mesh)
             if place is None:
                 place = self._places[mesh] = self._place(mesh)
-            shards = [None] * (len(place.shape) - mesh.ndim) + mesh_shards(placements)
-            layout = self._layouts[key] = MeshLayout(place.shape, place.ranks, shards, place.coordinate)
+            of_mesh = [REPLICATED] * (len(place.shape) - mesh.ndim) + mesh_placements(placements)
+            layout = self._layouts[key] = MeshLayout(place.shape, place.ranks, of_mesh, place.coordinate)
         return layout
 
     def _place(self, mesh: "DeviceMesh") -> "_Place":
@@ -87,10 +88,10 @@ class MeshLayouts:
         return _Place(tuple(copies.shape), numbers, (copy, *coordinate))
 
 
-def mesh_shards(placements: Sequence[Any]) -> list[MeshShard | None]:
-    """Returns the sharded tensor dimension for each normalized placement, or `None` where the tensor is replicated."""
+def mesh_placements(placements: Sequence[Any]) -> list[MeshPlacement]:
+    """Returns normalized placements as a `MeshLayout` takes them."""
     return [
-        MeshShard(placement.dim, getattr(placement, "split_factor", 1)) if hasattr(placement, "dim") else None
+        (placement.dim, getattr(placement, "split_factor", 1)) if hasattr(placement, "dim") else REPLICATED
         for placement in placements
     ]
 

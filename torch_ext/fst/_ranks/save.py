@@ -27,7 +27,8 @@ class SaveArguments:
     """Arguments of a save on one rank, and the description of its tensors.
 
     Attributes:
-        path: As in `GroupCheckpoint`, from the argument with the name `path_argument`.
+        path: Path of the checkpoint, `model.safetensors` of its directory, or its URL, from the argument with the name
+            `path_argument`.
         path_argument: Name of an argument.
         max_shard_bytes, metadata, digests, window_bytes: As in `save_distributed`, after checks.
         description: The tensors of this rank.
@@ -53,9 +54,13 @@ class SaveArguments:
             "max_shard_bytes": self.max_shard_bytes,
             "metadata": comparable(json.dumps(self.metadata, sort_keys=True)),
             "digests": self.digests,
-            "window_bytes": group.window_bytes if self.window_bytes is None else self.window_bytes,
+            "window_bytes": self.window_of(group),
             **self.others,
         }
+
+    def window_of(self, group: Group) -> int:
+        """Returns the upper bound for the buffers of a rank, in bytes."""
+        return group.window_bytes if self.window_bytes is None else self.window_bytes
 
 
 def agree_on_save(prepare: Callable[[], SaveArguments], group: Group) -> "tuple[GroupCheckpoint, list[Any]]":
@@ -82,41 +87,27 @@ def agree_on_save(prepare: Callable[[], SaveArguments], group: Group) -> "tuple[
         check_equal(argument, [arguments.get(argument) for arguments in compared])
     is_equal = len(set(digests)) == 1
     description = merge([own.description], [0] * group.size) if is_equal else unite(own.description, group)
-    checkpoint = GroupCheckpoint(
-        own.path,
-        description,
-        own.max_shard_bytes,
-        digests_of(own.digests, own.metadata) or {},
-        group.window_bytes if own.window_bytes is None else own.window_bytes,
-        own.path_argument,
-    )
-    return checkpoint, list(notes)
+    united = dataclasses.replace(own, description=description, metadata=digests_of(own.digests, own.metadata))
+    return GroupCheckpoint(united, own.window_of(group)), list(notes)
 
 
-@dataclasses.dataclass
 class GroupCheckpoint:
     """Checkpoint that all ranks of a group write.
 
-    Attributes:
-        path: Path of the checkpoint, `model.safetensors` of its directory, or its URL. May differ between ranks.
-        description: The tensors of all ranks.
-        max_shard_bytes: Upper bound for the bytes of tensors in a file. `None` for one file.
-        metadata: Text for the header of each file.
+    Args:
+        arguments: The arguments of this rank, with the description of the tensors of all ranks, and the metadata of
+            each file. Only the path may differ between ranks.
         window_bytes: Upper bound for this rank's send and receive buffers, in bytes.
-        path_argument: Name of the argument with the path, for errors.
+
+    Attributes:
         has_index: Whether there is an index, also for a single file.
     """
 
-    path: str
-    description: Description
-    max_shard_bytes: int | None
-    metadata: Mapping[str, str]
-    window_bytes: int
-    path_argument: str
-    has_index: bool = False
-
-    def __post_init__(self) -> None:
-        tensors, limit = self.description.tensors, self.max_shard_bytes
+    def __init__(self, arguments: SaveArguments, window_bytes: int) -> None:
+        self._arguments = arguments
+        self._window_bytes = window_bytes
+        self.has_index = False
+        tensors, limit = arguments.description.tensors, arguments.max_shard_bytes
         self._shards = [tensors] if limit is None else split(tensors, limit)
         self._plan: SavePlan | None = None
         self._save = CheckpointSave()
@@ -127,7 +118,7 @@ class GroupCheckpoint:
         """Returns the elements that this rank writes or sends, which `write` takes in place of its local tensors."""
         used = self._plan_of(group.size).used_elements(group.rank)
         parts = {}
-        for name, (first, count) in zip(self.description.tensors, used, strict=True):
+        for name, (first, count) in zip(self._arguments.description.tensors, used, strict=True):
             if name in tensors:
                 tensor = tensors[name]
                 is_part = count < tensor.numel() and tensor.is_contiguous()
@@ -148,13 +139,13 @@ class GroupCheckpoint:
         with defer_interrupts():
             try:
                 plan, paths, uploads = self._begin(group)
-                local_tensors = [tensors.get(name) for name in self.description.tensors]
+                local_tensors = [tensors.get(name) for name in self._arguments.description.tensors]
 
                 def open_files() -> tuple[RanksSave, Exchange]:
                     save = RanksSave(plan, group.rank, paths, uploads, local_tensors)
                     return save, Exchange(plan, group, save, _CPU)
 
-                if not is_remote(self.path):
+                if not is_remote(self._arguments.path):
                     self._check_directory(paths, group)
                 save, exchange = group.run_on_all(open_files)
                 exchange.run()
@@ -195,14 +186,14 @@ class GroupCheckpoint:
 
     def _check_directory(self, paths: list[str], group: Group) -> None:
         """Raises a ValueError on all ranks if a rank does not see the files of rank 0, even if it writes nothing."""
-        own = json.dumps([os.path.dirname(self.path), os.path.lexists(local_path_of(paths[0]))]).encode()
+        own = json.dumps([os.path.dirname(self._arguments.path), os.path.lexists(local_path_of(paths[0]))]).encode()
         directories, are_seen = zip(*map(json.loads, group.all_gather_bytes(own)), strict=True)
         if not all(are_seen):
-            check_equal(self.path_argument, directories)
+            check_equal(self._arguments.path_argument, directories)
             blind = list_ranks([rank for rank, is_seen in enumerate(are_seen) if not is_seen])
             raise ValueError(
-                f"{self.path_argument} {directories[0]} is not the same directory on all ranks: {blind} cannot see the "
-                "files that rank 0 has created there; pass a directory that all ranks share"
+                f"{self._arguments.path_argument} {directories[0]} is not the same directory on all ranks: {blind} "
+                "cannot see the files that rank 0 has created there; pass a directory that all ranks share"
             )
 
     def _begin(self, group: Group) -> tuple[SavePlan, list[str], list[str]]:
@@ -216,9 +207,9 @@ class GroupCheckpoint:
             plan = self._plan_of(group.size)
             names, uploads = [], []
             if group.rank == 0:
-                if not is_remote(self.path):
-                    os.makedirs(os.path.dirname(local_path_of(self.path)), exist_ok=True)
-                self._save.begin(self.path, len(self._shards), self.has_index, is_shared=True)
+                if not is_remote(self._arguments.path):
+                    os.makedirs(os.path.dirname(local_path_of(self._arguments.path)), exist_ok=True)
+                self._save.begin(self._arguments.path, len(self._shards), self.has_index, is_shared=True)
                 names = [os.path.basename(path) for path in self._save.paths]
                 uploads = self._save.create(plan.file_bytes())
             return plan, json.dumps([plan.digest(), names, uploads]).encode()
@@ -226,17 +217,18 @@ class GroupCheckpoint:
         planned, messages = group.gather_results(plan)
         digests, names, uploads = zip(*map(json.loads, messages), strict=True)
         check_equal("plan (do all ranks run the same version of fst, with the same FST_ variables?)", digests)
-        directory = os.path.dirname(self.path)
+        directory = os.path.dirname(self._arguments.path)
         return planned, [os.path.join(directory, name) for name in names[0]], uploads[0]
 
     def _plan_of(self, ranks: int) -> SavePlan:
         if self._plan is None:
+            description, metadata = self._arguments.description, self._arguments.metadata or {}
             self._plan = SavePlan(
-                list(self.description.tensors),
-                self.description.numbers(self._shards),
-                [dict(self.metadata) for _ in self._shards],
+                list(description.tensors),
+                description.numbers(self._shards),
+                [metadata for _ in self._shards],
                 ranks,
-                self.window_bytes,
-                is_remote(self.path),
+                self._window_bytes,
+                is_remote(self._arguments.path),
             )
         return self._plan

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.region import Region
-from fst._ranks.layout import CHUNK, WHOLE, MeshLayout, MeshShard, encode_box
+from fst._ranks.layout import CHUNK, REPLICATED, WHOLE, MeshLayout, encode_box
 
 
 class Replicated(NamedTuple):
@@ -107,8 +107,8 @@ def _layout_over_all(mesh: tuple[tuple[int | None, int], ...], rank: int, size: 
     for _, count in reversed(mesh):
         rank, place = divmod(rank, count)
         coordinate.insert(0, place)
-    shards = [None if dim is None else MeshShard(dim, 1) for dim, _ in mesh]
-    return MeshLayout([count for _, count in mesh], range(size), shards, coordinate)
+    placements = [REPLICATED if dim is None else (dim, 1) for dim, _ in mesh]
+    return MeshLayout([count for _, count in mesh], range(size), placements, coordinate)
 
 
 @lru_cache(maxsize=1024)
