@@ -46,6 +46,7 @@ _RATES: dict[Stage, str] = {
     "write": "written to files",
 }
 _BINS = 100
+_MILLISECONDS_BELOW = 0.5
 _TITLE_COLUMNS = 110
 
 
@@ -65,7 +66,11 @@ def plot(recording: Recording, title: str, path: str | os.PathLike[str]) -> None
     _draw_timeline(axes[0], recording, rows)
     if moving:
         _draw_rates(axes[1], recording, moving)
-    axes[-1].set_xlabel("seconds since the profile began")
+    axes[-1].set_xlim(left=0)
+    short = max((span.end_seconds for span in recording.spans), default=1.0) < _MILLISECONDS_BELOW
+    if short:
+        axes[-1].xaxis.set_major_formatter(lambda seconds, _: f"{seconds * 1e3:g}")
+    axes[-1].set_xlabel(f"{'milliseconds' if short else 'seconds'} since the profile began")
     figure.savefig(path, dpi=120)
 
 
