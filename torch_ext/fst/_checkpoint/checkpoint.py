@@ -48,7 +48,7 @@ class OpenCheckpoint(Checkpoint):
         self.is_verified = bool(verify)
         # The arguments with which another process opens the same paths.
         self._arguments = self.paths, None, verify, encryption_key, accepts_plain
-        # A key may be that of a callback, which is asked once.
+        # A key may come from a callback, which is asked once.
         key = core_key(encryption_key) if opened is None else None
         super().__init__(self.paths, headers, verify, key, accepts_plain, opened)
 

@@ -46,7 +46,7 @@ class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class
 
     Opening reads the headers once. Each tensor is read when it is requested. Tensors own their storage: they stay valid
     after the files are closed, replaced or deleted. On the CPU, tensors and parts of up to 32 KiB are copies, and
-    larger tensors of local files are views of private mappings, as those of `load_file`. Any number of threads may use
+    larger tensors of local files are views of private mappings, as in `load_file`. Any number of threads may use
     one object. A copy, and an object that another process gets by `pickle`, open the same paths again.
 
     Args:

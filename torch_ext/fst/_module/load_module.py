@@ -55,7 +55,7 @@ def load_module(
 
     For a DTensor, as `fully_shard` and `parallelize_module` create them, each rank fills its local tensor. All ranks of
     the mesh must call this function, as with any collective, with modules of the same layout. They read each byte once,
-    including those of plain tensors. If one rank fails, all ranks raise. Ranks outside a mesh may call this function;
+    including values of plain tensors. If one rank fails, all ranks raise. Ranks outside a mesh may call this function;
     their DTensors have no local elements to fill.
 
     Besides the module, a load takes its staging memory, and at most 32 MiB for tensors that are cast in place. Tensors

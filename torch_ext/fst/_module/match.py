@@ -72,7 +72,7 @@ def match_tensors(module: Module, stored: Mapping[str, Tensor]) -> Match:
     """Matches a module with the tensors of a checkpoint, which are on meta.
 
     Resolves names as `load_state_dict` does, and calls the same pre-hooks. Names that begin with a dot, as tensorizer
-    writes those of the tensors of a root module, lose it.
+    writes the names of a root module's tensors, lose it.
     """
     matcher = _Matcher(stored)
     matcher.visit(module, {_key_of(name, stored): tensor for name, tensor in stored.items()}, "")
@@ -93,7 +93,7 @@ def name_problems(missing: Sequence[str], unexpected: Sequence[str], side: str) 
 def wrapped_names(
     missing: Sequence[str], unexpected: Sequence[str], side: str
 ) -> tuple[list[str], Sequence[str], Sequence[str]]:
-    """Returns one message for all names that differ by a prefix, as those of a wrapped module, and the other names."""
+    """Returns one message for all names that differ by a prefix, as in a wrapped module, and the other names."""
     problems = []
     prefix, differing = _prefix(missing, unexpected)
     if differing:

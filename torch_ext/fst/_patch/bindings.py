@@ -40,7 +40,7 @@ class _Snapshot(NamedTuple):
 class Bindings:
     """Names in the namespaces of all modules that refer to originals or to their replacements.
 
-    The first call of `rebind` looks at every name of every module, except those of the standard library, of fst, of
+    The first call of `rebind` looks at every name of every module, except names of the standard library, of fst, of
     PyTorch and of packages that PyTorch imports. Later calls look at the names found before, and at modules that were
     imported or have gained names since. After an interrupted call, or if a module was removed, the next one looks at
     every name again.

@@ -35,7 +35,7 @@ def storage_size(tensor: Tensor) -> int:
 def alias_groups(tensors: Mapping[str, Tensor]) -> list[set[str]]:
     """Groups the names of all tensors that have memory as safetensors does, by the extents of tensors in one storage.
 
-    Extents that do not overlap, such as those of the rows of a fused weight, are in separate groups.
+    Extents that do not overlap, such as the rows of a fused weight, are in separate groups.
     """
     groups: list[set[str]] = []
     for names in _by_storage(tensors):

@@ -43,7 +43,7 @@ class BackgroundSaves:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all saves. A forked child has no thread that completes those of its parent."""
+        """Forgets all saves. A forked child has no thread that completes its parent's saves."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="fst-save")
         self._ended = threading.Condition()
         # Saves that have a copy, or are about to make one.

@@ -15,7 +15,7 @@ from fst._save.check import check_max_shard_bytes, check_tensors
 from fst._save.host_copy import HostCopy
 from fst._save.shards import save_shards
 
-# Keys of the metadata that request an encrypted file, and that name it among those of one save.
+# Keys of the metadata that request an encrypted file, and that name it among the files of one save.
 _ENCRYPTION_KEY = "fst.encryption"
 _SHARD_KEY = "fst.encryption.shard"
 

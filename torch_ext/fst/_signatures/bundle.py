@@ -133,7 +133,7 @@ class Signer:
 
     Args:
         private_key: Path of the key in PEM, not encrypted.
-        certificate_chain: Paths of the key's certificate and of those of its issuers, or nothing for a signature with a
+        certificate_chain: Paths of the certificates of the key and of its issuers, or nothing for a signature with a
             key alone.
 
     Raises:

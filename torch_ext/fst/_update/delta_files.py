@@ -47,7 +47,7 @@ def save_delta(
     """Saves the changes from one version of a model to the next as a delta: a checkpoint that has only the changes.
 
     Tensors that do not change are absent. The others are compressed, in files with an index, which is written last. The
-    format is that of slime, miles and SGLang, see docs/deltas.md. The call holds all compressed changes in memory.
+    format is used by slime, miles and SGLang, see docs/deltas.md. The call holds all compressed changes in memory.
 
     Args:
         old: The base version: the path or URL of a checkpoint, or tensors by name, on the CPU or GPUs.

@@ -84,7 +84,7 @@ def _free_bytes(device: torch.device) -> int | None:
         return None
 
 
-# Returns the new value of the tensor of this name, or those of several tensors by name, or `None` for no value.
+# Returns the new value of the tensor of this name, or the values of several tensors by name, or `None` for no value.
 Transform = Callable[[str, Tensor], Tensor | Mapping[str, Tensor] | None]
 
 
@@ -113,7 +113,7 @@ class Prepared(NamedTuple):
     """Changes of an update that are known from headers.
 
     Attributes:
-        parts: Parts of the tensors that the update writes as a whole. Their sizes are those of the staged changes.
+        parts: Parts of the tensors that the update writes as a whole. Their sizes equal the staged changes.
         changing: Names of the tensors that may change.
         changes: Reads, and yields the changes in batches. Every rank takes all of them.
         is_collective: Whether ranks read together, so that an error of one is an error of all.
@@ -191,7 +191,7 @@ def _results(transform: Transform, name: str, tensor: Tensor) -> Mapping[str, Te
 
 
 def _check_equal(name: str, own: str, values: Sequence[StagedChange], first: Sequence[StagedChange]) -> None:
-    """Raises a ModuleMismatchError if the values of one name of a tied tensor are not those of the first name."""
+    """Raises a ModuleMismatchError if the values of one name of a tied tensor differ from the first name's."""
     for value, other in zip(values, first, strict=False):
         if not torch.equal(_bytes_of(value.values), _bytes_of(other.values)):
             raise ModuleMismatchError(

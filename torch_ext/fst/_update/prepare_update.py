@@ -84,7 +84,7 @@ def prepare_update(
         staging_device: Device of staged values: `None` for the device of each tensor, or "cpu" for pinned host memory,
             from which a commit copies over the bus.
         staging_bytes: Upper bound for the size of staged values, and for the decoders of deltas, which may take 64 MiB
-            in any case. `None` bounds staged values by the free memory, and decoders by 256 MiB or those of one tensor.
+            in any case. `None` bounds staged values by the free memory, and decoders by 256 MiB or one tensor.
         group: Ranks that update together. `None` is the ranks of the mesh of the DTensors, or this process alone.
         verify: As in `load_file`, for a checkpoint and for each delta of a chain. Data is compared before anything is
             written, and deltas before they are decoded. The checksums of deltas, which only find damage, are always
@@ -156,7 +156,7 @@ def prepare_parts(
 
 
 def _ranks_of(target: Target, named: Sequence[tuple[str, Tensor]], group: "ProcessGroup | None") -> Group:
-    """Returns the ranks that update together: those of a group, or of the meshes of DTensors, or this process."""
+    """Returns the ranks that update together: the ranks of a group, or of the meshes of DTensors, or this process."""
     if isinstance(target, Module):
         reshard(target)
     meshes = meshes_of(tensor for _, tensor in named)

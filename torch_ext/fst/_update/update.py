@@ -258,7 +258,7 @@ def _record(device: torch.device) -> torch.cuda.Event:
 
 
 def _current_streams() -> list[torch.cuda.Stream]:
-    """Returns the current streams of all GPUs, that of the current one last."""
+    """Returns the current streams of all GPUs, the current GPU's last."""
     if not torch.cuda.is_initialized():
         return []
     current = torch.cuda.current_device()

@@ -78,8 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     results: list[dict[str, object]] = []
     for path in arguments.paths or [os.path.dirname(listed) or "."]:
         checks = _checks(path, arguments) if listed is None else _file_checks(path, arguments)
-        # Files and paths with a failed check. One fault is one verdict: the other checks of the file, and those of all
-        # files together, would say nothing new, or call its bytes good.
+        # Files and paths with a failed check. One fault is one verdict: the other checks of the file, or of
+        # all files together, would say nothing new, or call its bytes good.
         wrong: set[str] = set()
         for name, check in checks:
             subject = name.partition(" of ")[2]

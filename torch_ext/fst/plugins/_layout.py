@@ -15,7 +15,7 @@ from fst._update.target import Part
 
 # Methods of layers that compute with the weights as `load_weights` has written them. Both servers use these names.
 _PLAIN_METHODS = ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
-# Layers whose method `process_weights_after_loading` derives nothing from weights: those of vLLM and SGLang.
+# Layers whose method `process_weights_after_loading` derives nothing from weights, in vLLM and SGLang.
 _PLAIN_LAYERS = ("Attention", "RadixAttention")
 
 
@@ -33,7 +33,7 @@ def find_parts(model: Module, tensors: Mapping[str, Tensor]) -> list[Part]:
     """Returns the parts of a checkpoint's tensors that a model holds.
 
     Calls the model's `load_weights` with tensors on meta, and records the copies to the model's memory instead of
-    running them. So names, fused parameters and shards of tensor parallelism are those of the server. No weight
+    running them. So names, fused parameters and shards of tensor parallelism match the server. No weight
     changes.
 
     Args:

@@ -71,7 +71,7 @@ class LiveModel:
 
         They are kept until a tensor of the model is replaced.
 
-        The headers are those of the checkpoint that the model holds, or of the source if there is none at its path.
+        The headers come from the checkpoint that the model holds, or from the source if there is none at its path.
         """
 
         def find() -> tuple[list[Part], bytes]:

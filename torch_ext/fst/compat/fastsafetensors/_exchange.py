@@ -1,6 +1,6 @@
 """Exchange of tensors of any dtype between the ranks of a group, as bytes.
 
-Rank numbers are those of the group, which has several ranks. Tensors may be on any device.
+Rank numbers count in the group, which has several ranks. Tensors may be on any device.
 """
 
 from collections.abc import Callable, Sequence

@@ -12,7 +12,7 @@ from fst.compat.fastsafetensors import _exchange
 
 
 class StoredTensor(NamedTuple):
-    """Rank that reads a tensor, index of the file among those of the rank, the file, and the tensor's type."""
+    """Rank that reads a tensor, index of the file among the rank's files, the file, and the tensor's type."""
 
     rank: int
     index: int

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class TensorDeserializer(Mapping[Key, Any]):
     """Mapping of names to the tensors of a file, which can also be loaded into a module.
 
-    The file has tensorizer's format or that of safetensors, whatever its name is.
+    The file has tensorizer's or safetensors' format, whatever its name is.
 
     As in tensorizer, values are parameters, or mappings of parameters for nested structures. They own their storage
     and stay valid after the deserializer is closed.

@@ -1,6 +1,6 @@
 """Pickles that hold indices in place of storages.
 
-PyTorch derives its picklers and unpicklers from those of the caller's `pickle_module`, and sets `persistent_id` and
+PyTorch derives its picklers and unpicklers from the caller's `pickle_module`, and sets `persistent_id` and
 `persistent_load` to handle storages. The classes here handle storages first, and call PyTorch's functions for all other
 objects.
 """

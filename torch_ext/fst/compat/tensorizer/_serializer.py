@@ -111,7 +111,7 @@ class TensorSerializer:
             tensor: A tensor on any device. A meta tensor is written without data, which loads as zeros.
 
         Raises:
-            ValueError: The serializer is closed, or the name conflicts with that of another tensor.
+            ValueError: The serializer is closed, or the name conflicts with another tensor's name.
             NotImplementedError: The format has no dtype for the tensor.
             Errors of `fst.Writer.write`.
         """

@@ -44,7 +44,7 @@ class Slot(NamedTuple):
 
 
 def slot_name(name: str) -> str:
-    """Returns the name in a state_dict for a name in a file. tensorizer begins those of root modules with a dot."""
+    """Returns the name in a state_dict for a name in a file. tensorizer begins names of root modules with a dot."""
     return name.removeprefix(".")
 
 

@@ -21,16 +21,16 @@
 // their dtype. A list of patterns casts only some of the tensors, for example not the scales of quantized weights: see
 // `Dtypes`.
 //
-// Digests. `verify` compares the data with digests before any tensor is returned: "digests" with those that the files
-// carry, or the path or JSON text of a manifest with those of whole files, or the text {"signature": {"path":
+// Digests. `verify` compares the data with digests before any tensor is returned: "digests" with the digests that the
+// files carry, or the path or JSON text of a manifest with digests of whole files, or the text {"signature": {"path":
 // "model.sig", "public_key": "key.pub"}} of a signature, which has a manifest. A difference is an [integrity] error. So
-// is a load that the digests do not cover, such as that of a slice or of some tensors of a file with a manifest. The
+// is a load that the digests do not cover, such as a load of a slice or of some tensors of a file with a manifest. The
 // text
 // {"verify": {"source": "digests", "partial": "allow"}} permits it, with any of these texts as the source; the log
 // (FST_LOG=warn) then names the tensors that were not compared.
 //
 // Encryption. Loads decrypt files that fst or tensorizer has encrypted, with a key that was registered
-// in this process, or that of the files which FST_ENCRYPTION_KEY_FILE and FST_ENCRYPTION_PASSPHRASE_FILE name. Saves
+// in this process, or the key in the files which FST_ENCRYPTION_KEY_FILE and FST_ENCRYPTION_PASSPHRASE_FILE name. Saves
 // encrypt if their metadata name a registered key. See `EncryptionKey`.
 //
 // Tensors. Each tensor owns its memory and is ready on the current stream. On the CPU, tensors of local files are views
@@ -447,7 +447,7 @@ struct LoaderOptions {
   // alone.
   int64_t window_bytes = 512ll << 20;
   Order order = Order::kFile;
-  // Digests to compare, as for `load_file`, but not those of whole files.
+  // Digests to compare, as for `load_file`, but not digests of whole files.
   std::string verify = {};
 };
 
