@@ -21,8 +21,6 @@ import fst.torch
 from fst._save.aliasing import alias_groups
 from rawfile import DTYPES, assert_all_same, random_raw
 
-BOTH_TORCH = pytest.mark.parametrize("module", [safetensors.torch, fst.torch], ids=["safetensors", "fst"])
-BOTH_NUMPY = pytest.mark.parametrize("module", [safetensors.numpy, fst.numpy], ids=["safetensors", "fst"])
 # Dtypes of both NumPy and the format.
 NUMPY_DTYPES = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8"]
 
@@ -70,18 +68,14 @@ def test_files_are_identical(tmp_path):
     assert (tmp_path / "m").read_bytes() == saved
 
 
-@BOTH_TORCH
-def test_tensors_from_bytes_are_independent(module):
-    saved = module.save({"a": torch.arange(4), "b": torch.ones(2, 3)})
-    first, second = module.load(saved), module.load(saved)
-    first["a"].zero_()
-    assert_all_same(second, {"a": torch.arange(4), "b": torch.ones(2, 3)})
-    assert_all_same(module.load(saved), second)
-
-
 @pytest.mark.usefixtures("reader_and_chunks")
-def test_every_dtype_from_bytes():
-    assert_all_same(fst.torch.load(fst.torch.save(every_dtype())), every_dtype())
+def test_tensors_from_bytes_are_independent():
+    saved = fst.torch.save(every_dtype())
+    first, second = fst.torch.load(saved), fst.torch.load(saved)
+    for tensor in first.values():
+        tensor.view(-1).view(torch.uint8).zero_()
+    assert_all_same(second, every_dtype())
+    assert_all_same(fst.torch.load(saved), second)
 
 
 SAVED = {"a": torch.ones(1)}
@@ -170,21 +164,8 @@ def state_of(model):
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-@pytest.mark.parametrize(("number", "model"), [*enumerate(MODELS)])
-def test_models_are_interchangeable(tmp_path, number, model):
-    writer, reader = (safetensors.torch, fst.torch)[:: 1 if number % 2 else -1]
-    torch.manual_seed(0)
-    saved, loaded = model(), model()
-    path = tmp_path / "m.safetensors"
-    writer.save_model(saved, str(path), metadata={"format": "pt"})
-    identities = {name: id(parameter) for name, parameter in loaded.named_parameters()}
-    assert reader.load_model(loaded, path) == (set(), [])
-    assert_all_same(state_of(loaded), state_of(saved))
-    assert {name: id(parameter) for name, parameter in loaded.named_parameters()} == identities
-
-
 @pytest.mark.parametrize("model", MODELS)
-def test_saved_names_of_models_match(tmp_path, model):
+def test_models_are_interchangeable(tmp_path, model):
     saved = model()
     for metadata in (None, {"head.weight": "mine", "format": "pt"}):
         headers = []
@@ -195,17 +176,21 @@ def test_saved_names_of_models_match(tmp_path, model):
             assert given == metadata or module is safetensors.torch
             with safetensors.safe_open(tmp_path / "m", framework="pt") as file:
                 headers.append((file.keys(), file.metadata()))
+            loaded = model()
+            identities = {name: id(parameter) for name, parameter in loaded.named_parameters()}
+            assert fst.torch.load_model(loaded, tmp_path / "m") == (set(), [])
+            assert_all_same(state_of(loaded), state_of(saved))
+            assert {name: id(parameter) for name, parameter in loaded.named_parameters()} == identities
         assert headers[0] == headers[1]
 
 
-@BOTH_TORCH
-def test_other_name_of_tied_parameter(tmp_path, module):
+def test_other_name_of_tied_parameter(tmp_path):
     """The file has the other name of a tied parameter."""
     saved, loaded = Tied(), Tied()
     state = state_of(saved)
     del state["embedding.weight"]
-    module.save_file(state, tmp_path / "m")
-    assert module.load_model(loaded, tmp_path / "m") == (set(), [])
+    fst.torch.save_file(state, tmp_path / "m")
+    assert fst.torch.load_model(loaded, tmp_path / "m") == (set(), [])
     assert_all_same(state_of(loaded), state_of(saved))
     assert loaded.head.weight is loaded.embedding.weight
 
@@ -275,21 +260,16 @@ def test_files_of_arrays_are_identical(tmp_path):
         assert fst.numpy.save(arrays(), metadata) == expected
         fst.numpy.save_file(arrays(), tmp_path / "m", metadata)
         assert (tmp_path / "m").read_bytes() == expected
-
-
-@BOTH_NUMPY
-def test_round_trip_of_arrays(tmp_path, module):
-    module.save_file(arrays(), tmp_path / "m")
     for backend in ("mmap", "pread"):
-        loaded = module.load_file(tmp_path / "m", backend=backend)
+        loaded = fst.numpy.load_file(tmp_path / "m", backend=backend)
         assert_same_arrays(loaded, arrays())
     for array in loaded.values():
         array[...] = 0
-    assert_same_arrays(module.load(module.save(arrays())), arrays())
-    assert_same_arrays(module.load_file(str(tmp_path / "m")), arrays())
+    assert_same_arrays(fst.numpy.load(expected), arrays())
+    assert_same_arrays(fst.numpy.load_file(str(tmp_path / "m")), arrays())
 
 
-@BOTH_NUMPY
+@pytest.mark.parametrize("module", [safetensors.numpy, fst.numpy], ids=["safetensors", "fst"])
 def test_unusual_arrays(module, recwarn):
     read_only = np.arange(4.0)
     read_only.flags.writeable = False

@@ -130,8 +130,7 @@ def test_devices_and_bad_arguments(path):
     assert_loaded(module, path)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("start", ["meta", "cpu"])
+@pytest.mark.parametrize(("dtype", "start"), [(torch.bfloat16, "meta"), (torch.float16, "cpu"), (torch.float64, "cpu")])
 def test_dtype(path, dtype, start):
     module = Embedder() if start == "cpu" else on_meta(Embedder)
     module.angles = torch.linspace(0, 1, 5)
@@ -147,7 +146,6 @@ def test_dtype(path, dtype, start):
         assert module.embedding.weight.grad.dtype == dtype
 
 
-@pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.float8_e5m2])
 def test_casts_in_place(tmp_path, dtype):
     """In-place casts equal those of load_state_dict and keep the storage."""
@@ -200,9 +198,10 @@ def test_memory_format_subclass_and_attributes_are_kept(tmp_path, start, dtype):
     assert_same(weight.detach(), source.weight.detach().to(dtype or torch.float32))
 
 
-@pytest.mark.parametrize("left_out", [[], ["embedding.weight"], ["head.weight"]])
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-@pytest.mark.parametrize("start", ["meta", "cpu", "shared storage"])
+@pytest.mark.parametrize(
+    ("start", "dtype", "left_out"),
+    pairwise(["meta", "cpu", "shared storage"], [None, torch.bfloat16], [[], ["embedding.weight"], ["head.weight"]]),
+)
 def test_tied_parameters(tmp_path, start, dtype, left_out):
     source = randomized(Tied())
     path = save_state(source, tmp_path / "tied.safetensors", **dict.fromkeys(left_out))

@@ -84,6 +84,16 @@ def server(http_server: Server) -> Server:
 
 
 @pytest.fixture
+def hub_environ(http_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Makes the server the Hugging Face Hub, whose home directory is `hub-home`, without a token."""
+    monkeypatch.setenv("HF_ENDPOINT", http_server.url("").rstrip("/"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub-home"))
+    monkeypatch.setenv("FST_REQUEST_BYTES", str(REQUEST))
+    for name in ("HF_HUB_OFFLINE", "HF_TOKEN", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
 def https_server(authority: Authority) -> Iterator[Server]:
     """Returns the server that misbehaves on demand, with TLS."""
     with Server(tls=authority.server_context()) as server:

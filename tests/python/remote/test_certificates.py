@@ -14,11 +14,8 @@ REFUSED = "the TLS handshake failed: .*SSL_CERT_FILE, or in the option ca_file"
 
 
 @pytest.fixture(params=["nginx", "s3", "redis", "hub"])
-def place(request, configure, no_authorities, monkeypatch, tmp_path):
+def place(request, configure, no_authorities, hub_environ, monkeypatch):
     """Returns a function that sets options of a place that is reached by TLS, and the URL of a file there."""
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    for name in ("HF_HUB_OFFLINE", "HF_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
     if request.param == "hub":
         server = request.getfixturevalue("https_server")
         Hub(server, {NAME: DATA})

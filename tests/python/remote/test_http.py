@@ -4,7 +4,7 @@ import base64
 import re
 import socket
 import time
-from itertools import cycle, product
+from itertools import cycle
 
 import pytest
 import torch
@@ -79,13 +79,12 @@ def test_failed_request_is_resumed(server, monkeypatch, load, position, kind):
     assert kind == "status" or at in {request.range[0] for request in server.requests(PATH)}
 
 
-@pytest.mark.parametrize("kind", ["reset", "truncate"])
-def test_tls_connection_that_is_cut_is_resumed(https_server, authority, monkeypatch, kind):
-    """Neither kind of cut ends the TLS session: a server that dies, or a proxy between them, sends no alert."""
+def test_tls_connection_that_is_cut_is_resumed(https_server, authority, monkeypatch):
+    """The cut does not end the TLS session: a server that dies, or a proxy between them, sends no alert."""
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
     https_server.put(PATH, DATA)
     at = POSITIONS["middle"]
-    https_server.fault(PATH, Fault(kind, at=at))
+    https_server.fault(PATH, Fault("truncate", at=at))
     assert_equal(fst.load_file(https_server.url(PATH, host="localhost")), TENSORS)
     assert at in {request.range[0] for request in https_server.requests(PATH)}
 
@@ -138,7 +137,7 @@ METADATA = "169.254.169.254"
 REFUSED = [
     *((Fault(kind, POSITIONS[at], times=None), *WRONG[kind]) for kind, at in zip(WRONG, cycle(POSITIONS))),
     (Fault("long-body", 0, times=None), OSError, PATH),
-    *((status(number, at), STATUSES[number], str(number)) for number, at in product(STATUSES, (0, len(DATA) // 2))),
+    *((status(number, at), STATUSES[number], str(number)) for number, at in zip(STATUSES, cycle((0, len(DATA) // 2)))),
     (
         Fault("status", status=409, data=b"<Code>Busy.Now</Code>", times=None),
         OSError,
@@ -196,7 +195,7 @@ def test_inexact_answer_is_loaded(server, kind):
     assert_equal(fst.load_file(server.url(PATH)), TENSORS)
 
 
-@pytest.mark.parametrize(("position", "honours"), [("first", True), ("middle", False), ("last", True), ("last", False)])
+@pytest.mark.parametrize(("position", "honours"), [("middle", False), ("last", True)])
 def test_changed_object(http_server, position, honours):
     http_server.put(PATH, DATA, honours_conditions=honours)
     http_server.fault(PATH, Fault("replace", at=POSITIONS[position], data=save(tensors(1))))
@@ -280,9 +279,7 @@ def test_header_needs_no_byte_after_it(server):
     assert profile.summary().retries == 0
 
 
-@pytest.mark.parametrize(
-    ("at", "kind"), [(3, "stall"), (3, "reset"), (500, "truncate"), (INSIDE, "stall"), (HEADER - 1, "reset")]
-)
+@pytest.mark.parametrize(("at", "kind"), [(3, "stall"), (500, "truncate"), (HEADER - 1, "reset")])
 def test_rest_of_a_failed_answer_is_requested(server, at, kind):
     server.fault(PATH, Fault(kind, at=at))
     with fst.profile() as profile:
