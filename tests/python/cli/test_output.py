@@ -135,16 +135,6 @@ def damage(path):
     os.truncate(path, path.stat().st_size - 1)
 
 
-def test_every_command_says_the_same_of_a_damaged_file(command, layers):
-    damage(layers)
-    [verdict, _] = command("verify", layers).stdout.splitlines()
-    message = verdict.partition(f"header of {layers}: ")[2]
-    for arguments in (["inspect", layers], ["time", layers], ["convert", layers, "new.safetensors"]):
-        done = command(*arguments)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == f"fst: {message}\n"
-
-
 def test_load_reads_mapped_files(command, layers, monkeypatch):
     """The rate is that of bytes in memory, also if tensors are views of a mapping that nothing else has read."""
     read = set()

@@ -67,20 +67,6 @@ def test_from_pretrained(tmp_path, tied, shards, dtype, device_map):
         assert_all_same(model.state_dict(), source.state_dict())
 
 
-def test_model_trains_after_files_are_deleted(tmp_path):
-    llama().save_pretrained(tmp_path)
-    with fst.patch():
-        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    before = model.lm_head.weight.detach().clone()
-    for file in checkpoint_files(tmp_path):
-        file.unlink()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tokens = torch.arange(10)[None]
-    model(tokens, labels=tokens).loss.backward()
-    optimizer.step()
-    assert not torch.equal(model.lm_head.weight, before)
-
-
 def test_save_pretrained(tmp_path):
     """Saved files match those of safetensors, also when they overwrite the files of the loaded model."""
     size = "60KB"

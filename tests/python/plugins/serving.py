@@ -19,6 +19,7 @@ from safetensors.torch import save, save_file
 
 import fst
 from fst_bench.http_server import Server
+from rawfile import assert_all_same
 from suite import CHECKOUT
 
 STUBS = str(Path(__file__).parent / "stubs")
@@ -63,13 +64,6 @@ def save_checkpoint(directory: Path) -> dict[str, torch.Tensor]:
     save_file(dict(list(tensors.items())[:5]), directory / "model-00001-of-00002.safetensors")
     save_file(dict(list(tensors.items())[5:]), directory / "model-00002-of-00002.safetensors")
     return tensors
-
-
-def assert_equal(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    """Checks for equal names, dtypes, shapes and values."""
-    assert actual.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(actual[name], tensor, rtol=0, atol=0)
 
 
 def save_model(directory: Path, seed: int = 0) -> Path:
@@ -125,16 +119,16 @@ def check_weights(engine: Any, directory: Path) -> None:
         found = weights(engine.loader(), engine.source(directory))
     assert profile.summary().tensors == len(tensors)
     assert list(found) == fst.tensor_names(sorted(directory.glob("*.safetensors")))
-    assert_equal(found, tensors)
+    assert_all_same(found, tensors)
     drafts = {f"draft.{name}": tensor for name, tensor in tensors.items()}
-    assert_equal(weights(engine.loader(), engine.source(directory, "draft.")), drafts)
+    assert_all_same(weights(engine.loader(), engine.source(directory, "draft.")), drafts)
     # The model has no weights at its path then; those of other paths have a prefix.
     (directory / "empty").mkdir()
     with Server() as server:
         server.put("m.safetensors", save(tensors))
         loader = engine.loader(model_loader_extra_config={"uri": server.url("m.safetensors")})
-        assert_equal(weights(loader, engine.source(directory / "empty")), tensors)
-    assert_equal(weights(loader, engine.source(directory, "draft.")), drafts)
+        assert_all_same(weights(loader, engine.source(directory / "empty")), tensors)
+    assert_all_same(weights(loader, engine.source(directory, "draft.")), drafts)
     with pytest.raises(ValueError, match="uri must be a URL") as error:
         engine.loader(model_loader_extra_config={"uri": "secret/path"})
     assert "secret" not in str(error.value)
@@ -154,6 +148,6 @@ def check_gpu(engine: Any, directory: Path) -> None:
     tensors = save_checkpoint(directory)
     found = weights(engine.loader(), engine.source(directory))
     assert {tensor.device.type for tensor in found.values()} == {"cuda"}
-    assert_equal({name: tensor.cpu() for name, tensor in found.items()}, tensors)
+    assert_all_same({name: tensor.cpu() for name, tensor in found.items()}, tensors)
     loader = engine.loader(model_loader_extra_config={"device": "cpu"})
-    assert_equal(weights(loader, engine.source(directory)), tensors)
+    assert_all_same(weights(loader, engine.source(directory)), tensors)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import fst
+from rawfile import assert_all_same
 from serving import (
     TOGETHER,
-    assert_equal,
     check_entry_point,
     check_gpu,
     check_weights,
@@ -98,7 +98,7 @@ def test_other_loaders_do_not_use_fst(sglang, tmp_path):
     sglang.loader()._get_weights_iterator(sglang.source(tmp_path))
     with fst.profile() as profile:
         usual = sglang.module.DefaultModelLoader(sglang.config())
-        assert_equal(weights(usual, sglang.source(tmp_path)), tensors)
+        assert_all_same(weights(usual, sglang.source(tmp_path)), tensors)
     assert profile.summary().loads == 0
 
 
@@ -123,7 +123,7 @@ def test_ranks_load_as_group(ranks, tmp_path):
     tensors = save_checkpoint(tmp_path)
     for streams, found in ranks(2).run(load_together, str(tmp_path)):
         assert streams == 1
-        assert_equal(found, tensors)
+        assert_all_same(found, tensors)
 
 
 def test_arguments_of_the_default_reader_are_refused(sglang, tmp_path, monkeypatch):
@@ -162,7 +162,7 @@ def test_quantizing_loader_is_not_bypassed(sglang, tmp_path):
     with pytest.raises(ValueError, match="with ModelOptModelLoader, which does more than load"):
         sglang.loader().load_model(model_config=QuantizedConfig(False, tmp_path), device_config=None)
     found = sglang.loader().load_model(model_config=QuantizedConfig(True, tmp_path), device_config=None)
-    assert_equal(found.weights, tensors)
+    assert_all_same(found.weights, tensors)
 
 
 @pytest.mark.gpu

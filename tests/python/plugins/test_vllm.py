@@ -10,9 +10,9 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 import fst
+from rawfile import assert_all_same
 from serving import (
     TOGETHER,
-    assert_equal,
     check_entry_point,
     check_gpu,
     check_weights,
@@ -128,12 +128,12 @@ def test_experts_of_other_ranks_are_not_read(vllm, tmp_path, monkeypatch):
     with fst.profile() as profile:
         own = weights(loader, vllm.source(tmp_path))
     others = {f"model.layers.0.mlp.experts.{expert}.up_proj.weight" for expert in (0, 3)}
-    assert_equal(own, {name: tensor for name, tensor in tensors.items() if name not in others})
+    assert_all_same(own, {name: tensor for name, tensor in tensors.items() if name not in others})
     own_bytes = sum(tensor.nbytes for tensor in own.values())
     assert own_bytes <= profile.summary().read_bytes < own_bytes + MIB
     loader.local_expert_ids = None
     with fst.profile() as profile:
-        assert_equal(weights(loader, vllm.source(tmp_path)), tensors)
+        assert_all_same(weights(loader, vllm.source(tmp_path)), tensors)
     assert profile.summary().read_bytes >= sum(tensor.nbytes for tensor in tensors.values())
 
 
@@ -152,7 +152,7 @@ def load_together(directory, world_size):
         loader = plugin.FstModelLoader(LoadConfig(load_format="fst", model_loader_extra_config=TOGETHER))
         for local_expert_ids, expected in ((None, everything), ({dist.get_rank()}, own)):
             loader.local_expert_ids = local_expert_ids
-            assert_equal(weights(loader, model_loader.DefaultModelLoader.Source(directory, None)), expected)
+            assert_all_same(weights(loader, model_loader.DefaultModelLoader.Source(directory, None)), expected)
     return streams.call_count
 
 
@@ -209,14 +209,14 @@ def test_files_outside_index_are_ignored(vllm, tmp_path):
     index = {name: path.name for path in sorted(tmp_path.glob("*.safetensors")) for name in load_file(path)}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     save_file({"everything": torch.zeros(3)}, tmp_path / "other.safetensors")
-    assert_equal(weights(vllm.loader(), vllm.source(tmp_path)), tensors)
+    assert_all_same(weights(vllm.loader(), vllm.source(tmp_path)), tensors)
 
 
 @REAL
 def test_other_file_formats_use_vllm(vllm, tmp_path):
     tensors = {"weight": torch.arange(6.0)}
     torch.save(tensors, tmp_path / "pytorch_model.bin")
-    assert_equal(weights(vllm.loader(), vllm.source(tmp_path)), tensors)
+    assert_all_same(weights(vllm.loader(), vllm.source(tmp_path)), tensors)
 
 
 GENERATE = """

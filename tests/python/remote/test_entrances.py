@@ -1,7 +1,6 @@
 """URLs at every entrance of the Python package."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -131,17 +130,3 @@ def test_verify_reports_a_missing_file_once(server, command):
     assert f"WRONG   header of {server.url('dir/model-2.safetensors')}: " in done.stdout
     assert "status 404" in done.stdout
     assert "secret" not in command("verify", f"{server.url('missing.safetensors')}?signature=secret").stdout
-
-
-def test_pathlib_cannot_hold_urls():
-    for use in (
-        fst.load_file,
-        fst.stream,
-        fst.tensor_names,
-        fst.dcp.StorageReader,
-        lambda path: fst.safe_open(path, "pt"),
-        lambda path: fst.load_tensors([path], ["weight"]),
-    ):
-        with pytest.raises(ValueError, match="pass the URL as a str") as error:
-            use(Path("redis://:secret@host/m"))
-        assert "secret" not in str(error.value)

@@ -15,7 +15,6 @@ from combinations import pairwise
 from forked import run_in_fork
 from fst_bench.http_server import Fault
 from objects import DATA, ENTRANCES, HEADER, PATH, REQUEST, TENSORS, assert_equal, request_counts, tensors
-from processes import LOAD, wait_for
 from rawfile import assert_same
 
 # The first byte that the second request brings, one in the middle of another request, and the last one.
@@ -249,15 +248,6 @@ def test_connections_are_kept_for_the_next_load(server):
     assert server.counts().connections == 2
     server.drop_connections()
     assert_equal(fst.load_file(server.url(PATH)), TENSORS)
-
-
-def test_interrupt_ends_a_load_from_a_dead_server(server, start_python):
-    server.fault(PATH, Fault("stall", at=POSITIONS["middle"], times=None))
-    load = start_python(LOAD, server.url(PATH), FST_STALL_SECONDS="600")
-    wait_for(load, lambda: server.struck(PATH))
-    load.interrupt()
-    load.wait(60)
-    assert "KeyboardInterrupt" in load.errors
 
 
 def test_secrets_are_hidden(server, shown_by_loads):

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import save
 
 import fst
-from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core import ops
 from fst_bench.http_server import Fault
 from objects import assert_equal, set_environ, write_all
@@ -62,9 +61,6 @@ def test_odd_files_of_the_hub(hub):
         assert_equal(dict(fst.stream(f"hf://o/n/{name}")), ONE)
         with fst.safe_open(f"hf://o/n/{name}") as file:
             assert file.get_tensor("a").equal(ONE["a"])
-        # Another rank opens the file from its URL as text.
-        headers = OpenCheckpoint(f"hf://o/n/{name}").headers()
-        assert_equal(OpenCheckpoint(f"hf://o/n/{name}", headers).load_files(torch.device("cpu")), ONE)
 
 
 @pytest.mark.parametrize("scheme", ["hf", "http"])

@@ -3,21 +3,12 @@
 import pytest
 import torch
 from safetensors.torch import save
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Replicate
 
 import fst
-from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst_bench.http_server import Fault
 from objects import DATA, PATH, TENSORS, assert_equal, request_counts, shards, tensors
-from placements import shard_of
-
-
-def rows(name, shape):
-    return Shard(0) if len(shape) == 2 and shape[0] else Replicate()
-
-
-def columns(name, shape):
-    return Shard(1) if name in ("large", "half") else Replicate()
+from placements import columns, rows, shard_of
 
 
 def recorded(load, *arguments):
@@ -51,7 +42,7 @@ def with_digests(http_server, tmp_path):
 
 
 @pytest.mark.parametrize("verify", [False, True])
-@pytest.mark.parametrize(("size", "place"), [(2, Replicate()), (4, Replicate()), (2, rows), (4, columns)])
+@pytest.mark.parametrize(("size", "place"), [(2, Replicate()), (2, rows), (4, columns)])
 def test_each_byte_is_requested_by_one_rank(ranks, http_server, with_digests, size, place, verify):
     sizes = {PATH: len(with_digests)}
     _, counts = run(ranks(size), http_server, sizes, check_load, http_server.url(PATH), place, verify)
@@ -141,22 +132,6 @@ def test_errors_show_no_signature(server):
         with pytest.raises((ValueError, fst.ModuleMismatchError), match=r"m.safetensors\?\.\.\.") as caught:
             load()
         assert "secret" not in str(caught.value)
-
-
-def test_copies_in_caches_have_names_of_their_own(server, tmp_path, monkeypatch):
-    def copy_name(directory):
-        with monkeypatch.context() as patch:
-            if directory:
-                patch.setenv("FST_CACHE_DIR", str(tmp_path / directory))
-            return OpenCheckpoint(server.url(PATH)).copy_name()
-
-    # Ranks divide the work of verifying an object if these names are equal.
-    assert copy_name(None) == copy_name(None)
-    assert copy_name("one") == copy_name("one")
-    assert len({copy_name(directory) for directory in (None, "one", "two")}) == 3
-    before = copy_name(None)
-    server.put(PATH, save(tensors(1)))
-    assert copy_name(None) != before
 
 
 # Beyond 16 files, the first request for each file asks for less than 1 MiB.

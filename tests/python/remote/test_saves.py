@@ -117,9 +117,7 @@ def test_several_parts(place):
     assert place.uploads() == []
 
 
-@pytest.mark.parametrize(
-    ("place", "extra"), [("s3", 0), ("gcs", -1), ("azure", 1), ("redis", 0), ("redis", 1)], indirect=["place"]
-)
+@pytest.mark.parametrize(("place", "extra"), [("s3", 0), ("azure", 1), ("redis", -1)], indirect=["place"])
 def test_lengths_around_a_part(place, extra):
     header = len(safetensors.torch.save({"w": torch.zeros(PART - 1000, dtype=torch.uint8)})) - (PART - 1000)
     for parts in (1, 2):
@@ -128,9 +126,7 @@ def test_lengths_around_a_part(place, extra):
         assert place.get("x.safetensors") == safetensors.torch.save(tensors)
 
 
-@pytest.mark.parametrize(
-    ("place", "count"), [("s3", 3000), ("gcs", 1), ("azure", 1), ("azure", 0), ("redis", 3000)], indirect=["place"]
-)
+@pytest.mark.parametrize(("place", "count"), [("s3", 3000), ("gcs", 1), ("azure", 0), ("redis", 1)], indirect=["place"])
 def test_writer(place, count):
     """Tensors of one block, of several, and with a header that outgrows its space."""
     tensors = large() if count == 1 else {}
@@ -190,41 +186,6 @@ def test_error_says_that_the_new_checkpoint_is_complete(proxy, s3):
     assert_equal(fst.load_file(f"{s3.url(directory)}/"), large(1))
 
 
-# The server for Google's interface checks no credentials, and those of Redis are in the URL.
-@pytest.mark.parametrize("place", ["s3", "azure"], indirect=True)
-def test_bad_credentials(place, monkeypatch):
-    fst.save_file({"w": torch.ones(2)}, f"{place.url}/private.safetensors")
-    for name in ("AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"):
-        monkeypatch.setenv(name, "d3Jvbmc=")
-    monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING", raising=False)
-    for tensors in ({"w": torch.ones(2)}, large()):
-        with pytest.raises(PermissionError, match="check the credentials") as caught:
-            fst.save_file(tensors, f"{place.url}/x.safetensors")
-        assert "d3Jvbmc" not in str(caught.value)
-    with pytest.raises(PermissionError, match="check the credentials") as caught:
-        fst.load_file(f"{place.url}/private.safetensors")
-    assert "d3Jvbmc" not in str(caught.value)
-    assert place.names() == ["private.safetensors"]
-
-
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("https://host/m.safetensors?secret", "cannot be saved to a web server"),
-        ("hf://org/name/m.safetensors", "hf upload"),
-        ("s3://bucket", "names no object"),
-        ("s3://bucket/prefix/", "names no object"),
-        ("redis://host/prefix/", "names no object"),
-        ("ftp://host/m", "not built in"),
-    ],
-)
-def test_targets_that_are_refused(url, message):
-    for save in (fst.save_file, lambda tensors, path: fst.Writer(path)):
-        with pytest.raises(ValueError, match=message) as caught:
-            save({"w": torch.ones(2)}, url)
-        assert "secret" not in str(caught.value)
-
-
 def test_missing_container(azure, monkeypatch):
     set_environ(monkeypatch, azure)
     with pytest.raises(FileNotFoundError, match="no such bucket"):
@@ -243,8 +204,9 @@ def test_requests_are_repeated(proxy, s3):
     assert s3.get("repeated").body == safetensors.torch.save({"w": torch.ones(2)})
 
 
-@pytest.mark.parametrize("request_text", ["partNumber=3&", "POST /bucket/kept?uploadId"])
-@pytest.mark.parametrize("save", [fst.save_file, write_all], ids=["save", "Writer"])
+@pytest.mark.parametrize(
+    ("save", "request_text"), [(fst.save_file, "partNumber=3&"), (write_all, "POST /bucket/kept?uploadId")]
+)
 def test_failure_keeps_the_old_object(proxy, s3, request_text, save):
     s3.put("kept", b"old")
     proxy.rule = lambda method, path: 400 if request_text in f"{method} {path}" else None

@@ -28,7 +28,6 @@ class Azure:
     """Blob service with the container `container`. With an authority, it uses TLS and also takes tokens."""
 
     account = ACCOUNT
-    key = KEY
     container = "container"
 
     def __init__(self, directory: Path, authority: Authority | None = None) -> None:
@@ -46,17 +45,11 @@ class Azure:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Environment variables with which Azure's tools use this service."""
-        fields = {"AccountName": ACCOUNT, "AccountKey": KEY, "BlobEndpoint": self.endpoint}
+        """Environment variables with which clients use this service."""
         return {
-            "AZURE_STORAGE_ACCOUNT": ACCOUNT,
             "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
-            "AZURE_STORAGE_KEY": KEY,
             "AZURE_STORAGE_ACCOUNT_KEY": KEY,
             "AZURE_STORAGE_ENDPOINT": self.endpoint,
-            "AZURE_STORAGE_CONNECTION_STRING": ";".join(
-                ["DefaultEndpointsProtocol=http", *(f"{name}={value}" for name, value in fields.items())]
-            ),
         }
 
     def url(self, name: str) -> str:
