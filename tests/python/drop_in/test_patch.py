@@ -337,6 +337,8 @@ def test_calls_and_blocks(path):
     with pytest.raises(KeyError), fst.patch():
         raise KeyError
     assert not is_patched()
+    fst.patch().__exit__()
+    assert not is_patched()
     # A surplus exit ends nothing.
     with both, fst.patch():
         both.__exit__()
