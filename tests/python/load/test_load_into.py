@@ -51,7 +51,7 @@ VIEWS = {
 @pytest.mark.usefixtures("reader", "chunks")
 @pytest.mark.parametrize(
     ("view", "dtype", "reader", "chunks"),
-    pairwise(VIEWS, ["BOOL", "BF16", "F32", "I64", "C64", "F8_E4M3"], READERS, CHUNKS),
+    pairwise(VIEWS, ["BOOL", "BF16", "F32", "C64"], READERS, CHUNKS),
     indirect=["reader", "chunks"],
 )
 @pytest.mark.parametrize("device", DEVICES)
@@ -115,27 +115,28 @@ def test_autograd_state(path):
 F64 = torch.zeros(SHAPE, dtype=torch.float64)
 
 
+# Names, a bad output after a good one, and the error. core/test_mistakes.py has the texts.
+REFUSED = [
+    (["F32", "F64"], F64.float(), ValueError, '"F64".*float64.*float32'),
+    (["F32", "F64"], F64.new_zeros(6, 500, 5), ValueError, r'"F64".*\[6, 500, 4\].*\[6, 500, 5\]'),
+    (["F32", "F64"], F64.view(-1), ValueError, '"F64"'),
+    (["F32", "F64"], F64.new_zeros(()), ValueError, '"F64"'),
+    (["F32", "F64"], F64[..., :1].expand(SHAPE), ValueError, '"F64"'),
+    (["F32", "F64"], F64.to("meta"), ValueError, '"F64".*meta'),
+    (["F32", "F64"], F64.to_sparse(), ValueError, '"F64"'),
+    (["F32", "F65"], F64, KeyError, '"F65".*"F64"'),
+    (["F32"], F64, ValueError, "1 names.*2 outputs"),
+    (["F32", "F64", "I8"], F64, ValueError, "3 names.*2 outputs"),
+]
+
+
 @pytest.mark.usefixtures("reader")
-@pytest.mark.parametrize(
-    ("names", "bad", "exception", "message"),
-    [
-        (["F32", "F64"], F64.float(), ValueError, '"F64".*float64.*float32'),
-        (["F32", "F64"], F64.new_zeros(6, 500, 5), ValueError, r'"F64".*\[6, 500, 4\].*\[6, 500, 5\]'),
-        (["F32", "F64"], F64.view(-1), ValueError, '"F64"'),
-        (["F32", "F64"], F64.new_zeros(()), ValueError, '"F64"'),
-        (["F32", "F64"], F64[..., :1].expand(SHAPE), ValueError, '"F64"'),
-        (["F32", "F64"], F64.to("meta"), ValueError, '"F64".*meta'),
-        (["F32", "F64"], F64.to_sparse(), ValueError, '"F64"'),
-        (["F32", "F65"], F64, KeyError, '"F65".*"F64"'),
-        (["F32"], F64, ValueError, "1 names.*2 outputs"),
-        (["F32", "F64", "I8"], F64, ValueError, "3 names.*2 outputs"),
-    ],
-)
-def test_failed_check_writes_nothing(path, names, bad, exception, message):
+def test_failed_check_writes_nothing(path):
     good = blank(TENSORS["F32"])
     before, version = bits_of(good), good._version
-    with pytest.raises(exception, match=message):
-        fst.load_into(path, names, [good, bad])
+    for names, bad, exception, message in REFUSED:
+        with pytest.raises(exception, match=message):
+            fst.load_into(path, names, [good, bad])
     assert bits_of(good) == before
     assert good._version == version
 

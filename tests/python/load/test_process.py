@@ -19,18 +19,10 @@ from suite import DEVICES, SLOW
 MIB = 1 << 20
 
 
-@pytest.fixture(params=["pread", "mmap", "uring"])
-def slow_load(request, monkeypatch):
-    """Makes loads slow: one thread with small reads, or with the page faults of a cast."""
-    monkeypatch.setenv("FST_READER", request.param)
-    monkeypatch.setenv("FST_CHUNK_BYTES", "4096")
-    monkeypatch.setenv("FST_THREADS", "1")
-
-
-@pytest.mark.usefixtures("slow_load")
-def test_load_releases_gil(tmp_path):
+def test_load_releases_gil(tmp_path, monkeypatch):
+    for name, value in SLOW.items():
+        monkeypatch.setenv(name, value)
     path = write_sparse(tmp_path / "large.safetensors", "F32", (16 * MIB,))
-    # A cast also reads mapped pages.
     assert_released_by(lambda: fst.load_file(path, dtype=torch.float16))
 
 

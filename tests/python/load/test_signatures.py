@@ -40,12 +40,11 @@ def path(tmp_path: Path) -> Path:
     return Path(shutil.copy(FIXTURES / "model" / "model.safetensors", tmp_path))
 
 
-@pytest.fixture(params=SIGNATURES.values(), ids=SIGNATURES)
-def signature(request: pytest.FixtureRequest) -> fst.Signature:
-    return request.param
-
-
-@pytest.mark.parametrize("named_reader", ["default", *READERS], indirect=True)
+@pytest.mark.parametrize(
+    ("signature", "named_reader"),
+    list(zip(SIGNATURES.values(), cycle(["default", *READERS]))),
+    indirect=["named_reader"],
+)
 @pytest.mark.usefixtures("named_reader")
 def test_loads_verify_a_signature(path, signature):
     assert fst.load_file(path, dtype=torch.float64, verify=signature).keys() == set(NAMES)
@@ -78,7 +77,7 @@ def test_shards_end_anywhere_in_chunks(model, sign, chunk_bytes, monkeypatch):
                 flip_bit(path, position)
 
 
-@pytest.mark.parametrize("options", [(), ("--shard-size", 5000)], ids=["files", "shards"])
+@pytest.mark.parametrize(("options", "reader"), [((), "pread"), (("--shard-size", 5000), "mmap")], indirect=["reader"])
 @pytest.mark.usefixtures("reader")
 def test_files_in_the_format_of_tensorizer(model, sign, options):
     path = model / "model.tensors"
@@ -131,7 +130,8 @@ def test_operators_take_the_request(path):
         load(str(path), text)
 
 
-def test_files_that_the_signature_does_not_name(path, signature):
+def test_files_that_the_signature_does_not_name(path):
+    signature = SIGNATURES["p256-files-sha256"]
     renamed = path.rename(path.with_name("renamed.safetensors"))
     with pytest.raises(fst.IntegrityError, match=r"renamed.safetensors: the signature has no digest of the file"):
         fst.load_file(renamed, verify=signature)
@@ -143,6 +143,7 @@ def test_files_that_the_signature_does_not_name(path, signature):
         fst.load_file(renamed, verify=only)
 
 
+@pytest.mark.parametrize("signature", [SIGNATURES["p256-shards-sha256"], SIGNATURES["p521-files-blake3"]])
 def test_files_in_directories(tmp_path, signature):
     part = shutil.copytree(FIXTURES / "model", tmp_path / "copy") / "part"
     assert fst.load_file(part / "adapter.safetensors", verify=signature).keys() == {"down"}
@@ -264,9 +265,6 @@ def test_errors_name_the_file_and_the_remedy(path, tmp_path):
     keyless = fst.Signature(FIXTURES / "older" / "keyless.sig", public_key=FIXTURES / "p256.pub")
     with pytest.raises(fst.IntegrityError, match=r"keyless.sig: the signature is keyless.*the identity and the issuer"):
         fst.load_file(path, verify=keyless)
-    other = fst.Signature(FIXTURES / "p256-files-sha256.sig", public_key=FIXTURES / "p384.pub")
-    with pytest.raises(fst.IntegrityError, match=r"p256-files-sha256.sig: .* made with another key"):
-        fst.load_file(path, verify=other)
     ed25519 = tmp_path / "ed25519.pub"
     openssl("genpkey", "-algorithm", "ed25519", "-out", tmp_path / "ed25519.pem")
     openssl("pkey", "-in", tmp_path / "ed25519.pem", "-pubout", "-out", ed25519)
@@ -280,7 +278,7 @@ def test_errors_name_the_file_and_the_remedy(path, tmp_path):
         tmp_path / "none.pub": "none.pub",
     }.items():
         with pytest.raises((ValueError, FileNotFoundError), match=error):
-            fst.load_file(path, verify=fst.Signature(other.path, public_key=key))
+            fst.load_file(path, verify=fst.Signature(keyless.path, public_key=key))
     with pytest.raises(ValueError, match=r"model.safetensors: the signature cannot be read: it is no bundle"):
         fst.load_file(path, verify=fst.Signature(path, public_key=FIXTURES / "p256.pub"))
 
