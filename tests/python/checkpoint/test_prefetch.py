@@ -51,24 +51,22 @@ def test_plan(path):
         assert list(loader) == []
 
 
-@pytest.mark.parametrize(
-    ("plan", "message"),
-    [
-        ({"nope": None}, "does not contain tensor nope"),
-        ({3: None}, "keys must be tensor names"),
-        ({"fp32_2d": slice(0, 3, 2)}, "step 1, got 2"),
-        ({"fp32_2d": slice(0, 3, 0)}, "invalid prefetch plan slice"),
-        ({"fp32_2d": slice(0, 10)}, "stop 10 for fp32_2d is out of range for 3 rows"),
-        ({"fp32_2d": slice(-4, 3)}, "start -4"),
-        ({"fp32_2d": slice(0.5, 3)}, "must be integers or None"),
-        ({"scalar": slice(0, 1)}, "0-d tensor scalar"),
-        ({"fp32_2d": 3}, "None or a slice, got <class 'int'>"),
-        ({}, "selects no tensors"),
-    ],
-)
-def test_bad_plans(path, plan, message):
-    with fst.safe_open(path) as file, pytest.raises(fst.SafetensorError, match=message):
-        file.prefetch(plan)
+def test_bad_plans(path):
+    with fst.safe_open(path) as file:
+        for plan, message in [
+            ({"nope": None}, "does not contain tensor nope"),
+            ({3: None}, "keys must be tensor names"),
+            ({"fp32_2d": slice(0, 3, 2)}, "step 1, got 2"),
+            ({"fp32_2d": slice(0, 3, 0)}, "invalid prefetch plan slice"),
+            ({"fp32_2d": slice(0, 10)}, "stop 10 for fp32_2d is out of range for 3 rows"),
+            ({"fp32_2d": slice(-4, 3)}, "start -4"),
+            ({"fp32_2d": slice(0.5, 3)}, "must be integers or None"),
+            ({"scalar": slice(0, 1)}, "0-d tensor scalar"),
+            ({"fp32_2d": 3}, "None or a slice, got <class 'int'>"),
+            ({}, "selects no tensors"),
+        ]:
+            with pytest.raises(fst.SafetensorError, match=message):
+                file.prefetch(plan)
 
 
 def test_tensors_are_returned_once(path):

@@ -17,6 +17,7 @@ import fst.compat.unifiedefficientloader
 import fst.dcp
 import fst.numpy
 import fst.torch
+from combinations import pairwise
 from fst import cli
 from fst.compat.tensorizer import stream_io
 from rawfile import random_raw, write
@@ -106,7 +107,11 @@ def test_special_files_are_refused(tmp_path, special, opener):
     refuse(tmp_path, f"{index.name}: {kind}")
 
 
-@pytest.mark.parametrize("variable", ["FST_ENCRYPTION_KEY_FILE", "FST_ENCRYPTION_PASSPHRASE_FILE"])
+@pytest.mark.parametrize(
+    ("special", "variable"),
+    list(zip(KINDS, cycle(["FST_ENCRYPTION_KEY_FILE", "FST_ENCRYPTION_PASSPHRASE_FILE"]))),
+    indirect=["special"],
+)
 def test_keys_of_encrypted_files(tmp_path, special, capsys, monkeypatch, variable):
     make, kind = special
     key, model = make(tmp_path / "model.key"), tmp_path / "model.safetensors"
@@ -121,8 +126,11 @@ def test_keys_of_encrypted_files(tmp_path, special, capsys, monkeypatch, variabl
         fst.load_file(model)
 
 
-@pytest.mark.parametrize("command", ["inspect", "verify", "time", "convert"])
-@pytest.mark.parametrize("name", ["model.safetensors.index.json", "model.bin"])
+@pytest.mark.parametrize(
+    ("special", "command", "name"),
+    pairwise(KINDS, ["inspect", "verify", "time", "convert"], ["model.safetensors.index.json", "model.bin"]),
+    indirect=["special"],
+)
 def test_commands(tmp_path, special, capsys, command, name):
     make, kind = special
     path = make(tmp_path / name)

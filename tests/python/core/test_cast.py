@@ -59,7 +59,7 @@ def test_tensor_and_list_arguments():
     assert torch.equal(only, torch.ones(2, dtype=torch.float16))
 
 
-def test_unsupported_tensors_and_dtypes_are_named():
+def test_unsupported_tensors_are_named():
     for tensor in (
         torch.ones(2, dtype=torch.complex64),
         torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
@@ -68,9 +68,6 @@ def test_unsupported_tensors_and_dtypes_are_named():
     ):
         with pytest.raises(ValueError, match=r"tensor 1 is"):
             fst.cast([torch.ones(1), tensor], torch.float32)
-    for dtype in (*INTEGERS, torch.complex64, torch.float4_e2m1fn_x2):
-        with pytest.raises(ValueError, match="floating-point"):
-            fst.cast(torch.ones(2), dtype)
 
 
 def test_gradients_match_to():

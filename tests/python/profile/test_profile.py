@@ -259,74 +259,75 @@ LOAD = ("load", 0, 0, 10, 1)
 GB = 10**9
 
 
-@pytest.mark.parametrize(
-    ("spans", "expected"),
-    [
-        ([], r"Nothing was loaded or saved\."),
-        (
-            [LOAD, ("read", 0, 0, 9.6, 12 * GB)],
-            r"Reading files was busy 96% of the time at 1\.25 GB/s; .*\(FST_THREADS\) would help",
-        ),
-        # Two workers alternate between reading and casting, and casting takes most of the time.
-        (
-            [
-                LOAD,
-                *[("read", row, 2 * n + row, 2 * n + row + 0.3, GB) for n in range(5) for row in (0, 1)],
-                *[("cast", row, 2 * n + row + 0.3, 2 * n + row + 1.9, GB) for n in range(4) for row in (0, 1)],
-            ],
-            r"Casting on the CPU was busy 86% of the time at 0\.93 GB/s; .*no dtype=",
-        ),
-        (
-            [LOAD, ("place", 0, 0, 9, 9 * GB), ("read", 0, 9, 10, GB)],
-            r"Copying from staging into the tensors was busy 90% of the time at 1\.00 GB/s",
-        ),
-        # The GPU is the bottleneck: workers wait for slots between reads.
-        (
-            [
-                LOAD,
-                *[("copy", 0, n, n + 1, GB) for n in range(10)],
-                *[("read", row, n + row / 2, n + row / 2 + 0.5, GB) for n in range(10) for row in (0, 1)],
-                *[("slot", row, n + 0.5 - row / 2, n + 1 - row / 2, 0) for n in range(10) for row in (0, 1)],
-            ],
-            r"Copying to or from the GPU was busy 100% of the time at 1\.00 GB/s; the link to the GPU is the limit",
-        ),
-        # The disk is the bottleneck: the GPU is nearly as busy, but no worker waits for a slot.
-        (
-            [
-                LOAD,
-                *[("read", 0, n, n + 1, GB) for n in range(10)],
-                *[("copy", 0, n + 0.05, n + 1, GB) for n in range(10)],
-            ],
-            r"Reading files was busy 100% of the time at 1\.00 GB/s",
-        ),
-        (
-            [("open", 0, 0, 8, 0), ("header", 1, 1, 7, 100), ("load", 0, 8, 9, 1), ("read", 0, 8, 9, 10)],
-            r"Opening files and checking headers was busy 89% of the time; fewer files",
-        ),
-        ([LOAD, ("plan", 0, 0, 6, 0), ("read", 0, 6, 10, 1)], "Looking up names, planning and mapping was busy 60%"),
-        (
-            [LOAD, ("slot", 0, 0, 8, 0), ("allocate", 0, 0, 4, 9), ("pin", 0, 4, 8, 9), ("read", 0, 8, 10, 1)],
-            "Allocating staging memory was busy 80% of the time; the process keeps it",
-        ),
-        ([LOAD, ("queue", 0, 0, 7, 0), ("copy", 0, 1, 2, 1)], "Passing copies to the GPU's driver was busy 70%"),
-        # Without GPU timings, only the wait for slots is visible.
-        ([LOAD, ("slot", 0, 0, 9, 0), ("wait", 0, 1, 9, 0), ("read", 0, 9, 10, 1)], "Waiting for staging slots"),
-        ([LOAD, ("read", 0, 8, 10, 1)], "Work outside of fst's stages, such as allocating .* took 80%"),
-        (
-            [LOAD, ("open", 0, 0, 3, 1), ("plan", 0, 3, 6, 1), ("read", 0, 6, 10, 1)],
-            r"No stage was busy for most of the time; reading files came first with 40%\.",
-        ),
-        (
-            [LOAD, ("map", 0, 0, 1, 5), ("open", 0, 1, 10, 1)],
-            "No bytes were read: .* Before the tensors were returned: opening files and checking headers was busy 90%",
-        ),
-        # Read-ahead in the background does not count as a bottleneck.
-        ([LOAD, ("read", 0, 0, 10, 1), ("read ahead", 1, 0, 100, 1)], "Reading files was busy 100% of the time"),
-    ],
-)
-def test_bottleneck(spans, expected):
-    sentence = bottleneck(recording(*spans))
-    assert re.match(expected, sentence), sentence
+# Spans of a recording, and the sentence.
+BOTTLENECKS = [
+    ([], r"Nothing was loaded or saved\."),
+    (
+        [LOAD, ("read", 0, 0, 9.6, 12 * GB)],
+        r"Reading files was busy 96% of the time at 1\.25 GB/s; .*\(FST_THREADS\) would help",
+    ),
+    # Two workers alternate between reading and casting, and casting takes most of the time.
+    (
+        [
+            LOAD,
+            *[("read", row, 2 * n + row, 2 * n + row + 0.3, GB) for n in range(5) for row in (0, 1)],
+            *[("cast", row, 2 * n + row + 0.3, 2 * n + row + 1.9, GB) for n in range(4) for row in (0, 1)],
+        ],
+        r"Casting on the CPU was busy 86% of the time at 0\.93 GB/s; .*no dtype=",
+    ),
+    (
+        [LOAD, ("place", 0, 0, 9, 9 * GB), ("read", 0, 9, 10, GB)],
+        r"Copying from staging into the tensors was busy 90% of the time at 1\.00 GB/s",
+    ),
+    # The GPU is the bottleneck: workers wait for slots between reads.
+    (
+        [
+            LOAD,
+            *[("copy", 0, n, n + 1, GB) for n in range(10)],
+            *[("read", row, n + row / 2, n + row / 2 + 0.5, GB) for n in range(10) for row in (0, 1)],
+            *[("slot", row, n + 0.5 - row / 2, n + 1 - row / 2, 0) for n in range(10) for row in (0, 1)],
+        ],
+        r"Copying to or from the GPU was busy 100% of the time at 1\.00 GB/s; the link to the GPU is the limit",
+    ),
+    # The disk is the bottleneck: the GPU is nearly as busy, but no worker waits for a slot.
+    (
+        [
+            LOAD,
+            *[("read", 0, n, n + 1, GB) for n in range(10)],
+            *[("copy", 0, n + 0.05, n + 1, GB) for n in range(10)],
+        ],
+        r"Reading files was busy 100% of the time at 1\.00 GB/s",
+    ),
+    (
+        [("open", 0, 0, 8, 0), ("header", 1, 1, 7, 100), ("load", 0, 8, 9, 1), ("read", 0, 8, 9, 10)],
+        r"Opening files and checking headers was busy 89% of the time; fewer files",
+    ),
+    ([LOAD, ("plan", 0, 0, 6, 0), ("read", 0, 6, 10, 1)], "Looking up names, planning and mapping was busy 60%"),
+    (
+        [LOAD, ("slot", 0, 0, 8, 0), ("allocate", 0, 0, 4, 9), ("pin", 0, 4, 8, 9), ("read", 0, 8, 10, 1)],
+        "Allocating staging memory was busy 80% of the time; the process keeps it",
+    ),
+    ([LOAD, ("queue", 0, 0, 7, 0), ("copy", 0, 1, 2, 1)], "Passing copies to the GPU's driver was busy 70%"),
+    # Without GPU timings, only the wait for slots is visible.
+    ([LOAD, ("slot", 0, 0, 9, 0), ("wait", 0, 1, 9, 0), ("read", 0, 9, 10, 1)], "Waiting for staging slots"),
+    ([LOAD, ("read", 0, 8, 10, 1)], "Work outside of fst's stages, such as allocating .* took 80%"),
+    (
+        [LOAD, ("open", 0, 0, 3, 1), ("plan", 0, 3, 6, 1), ("read", 0, 6, 10, 1)],
+        r"No stage was busy for most of the time; reading files came first with 40%\.",
+    ),
+    (
+        [LOAD, ("map", 0, 0, 1, 5), ("open", 0, 1, 10, 1)],
+        "No bytes were read: .* Before the tensors were returned: opening files and checking headers was busy 90%",
+    ),
+    # Read-ahead in the background does not count as a bottleneck.
+    ([LOAD, ("read", 0, 0, 10, 1), ("read ahead", 1, 0, 100, 1)], "Reading files was busy 100% of the time"),
+]
+
+
+def test_bottleneck():
+    for spans, expected in BOTTLENECKS:
+        sentence = bottleneck(recording(*spans))
+        assert re.match(expected, sentence), sentence
 
 
 @pytest.mark.parametrize(

@@ -101,14 +101,6 @@ def test_ranks_write_the_file_of_one_process(tmp_path_factory, cases, window_byt
     assert (directory / "ranks").read_bytes() == (directory / "one").read_bytes()
 
 
-def test_local_tensors_are_cast(tmp_path):
-    tensors = {"rows": torch.randn(1200, 300), "columns": torch.randn(1200, 300), "whole": torch.randn(5)}
-    save_by_ranks(tmp_path / "a", tensors, [ROWS, COLUMNS, REPLICATED], dtype=torch.bfloat16)
-    expected = {name: tensor.bfloat16() for name, tensor in tensors.items()}
-    save_file(expected, tmp_path / "b", metadata=METADATA)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
 def test_digests_are_those_of_one_process(tmp_path):
     """Tensors of which each rank hashes a part, tensors that share a block, and one that is not longer than a leaf."""
     tensors = {"a": values(torch.float32, 1).repeat(16, 1), "b": torch.randn(3), "c": values(torch.bfloat16, 2)}
@@ -158,22 +150,6 @@ def test_a_failed_write_names_the_tensor_and_the_byte(tmp_path):
             save.unpack(0, torch.empty(sum(plan.traffic(1, 0)[2]), dtype=torch.uint8))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-SHARD = torch.zeros(2, 3)
-INVALID = {
-    "no tensor": (None, 'tensor "a": rank 0 holds a shard of shape \\[2, 3\\], but passes None'),
-    "another shape": (torch.zeros(3, 2), 'tensor "a": the shard of rank 0 has shape \\[2, 3\\], but the tensor'),
-    "an impossible cast": (SHARD.to(torch.complex64), 'tensor "a": cannot cast complex64 to float32'),
-    "no memory": (SHARD.to("meta"), 'tensor "a": .*meta'),
-}
-
-
-@pytest.mark.parametrize(("tensor", "message"), INVALID.values(), ids=INVALID)
-def test_tensors_that_do_not_fit_the_plan_are_errors(tmp_path, tensor, message):
-    plan = plan_of({"a": torch.zeros(8, 3)}, [ROWS])
-    with pytest.raises(ValueError, match=message):
-        RanksSave(plan, 0, [str(tmp_path / "missing")], [""], [tensor])
 
 
 def test_plans_differ_if_tensors_do():

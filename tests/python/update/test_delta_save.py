@@ -1,7 +1,6 @@
 """New deltas: what they hold, and that they lead from one version to the other."""
 
 import json
-import os
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ import torch
 import fst
 from combinations import pairwise
 from deltafile import INDEX
-from fst._core import ops
 from fst._update.delta_files import apply_delta
 from rawfile import DTYPES, assert_all_same
 
@@ -98,23 +96,6 @@ def test_overwrite_applies_twice(tmp_path):
     with pytest.raises(ValueError, match=r'tensor "w": byte \d+: the new bytes have xxh3-128'):
         apply_delta(tmp_path / "new.safetensors", tmp_path / "xor", tmp_path / "other")
     assert not (tmp_path / "other" / INDEX).exists()
-
-
-def test_index_is_written_last(tmp_path, monkeypatch):
-    """A reader of a delta that is not complete finds no index."""
-    tensors = {"v": torch.zeros(100), "w": torch.zeros(100)}
-    new = {name: tensor + 1 for name, tensor in tensors.items()}
-    seen = []
-    write = ops.save_shard
-
-    def watched(*arguments):
-        write(*arguments)
-        seen.append(os.path.exists(tmp_path / "delta" / INDEX))
-
-    monkeypatch.setattr(ops, "save_shard", watched)
-    fst.save_delta(tensors, new, tmp_path / "delta", **VERSIONS, max_shard_bytes=1)
-    assert seen == [False, False]
-    assert (tmp_path / "delta" / INDEX).exists()
 
 
 OLD, NEW = {"v": torch.zeros(1), "w": torch.zeros(3)}, {"v": torch.ones(1), "w": torch.ones(3)}
