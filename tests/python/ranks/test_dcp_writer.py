@@ -121,15 +121,8 @@ def test_group(tmp_path):
 @on_ranks(4)
 def test_options_and_values_of_ranks(tmp_path):
     rank = dist.get_rank()
-    cases = [
-        ("max_shard_bytes", 100 + rank),
-        ("digests", "blake3" if rank == 1 else None),
-        ("metadata", {"a": str(rank)}),
-        ("window_bytes", 1 << (20 + rank)),
-    ]
-    for name, value in cases:
-        with pytest.raises(CheckpointException, match=f"do not agree on {name}: .* on rank"):
-            dcp.save({"a": torch.ones(4)}, storage_writer=fst.dcp.StorageWriter(tmp_path / "m", **{name: value}))
+    with pytest.raises(CheckpointException, match=r"do not agree on max_shard_bytes: .* on rank"):
+        dcp.save({"a": torch.ones(4)}, storage_writer=fst.dcp.StorageWriter(tmp_path / "m", max_shard_bytes=100 + rank))
     (tmp_path / "other").mkdir(exist_ok=True)
     with pytest.raises(CheckpointException, match=r"do not agree on path: .*/m on ranks 0, 1, 2; .*/other on rank 3"):
         dcp.save({"a": torch.ones(4)}, storage_writer=fst.dcp.StorageWriter(tmp_path / ("other" if rank == 3 else "m")))

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
@@ -30,21 +29,10 @@ def fail_on(failing):
     return dist.get_rank()
 
 
-def hang_on(hanging):
-    if dist.get_rank() == hanging:
-        time.sleep(100)
-    raise ValueError("this one")
-
-
-def test_rank_that_fails_is_reported(ranks, monkeypatch):
-    monkeypatch.setattr("ranks.GRACE_SECONDS", 0.2)
+def test_rank_that_fails_is_reported(ranks):
     with pytest.raises(AssertionError, match=r"rank 1: (.|\n)*ValueError: this one"):
         ranks(2).run(fail_on, 1)
     assert ranks(2).run(fail_on, 2) == [0, 1]
-    with pytest.raises(AssertionError, match=r"rank 0: has not returned; its stack:\n(.|\n)*hang_on"):
-        ranks(2).run(hang_on, 0)
-    with pytest.raises(AssertionError, match="rank 0: ended with exit code 3"):
-        ranks(2).run(os._exit, 3)
 
 
 @on_ranks(3)

@@ -146,9 +146,11 @@ def test_names_and_globs(tmp_path):
     assert calls == [("a.x", torch.Size([4])), ("b.y", torch.Size([4]))]
 
 
-@pytest.mark.parametrize(
-    ("index", "expected"),
-    [
+def test_index_placements(tmp_path):
+    """A process without a group is a group of its own."""
+    tensor = torch.randn(5, 6)
+    save_file({"a": tensor}, tmp_path / "a.safetensors")
+    for index, expected in [
         (slice(-2, None), (2, 6)),
         (..., (5, 6)),
         (-1, (1, 6)),
@@ -156,58 +158,42 @@ def test_names_and_globs(tmp_path):
         ((slice(3, 1), -2), (0, 1)),
         ((slice(None), slice(4, -1, 1)), (5, 1)),
         ((), (5, 6)),
-    ],
-)
-def test_index_placements(tmp_path, index, expected):
-    """A process without a group is a group of its own."""
-    tensor = torch.randn(5, 6)
-    save_file({"a": tensor}, tmp_path / "a.safetensors")
-    items = index if isinstance(index, tuple) else (index,)
-    kept = tuple(slice(item, item + 1 or None) if isinstance(item, int) else item for item in items)
-    for strategy in STRATEGIES:
-        loaded = fst.load_sharded(tmp_path / "a.safetensors", index, strategy=strategy)["a"]
-        assert loaded.shape == expected
-        assert_same(loaded, tensor[kept])
+    ]:
+        items = index if isinstance(index, tuple) else (index,)
+        kept = tuple(slice(item, item + 1 or None) if isinstance(item, int) else item for item in items)
+        for strategy in STRATEGIES:
+            loaded = fst.load_sharded(tmp_path / "a.safetensors", index, strategy=strategy)["a"]
+            assert loaded.shape == expected
+            assert_same(loaded, tensor[kept])
 
 
-@pytest.mark.parametrize(
-    ("placements", "error", "message"),
-    [
-        (Partial(), TypeError, r'tensor "a": the placement is Partial\(sum\); expected Replicate\(\), Shard\(dim\)'),
-        (Replicate, TypeError, "Replicate'>; expected"),
-        ("rows", TypeError, "the placement is 'rows'"),
-        (True, TypeError, "the placement is True"),
-        (1.5, TypeError, "the placement is 1.5"),
-        ([slice(0, 1)], TypeError, "the placement is .slice"),
-        (lambda name, shape: "rows", TypeError, "the placement is 'rows'"),
-        (Shard(2), ValueError, r'tensor "a": Shard\(dim=2\) does not fit the shape \[5, 6\]'),
-        (Shard(-3), ValueError, r"Shard\(dim=-3\) does not fit"),
-        (5, ValueError, 'tensor "a": .* index 5 out of bounds for tensor dimension #0 of size 5'),
-        ((..., ...), ValueError, 'tensor "a": Only one ellipsis'),
-        ((0, 0, 0), ValueError, 'tensor "a": the index .* more dimensions than the tensor'),
-        (slice(0, 4, 2), ValueError, 'tensor "a": the index .* has a step'),
-        ({"b": None}, KeyError, 'tensor "b": the file does not hold it'),
-        ({"*": None, "b*": None}, ValueError, 'placements: "b[*]" matches no tensor of .*a.safetensors'),
-        ({}, ValueError, 'placements: no entry matches the tensor "a" of .*a.safetensors; add an entry "[*]"'),
-        ({1: None}, TypeError, "of type str, not int"),
-    ],
-)
-def test_invalid_placements(tmp_path, placements, error, message):
-    save_file({"a": torch.randn(5, 6)}, tmp_path / "a.safetensors")
-    with pytest.raises(error, match=message):
-        fst.load_sharded(tmp_path / "a.safetensors", placements)
+# Placements or options of a load of "a", and the error.
+INVALID = [
+    (Partial(), {}, TypeError, r'tensor "a": the placement is Partial\(sum\); expected Replicate\(\), Shard\(dim\)'),
+    (Replicate, {}, TypeError, "Replicate'>; expected"),
+    (True, {}, TypeError, "the placement is True"),
+    ([slice(0, 1)], {}, TypeError, "the placement is .slice"),
+    (lambda name, shape: "rows", {}, TypeError, "the placement is 'rows'"),
+    (Shard(2), {}, ValueError, r'tensor "a": Shard\(dim=2\) does not fit the shape \[5, 6\]'),
+    (Shard(-3), {}, ValueError, r"Shard\(dim=-3\) does not fit"),
+    (5, {}, ValueError, 'tensor "a": .* index 5 out of bounds for tensor dimension #0 of size 5'),
+    ((..., ...), {}, ValueError, 'tensor "a": Only one ellipsis'),
+    ((0, 0, 0), {}, ValueError, 'tensor "a": the index .* more dimensions than the tensor'),
+    (slice(0, 4, 2), {}, ValueError, 'tensor "a": the index .* has a step'),
+    ({"b": None}, {}, KeyError, 'tensor "b": the file does not hold it'),
+    ({"*": None, "b*": None}, {}, ValueError, 'placements: "b[*]" matches no tensor of .*a.safetensors'),
+    ({}, {}, ValueError, 'placements: no entry matches the tensor "a" of .*a.safetensors; add an entry "[*]"'),
+    ({1: None}, {}, TypeError, "of type str, not int"),
+    (Replicate(), {"names": ["b"]}, KeyError, 'tensor "b": the file does not hold it'),
+    (Replicate(), {"names": "a"}, TypeError, "names must be a list or tuple"),
+    (Replicate(), {"dtype": torch.int8}, ValueError, "must be a floating-point dtype"),
+    (Replicate(), {"strategy": "best"}, ValueError, "best"),
+    (Replicate(), {"window_bytes": -1}, ValueError, "window_bytes"),
+]
 
 
 def test_invalid_arguments(tmp_path):
     save_file({"a": torch.randn(5, 6)}, tmp_path / "a.safetensors")
-    for options, error, message in [
-        ({"names": ["b"]}, KeyError, 'tensor "b": the file does not hold it'),
-        ({"names": "a"}, TypeError, "names must be a list or tuple"),
-        ({"dtype": torch.int8}, ValueError, "must be a floating-point dtype"),
-        ({"dtype": "bfloat16"}, TypeError, "dtype must be a torch.dtype.*; pass torch.bfloat16$"),
-        ({"device": 1.5}, TypeError, "device must be"),
-        ({"strategy": "best"}, ValueError, "best"),
-        ({"window_bytes": -1}, ValueError, "window_bytes"),
-    ]:
+    for placements, options, error, message in INVALID:
         with pytest.raises(error, match=message):
-            fst.load_sharded(tmp_path / "a.safetensors", Replicate(), **options)
+            fst.load_sharded(tmp_path / "a.safetensors", placements, **options)
