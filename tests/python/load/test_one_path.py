@@ -39,12 +39,12 @@ def load_into(path: Path, **options: Any) -> list[torch.Tensor]:
 
 LOADS: dict[str, Callable[..., Any]] = {
     "load_file": functools.partial(fst.load_file, dtype=DTYPES),
-    "load_files": lambda path, **options: fst.load_files([path], **options),
+    "load_files": lambda path, **options: fst.load_files([path], dtype=DTYPES, **options),
     "load_tensors": functools.partial(fst.load_tensors, names=NAMES, dtype=DTYPES),
-    "load_slices": functools.partial(fst.load_slices, names=NAMES, **SLICES),
-    "load_boxes": functools.partial(fst.load_boxes, names=NAMES, boxes=BOXES),
+    "load_slices": functools.partial(fst.load_slices, names=NAMES, **SLICES, dtype=DTYPES),
+    "load_boxes": functools.partial(fst.load_boxes, names=NAMES, boxes=BOXES, dtype=DTYPES),
     "load_into": load_into,
-    "stream": lambda path, **options: dict(fst.stream(path, **options)),
+    "stream": lambda path, **options: dict(fst.stream(path, dtype=DTYPES, **options)),
 }
 WITH_BAR = ("load_file", "load_files", "load_tensors", "load_slices")
 
@@ -53,6 +53,9 @@ WITH_BAR = ("load_file", "load_files", "load_tensors", "load_slices")
 def test_loads_return_the_same_bits(paths: dict[str, Path], name: str) -> None:
     load = LOADS[name]
     expected = load(paths["plain"])
+    for tensor_name, tensor in expected.items() if isinstance(expected, dict) else zip(NAMES, expected, strict=True):
+        is_cast = tensor_name == "matrix" and name != "load_into"
+        assert tensor.dtype == (torch.bfloat16 if is_cast else TENSORS[tensor_name].dtype)
     others = [load(paths["key"], encryption_key=KEY), load(paths["key"], encryption_key=KEY, verify=True)]
     if name in WITH_BAR:
         others += [load(paths["plain"], progress=True), load(paths["key"], progress=True, encryption_key=KEY)]
