@@ -15,6 +15,7 @@ import fst
 import fst.dcp
 from fst.compat.instanttensor import safe_open as instanttensor_open
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer
+from saved import write_each
 
 TENSORS = {"a": torch.arange(12.0), "b": torch.ones(12)}
 
@@ -44,9 +45,7 @@ def test_saves_and_loads(directory):
     assert_loaded(fst.load_file(path))
     assert_loaded(dict(fst.stream(path)))
     fst.save_file_async(TENSORS, path).result()
-    with fst.Writer(path) as writer:
-        for name, tensor in TENSORS.items():
-            writer.write(name, tensor)
+    write_each(path, TENSORS)
     with fst.safe_open(path) as file:
         assert_loaded({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     with instanttensor_open(path, "pt", "cpu") as file:

@@ -1,7 +1,6 @@
 """Saves and loads on a FUSE file system that refuses calls, as mounts of object stores do."""
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ import torch.distributed as dist
 
 import fst
 from fusefs import mounted
+from saved import write_each
 
 TENSORS = {"a": torch.arange(70_000.0), "b": torch.arange(11, dtype=torch.uint8), "c": torch.zeros(0)}
 
@@ -22,16 +22,10 @@ def group(tmp_path_factory):
     dist.destroy_process_group()
 
 
-def save_with_writer(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    with fst.Writer(path) as writer:
-        for name, tensor in tensors.items():
-            writer.write(name, tensor)
-
-
 SAVES = {
     "file": fst.save_file,
     "shards": lambda tensors, path: fst.save_file(tensors, path, max_shard_bytes=100),
-    "writer": save_with_writer,
+    "writer": lambda tensors, path: write_each(path, tensors),
     "ranks": lambda tensors, path: fst.save_distributed(tensors, path.parent),
 }
 
