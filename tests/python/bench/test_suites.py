@@ -88,7 +88,7 @@ def test_wrong_tensors_fail(tmp_path, monkeypatch):
     monkeypatch.setattr(Files, "load", lambda *_: {"digests": ["another"], "load_seconds": 1.0})
     assert not Files(args, "cpu").run()
     [entry] = Run.read(tmp_path / "cpu.json").entries
-    assert reason_of(entry) == "the tensors are not those of the checkpoint"
+    assert reason_of(entry) == "the tensors differ from the checkpoint"
 
 
 def test_digest_detects_changes():
