@@ -43,7 +43,7 @@ pub struct Torch {
 }
 
 impl Torch {
-    /// Finds the PyTorch in the directory `FST_TORCH`, or that of the Python interpreter if the variable is not set.
+    /// Finds the PyTorch in the directory `FST_TORCH`, or the one of the Python interpreter if the variable is not set.
     pub fn find() -> Result<Torch> {
         println!("cargo:rerun-if-env-changed=FST_TORCH");
         let root = env::var_os("FST_TORCH").map_or_else(Self::of_python, |root| Ok(root.into()))?;

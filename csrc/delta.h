@@ -31,7 +31,7 @@ class OpenUpdateSource : public torch::CustomClassHolder {
   explicit OpenUpdateSource(Strings paths, const OpenOptions& options = {});
   explicit OpenUpdateSource(rust::Box<UpdateSource> source);
 
-  // Returns deltas that follow those of another object, with them.
+  // Returns the deltas of another object, followed by these.
   c10::intrusive_ptr<OpenUpdateSource> after(const c10::intrusive_ptr<OpenUpdateSource>& older) const;
 
   // Returns the whole checkpoint.
@@ -39,7 +39,7 @@ class OpenUpdateSource : public torch::CustomClassHolder {
 
   // Computes the changes of tensors of these names, without writing them. `old` has their values in the base version,
   // on any device and with any strides. `shapes` has the shapes of the checkpoint's tensors. Where `ranges` is not
-  // empty, it has a start, a length and a step for each dimension, and the old values are those of this index region.
+  // empty, it has a start, a length and a step for each dimension, and the old values come from this index region.
   // The results are on the devices of the old values. `limit_bytes` bounds the memory for decoding, unless it is
   // negative.
   //

@@ -23,7 +23,7 @@ class OpenEncryptionKey : public torch::CustomClassHolder {
   OpenEncryptionKey(const at::Tensor& key, const std::string& label);
   explicit OpenEncryptionKey(rust::Box<EncryptionKey> key);
 
-  // Copies a passphrase, from which keys are derived when files are opened or written. The limits are those of Argon2id
+  // Copies a passphrase, from which keys are derived when files are opened or written. The limits are Argon2id's
   // for new files.
   static c10::intrusive_ptr<OpenEncryptionKey> of_passphrase(const at::Tensor& passphrase, int64_t passes,
                                                              int64_t memory_bytes, const std::string& label);

@@ -23,7 +23,7 @@ pub fn is_release() -> bool {
 }
 
 /// Whether this is a build for Clippy, which links nothing and so needs nothing compiled. Cargo keeps its build scripts
-/// apart from those of other builds.
+/// apart from other builds.
 pub fn is_linting() -> bool {
     let wrapper = env::var_os("RUSTC_WORKSPACE_WRAPPER").map(PathBuf::from);
     wrapper.is_some_and(|path| path.file_stem().is_some_and(|name| name == "clippy-driver"))

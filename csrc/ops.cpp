@@ -222,7 +222,7 @@ TORCH_LIBRARY(fst, m) {
   const auto def_io = [&](const std::string& schema) {
     m.def(torch::schema(schema.c_str(), c10::AliasAnalysisKind::CONSERVATIVE), load_tags);
   };
-  // Numbers in `dtypes` are those of c10::ScalarType, or -1 to keep the stored dtype of the tensors of a pattern.
+  // Numbers in `dtypes` are c10::ScalarType's, or -1 to keep the stored dtype of the tensors of a pattern.
   const auto def_load = [&](const std::string& own, const std::string& result) {
     def_io(own +
            ", Device device=\"cpu\", *, ScalarType? dtype=None, str verify=\"\", str[]? patterns=None, "

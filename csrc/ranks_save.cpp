@@ -202,7 +202,7 @@ std::vector<LocalElements> check_tensors(const rust::Vec<LocalTensor>& specs, in
   return checked;
 }
 
-// Returns the memory of the tensors, after that of the host.
+// Returns the memory of the tensors, after the host's memory.
 DeviceStreams streams_of(const std::vector<LocalElements>& tensors) {
   const auto host = at::empty({0}, at::kByte);
   DeviceStreams streams(host);

@@ -33,7 +33,7 @@ rust::Box<NewFile> describe_file(const std::string& path, const Metadata& metada
                                  const OpenEncryptionKey::Optional& key = std::nullopt);
 
 // `torch.classes.fst.Memory`: functions of the memory of tensors. PyTorch dispatches operators on wrappers of tensors,
-// but not these functions, so they also judge the wrappers themselves. `name` is that of the tensor in errors.
+// but not these functions, so they also judge the wrappers themselves. `name` is the tensor's name in errors.
 class Memory : public torch::CustomClassHolder {
  public:
   // Throws unless the tensor can be saved.
@@ -46,7 +46,7 @@ class Memory : public torch::CustomClassHolder {
   static at::Tensor copy(const std::string& name, const at::Tensor& tensor);
 };
 
-// Operator fst::save_file. Writes a temporary file, flushes it and moves it to `path`. The arguments are those of
+// Operator fst::save_file. Writes a temporary file, flushes it and moves it to `path`. The arguments are as in
 // `describe_file`.
 void save_file(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata,
                const std::string& permissions_from = "", const OpenEncryptionKey::Optional& key = std::nullopt);

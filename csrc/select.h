@@ -29,7 +29,7 @@ void configure_stores(const std::string& url, Strings names, Strings values);
 void verify_files_of(Strings paths, const std::string& verify);
 
 struct OpenOptions {
-  // Digests that loads compare: none if it is empty, those in the files if it is "digests", or those of the manifest of
+  // Digests that loads compare: none if it is empty, digests in the files if it is "digests", or from the manifest of
   // which it is the path or the text in JSON.
   std::string verify = {};
   // Key of encrypted files, or else one of the registered keys opens them. With a key, all files must be encrypted.

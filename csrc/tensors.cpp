@@ -33,7 +33,7 @@ constexpr uint64_t kSmallScratchBytes = uint64_t{1} << 20;
 constexpr size_t kHugePagesBytesMin = size_t{4} << 20;
 
 // Returns a tensor without values. PyTorch's error for a lack of host memory is neither an OutOfMemoryError nor names
-// the tensor and its file. Other errors, such as that of a GPU after an illegal access, keep their classes.
+// the tensor and its file. Other errors, such as an error of a GPU after an illegal access, keep their classes.
 at::Tensor empty(const Spec& spec, c10::Device device, c10::ScalarType type, const Selection* selection, size_t index) {
   try {
     return at::empty(shape_of(spec), at::device(device).dtype(type));

@@ -37,7 +37,7 @@ inline bool has_data(const Spec& spec) { return spec.bytes > 0; }
 // Returns why the elements of a tensor cannot be overwritten, after its name, or an empty text if they can.
 std::string describe_unwritable(const at::Tensor& tensor);
 
-// Sets all elements to zero: those of a region without data.
+// Sets all elements of a region without data to zero.
 void fill_with_zeros(const at::Tensor& tensor);
 
 // Increases the versions of tensors, by which autograd detects that one it saved has changed. Some may be undefined.

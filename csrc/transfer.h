@@ -24,7 +24,7 @@ class DeviceTransfer {
   AnyTransfer& open();
 
   // Returns the number of windows in which a transfer to a GPU is fastest: the caller adds the outputs of a window,
-  // starts it, and allocates those of the next one meanwhile.
+  // starts it, and allocates the next batch's meanwhile.
   size_t windows();
 
   // Adds an output for the elements of the selection's tensor `index` that begin at byte `begin`. The output determines

@@ -61,7 +61,7 @@ class Registry {
     return &contents_.emplace(key, std::move(contents)).first->second;
   }
 
-  // Number of entries from which on those of freed storages are removed.
+  // Number of entries from which on entries of freed storages are removed.
   static constexpr size_t kSizeMin = 1024;
 
   friend Registry& registry();

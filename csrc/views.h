@@ -34,7 +34,7 @@ class MappedFiles {
 bool is_mapped(const at::Tensor& tensor);
 
 // Returns the tensor itself, or, if it is mapped, one with the same values, sizes and strides in new memory. `name` is
-// that of the tensor in errors.
+// the tensor's name in errors.
 at::Tensor in_memory(const std::string& name, const at::Tensor& tensor);
 
 }  // namespace fst

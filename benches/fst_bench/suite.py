@@ -99,7 +99,7 @@ class Suite(ABC):
 
     @abstractmethod
     def tables(self) -> Iterator[Sequence[Case]]:
-        """Yields the cases of a round in their order. Those of one table run in a random order."""
+        """Yields the cases of a round in their order. Cases of one table run in a random order."""
 
     def run(self) -> bool:
         """Runs all rounds. Returns False if tensors were wrong, or if a case failed that may not fail.

@@ -11,7 +11,7 @@ use std::{env, fs};
 /// Devices of one generation share code: 8.0 also runs on 8.7, and 12.0 on 12.1.
 const ARCHITECTURES: [u32; 8] = [75, 80, 86, 89, 90, 100, 110, 120];
 
-/// Version of the PTX for older drivers: that of CUDA 12.0. nvcc writes its own version, but this code has no instruction
+/// Version of the PTX for older drivers, from CUDA 12.0. nvcc writes its own version, but this code has no instruction
 /// that is newer: tests/python/kernels/test_image.py assembles it with the ptxas of CUDA 12.0.
 const PTX_VERSION: &str = "8.0";
 

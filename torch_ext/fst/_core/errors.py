@@ -29,7 +29,7 @@ class SafetensorError(*_Bases):  # pyrefly: ignore[invalid-inheritance]
     """
 
 
-# `SafetensorError` of the modules that replace those of safetensors. Includes errors that safetensors itself raises.
+# `SafetensorError` of the modules that replace safetensors' modules. Includes errors that safetensors itself raises.
 LibraryError = _Bases[0] if len(_Bases) > 1 else SafetensorError
 
 

@@ -16,7 +16,7 @@ _KINDS = {
 
 
 def is_index(name: str) -> bool:
-    """Returns whether a name is that of an index: `model.safetensors.index.json`, or one with a variant, such as
+    """Returns whether a name belongs to an index: `model.safetensors.index.json`, or one with a variant, such as
     `model.safetensors.index.fp16.json`.
     """
     # The command line looks at files before it loads the libraries.

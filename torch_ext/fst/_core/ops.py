@@ -104,7 +104,7 @@ def warm_up(device: Device = "cuda") -> None:
     """Creates what the first load to a GPU would create: pinned host memory, streams and device kernels.
 
     The process keeps all of it for later loads. Creating it takes about 10 ms, for which a program may have time before
-    its first load, while it waits for a request or a download. The pinned memory is that of a load of a large file in
+    its first load, while it waits for a request or a download. The pinned memory is as for a load of a large file in
     the page cache: 20 MiB with 16 threads, and at most `FST_STAGING_BYTES`.
 
     Calling it again changes nothing, except after `release_memory`, which gives everything back. A forked process needs

@@ -151,7 +151,7 @@ class _State:
     Attributes:
         lock: Held by all changes.
         calls: The plain calls of `patch` that are in effect.
-        blocks: The `with` blocks. Those of freed blocks do not count.
+        blocks: The `with` blocks. Freed blocks do not count.
         active: The patch, or None if replacements call safetensors.
         bound: Whether modules refer to the replacements, or None if some do.
     """

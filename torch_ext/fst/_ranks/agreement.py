@@ -37,7 +37,7 @@ class Summary(NamedTuple):
         digest, length: Of the encoded requests.
         page_cache: Name of the page cache that this rank reads the files through; empty if there is none.
         copy: `Checkpoint.copy_name` of this rank; empty if loads verify nothing.
-        has_regions_only: Whether all requests are index regions, which need not fit those of other ranks.
+        has_regions_only: Whether all requests are index regions, which need not fit other ranks' requests.
     """
 
     options: AgreedOptions

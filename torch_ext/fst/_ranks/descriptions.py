@@ -53,7 +53,7 @@ class StoredTensor(NamedTuple):
 
 
 class Description(NamedTuple):
-    """Tensors that a rank describes, or those of all ranks.
+    """Tensors that a rank, or all ranks, describe.
 
     Attributes:
         layouts: Encoded layouts.
@@ -142,7 +142,7 @@ def unite(own: Description, group: Group) -> Description:
     """Unites the descriptions of all ranks, which differ. Every rank calls this function with its own.
 
     Each rank unites the tensors whose names have its number, and sends them to all. So a rank receives the tensors of
-    the checkpoint once, and no rank compares those of all ranks.
+    the checkpoint once, and no rank compares all ranks' descriptions.
 
     Raises:
         ValueError: As in `merge`, on all ranks.

@@ -58,7 +58,7 @@ def load_distributed(
 
     Args:
         paths: A path or a list of paths, each as in `load_file`. Local paths may differ between ranks if they lead to
-            files of the same names and lengths. URLs may differ in passwords and signatures only; those of rank 0 are
+            files of the same names and lengths. URLs may differ in passwords and signatures only; rank 0's URLs are
             used.
         mesh: A mesh of any number of dimensions. Tensors are on its device type; for GPUs on the current device.
         placements: Placements of each tensor on the mesh, equal on all ranks: placements for all tensors, a mapping

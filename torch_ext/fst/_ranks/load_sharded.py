@@ -39,7 +39,7 @@ def load_sharded(
 
     Args:
         paths: A path or a list of paths, each as in `load_file`. Local paths may differ between ranks if they lead to
-            files of the same names and lengths. URLs may differ in passwords and signatures only; those of rank 0 are
+            files of the same names and lengths. URLs may differ in passwords and signatures only; rank 0's URLs are
             used.
         placements: Placement of each tensor on this rank: one placement for all tensors, a mapping from names and globs
             (`*`, `?`, `[...]`) to placements, or a function of a name and a shape. In a mapping, a name takes

@@ -132,7 +132,7 @@ def stream_sharded(
     Raises:
         RankError: Another rank failed, or closed its stream early.
         ValueError: `window_bytes` is less than 1.
-        Errors of `load_sharded`: those of paths, headers and arguments immediately, those of reading and of the device
+        Errors of `load_sharded`: about paths, headers and arguments immediately, about reading and the device
             during the iteration.
 
     Example:

@@ -166,7 +166,7 @@ class Values:
             beside those that are registered.
 
     Attributes:
-        tensors: The tensors by name, in the order of the source. Those of a checkpoint are on meta.
+        tensors: The tensors by name, in the order of the source. Tensors of a checkpoint are on meta.
         checkpoint: The open checkpoint, if the source is one.
         version: The version that its index states, if any.
         encrypted: Its path if it is encrypted.
@@ -191,7 +191,7 @@ class Values:
         self.encrypted = paths[0] if opened.is_encrypted() else None
 
     def load(self, names: Sequence[str]) -> list[Tensor]:
-        """Returns tensors with values. Those of a checkpoint are read into new memory on the CPU."""
+        """Returns tensors with values. Tensors of a checkpoint are read into new memory on the CPU."""
         if self.checkpoint is None:
             return [self.tensors[name] for name in names]
         return self.checkpoint.load_copies(names, torch.device("cpu"))

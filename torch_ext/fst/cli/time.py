@@ -70,7 +70,7 @@ def _dtype_rule(text: str) -> tuple[str, str]:
 
 
 def requested_dtypes(rules: Sequence[tuple[str, str]] | None) -> dict[str, torch.dtype | None]:
-    """Returns the dtypes of arguments of --dtype by patterns. That of all other tensors is the last."""
+    """Returns the dtypes of arguments of --dtype by patterns. The last is for all other tensors."""
     import torch
 
     ordered = sorted(rules or (), key=lambda rule: rule[0] == "*")

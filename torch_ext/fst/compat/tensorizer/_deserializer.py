@@ -56,7 +56,7 @@ class TensorDeserializer(Mapping[Key, Any]):
 
     Raises:
         NotImplementedError: Hash verification of a safetensors file is requested. The message names an alternative.
-        CryptographyError: The file is encrypted and no key was given, or the reverse; the key is another than that of
+        CryptographyError: The file is encrypted and no key was given, or the reverse; the key differs from the key of
             the file, or the encrypted data was changed. No tensor that fails is returned.
         HashMismatchError: A tensor does not have the hash in its file.
         TypeError: `num_readers` is not an int, or `encryption` is not a `DecryptionParams`.

@@ -38,7 +38,7 @@ def open_stream(
         s3_access_key_id, s3_secret_access_key: Keys for `s3://`. The default is those in the file of s3cmd, then those
             of the environment, as in docs/remote.md. Two empty texts are for a public bucket.
         s3_endpoint: Endpoint for `s3://`. The default is that in the file of s3cmd, if the keys come from there, then
-            that of the environment.
+            the environment's.
         s3_config_path: The file of s3cmd. The default is ``~/.s3cfg``.
         s3_region_name: Region for `s3://`.
         s3_signature_version: None, "v4" or "s3v4".
