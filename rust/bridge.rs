@@ -142,7 +142,7 @@ mod ffi {
         kind: i8,
     }
 
-    /// Hash in a `.tensors` file that is not that of the data of a tensor.
+    /// Hash in a `.tensors` file that differs from the hash of the tensor's data.
     struct DifferingHash {
         /// Index of the tensor in the list of names.
         tensor: usize,
@@ -162,7 +162,7 @@ mod ffi {
     struct DeviceStream {
         ordinal: i32,
         stream: u64,
-        /// Whether the memory of the host is that of files that fst has mapped.
+        /// Whether the memory of the host belongs to files that fst has mapped.
         is_mapped: bool,
     }
 

@@ -96,7 +96,7 @@ struct OpenFile {
     header: Header,
     /// Digest of the header that another process read, if this process has not read the header itself.
     expected: Option<HeaderDigest>,
-    /// Place of an encrypted file among those of its save.
+    /// Place of an encrypted file among the files of its save.
     shard: Option<Shard>,
     /// Digests that the data must have.
     stated: Stated,
@@ -156,9 +156,9 @@ impl Checkpoint {
     /// Opens every file that `paths` resolve to, and reads only the headers.
     ///
     /// # Errors
-    /// Those of [`Files::resolve`], [`Header::read_bytes`], [`Header::parse`] and [`encryption::open`]; `duplicate-tensor`
-    /// for a name in two files; `malformed` if an index file lists a tensor that its file does not contain; those of
-    /// [`shard::check`].
+    /// The errors of [`Files::resolve`], [`Header::read_bytes`], [`Header::parse`] and [`encryption::open`];
+    /// `duplicate-tensor` for a name in two files; `malformed` if an index file lists a tensor that its file does not
+    /// contain; the errors of [`shard::check`].
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Checkpoint> {
         Checkpoint::open_with(paths, &OpenOptions::default())
     }
@@ -171,9 +171,9 @@ impl Checkpoint {
     /// of both were compared.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::open`] and of [`Verify::resolve`]; `integrity` if no digest of a file is known, its header
-    /// differs, or it is not encrypted although there is a key; `malformed` if the files do not match the headers of the
-    /// other process; `invalid-argument` if that process was given other URLs.
+    /// The errors of [`Checkpoint::open`] and of [`Verify::resolve`]; `integrity` if no digest of a file is known, its
+    /// header differs, or it is not encrypted although there is a key; `malformed` if the files do not match the
+    /// headers of the other process; `invalid-argument` if that process was given other URLs.
     pub fn open_with<P: AsRef<Path>>(paths: &[P], options: &OpenOptions) -> Result<Checkpoint> {
         if let Some(headers) = &options.headers {
             return Checkpoint::open_with_headers(paths, headers, options);

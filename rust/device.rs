@@ -43,7 +43,7 @@ pub trait Device: Send + Sync + 'static {
     /// Whether [`Device::pin`] pins memory.
     const PINS: bool;
 
-    /// Number of copies in flight, without that of the next slot, that keep the device busy: 0 if they are done when
+    /// Number of copies in flight, without the next slot's copy, that keep the device busy: 0 if they are done when
     /// [`Device::copy`] returns.
     const COPIES_AHEAD: usize;
 

@@ -26,7 +26,7 @@ use twox_hash::XxHash3_128;
 
 /// Size in bytes of the digests of BLAKE3 and SHA-256, which files carry.
 pub const DIGEST_BYTES: usize = 32;
-/// Maximum size of a digest in bytes: that of BLAKE2b.
+/// Maximum size of a digest in bytes, which BLAKE2b has.
 const DIGEST_BYTES_MAX: usize = 64;
 
 /// Algorithm of a digest.
@@ -113,7 +113,7 @@ pub struct Digest {
 }
 
 impl Digest {
-    /// Returns the digest with this value, or `None` if the number of bytes is not that of the algorithm.
+    /// Returns the digest with this value, or `None` if the algorithm has another number of bytes.
     pub fn from_bytes(algorithm: Algorithm, bytes: &[u8]) -> Option<Digest> {
         let mut value = [0; DIGEST_BYTES_MAX];
         value.get_mut(..algorithm.digest_bytes()).filter(|value| value.len() == bytes.len())?.copy_from_slice(bytes);
@@ -399,7 +399,7 @@ impl Hash {
     }
 
     /// Adds the bytes of the input that another hash has encoded, and removes them from `encoded`. Fails with
-    /// `internal` if bytes are added twice, or if the encoded bytes are not those of this input.
+    /// `internal` if bytes are added twice, or if the encoded bytes are not from this input.
     pub fn add_encoded(&self, encoded: &mut &[u8]) -> Result<()> {
         let misfit = || Error::new(Kind::Internal, "the hashes of another rank do not fit the tensor");
         let (&kind, rest) = encoded.split_first().ok_or_else(misfit)?;

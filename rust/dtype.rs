@@ -6,7 +6,7 @@ use std::fmt;
 
 /// An element type of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "the names are those of the safetensors format, or like them")]
+#[allow(missing_docs, reason = "the names are as in the safetensors format, or like them")]
 pub enum Dtype {
     Bool,
     U8,
@@ -50,8 +50,8 @@ const fn row(dtype: Dtype, name: &'static str, bits: u64, scalar_type: i8) -> Ro
 /// Number of dtypes of the safetensors format. They come first in the table.
 const SAFETENSORS_DTYPES: usize = 22;
 
-/// All dtypes. Those of the safetensors format are in the order of their tensors in a file: the widest first, so that each
-/// tensor is aligned. The order is that of the `safetensors` package.
+/// All dtypes. Dtypes of the safetensors format are in the order of their tensors in a file: the widest first, so that each
+/// tensor is aligned. The `safetensors` package has the same order.
 const TABLE: [Row; 24] = [
     row(Dtype::U64, "U64", 64, 29),
     row(Dtype::I64, "I64", 64, 4),
@@ -133,7 +133,7 @@ impl Dtype {
         self.row().name
     }
 
-    /// Returns the rank by which tensors are sorted in a file: that of the dtype in the table.
+    /// Returns the rank by which tensors are sorted in a file: the dtype's position in the table.
     pub(crate) fn file_rank(self) -> Option<usize> {
         TABLE.iter().position(|row| row.dtype == self)
     }

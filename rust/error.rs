@@ -177,7 +177,7 @@ impl Error {
         self
     }
 
-    /// Removes the position, if it is one in other bytes than those of the file.
+    /// Removes the position, if it is a position in bytes other than the file's.
     #[must_use]
     pub fn without_offset(mut self) -> Self {
         self.offset = None;

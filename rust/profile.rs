@@ -26,7 +26,7 @@ named_enum! {
     Stage,
     /// Returns the name of the stage in traces.
     name:
-    /// Whole load, which contains all other stages except those of the headers.
+    /// Whole load, which contains all other stages except header stages.
     Load = "load",
     /// Opens the files and merges their headers into one checkpoint.
     Open = "open",
@@ -114,7 +114,7 @@ enum Track {
     CopyStream { ordinal: i32, copy_stream: usize },
 }
 
-/// Completed span. Times are those of [`now`].
+/// Completed span. Times are from [`now`].
 #[derive(Clone, Debug)]
 struct Entry {
     stage: Stage,

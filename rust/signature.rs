@@ -44,7 +44,7 @@ pub fn verify(bundle: &[u8], key: &PublicKey) -> Result<Signed> {
 /// Parts of a signature that the caller verifies, with a key or certificates that [`verify`] does not know.
 #[derive(Serialize)]
 pub struct Parts {
-    /// Certificates in DER and base64: that of the signer, and those of its issuers.
+    /// Certificates in DER and base64: the signer's, and its issuers'.
     certificates: Vec<String>,
     /// Signature in DER and base64.
     signature: String,

@@ -60,7 +60,7 @@ impl<D: Device> Staging<D> {
     /// because the driver starts no copy meanwhile. The other workers wait for the copies from the slots that there are.
     ///
     /// # Errors
-    /// The error of the copy that had to finish first, that of `check`, or `out-of-memory`.
+    /// The error of the copy that had to finish first, the error of `check`, or `out-of-memory`.
     pub fn acquire(&self, check: Check<'_>) -> Result<Slot> {
         let mut may_grow = true;
         loop {

@@ -19,7 +19,7 @@ pub(super) fn can_convert(from: i8, to: i8) -> bool {
 }
 
 /// # Safety
-/// That of [`batch::run`].
+/// The error of [`batch::run`].
 pub(super) unsafe fn convert_on_host(conversions: &[ffi::Conversion], threads: usize) -> Result<()> {
     guard(|| {
         let conversions: Vec<batch::Conversion> = conversions.iter().map(conversion).collect::<Result<_>>()?;
@@ -38,7 +38,7 @@ pub(super) unsafe fn convert_on_cuda(conversions: &[ffi::Conversion], ordinal: i
 }
 
 /// # Safety
-/// That of [`cuda::wait_for_event`].
+/// The error of [`cuda::wait_for_event`].
 pub(super) unsafe fn wait_for_event(event: usize, ordinal: i32) -> Result<()> {
     guard_with_log(|| {
         let watch = Watch::begin();

@@ -137,8 +137,9 @@ impl Checkpoint {
             // Returns the distinct shapes, and the index of the shape of each tensor.
             "shapes" => encode(&self.shapes()?),
             "take_unverified" => encode(&self.take_unverified()),
-            // Reads one of several equal parts of the data and compares the digests, and with `skips_groups` only those of
-            // files without groups. Later loads of these files compare none, since the caller waits until all parts are verified.
+            // Reads one of several equal parts of the data and compares the digests, and with `skips_groups` only
+            // digests of files without groups. Later loads of these files compare none, since the caller waits until
+            // all parts are verified.
             "verify" => {
                 let (part, parts, skips_groups) = parse(request)?;
                 encode(&self.verify(part, parts, skips_groups)?)
@@ -208,7 +209,7 @@ impl Checkpoint {
     /// Compares the data of tensors with their hashes.
     ///
     /// # Safety
-    /// The addresses must be those of memory of these sizes, which nothing writes meanwhile.
+    /// The addresses must belong to memory of these sizes, which nothing writes meanwhile.
     pub(super) unsafe fn differing_hashes(
         &self,
         names: &[String],

@@ -124,7 +124,7 @@ impl DeltaWork {
     /// They come in any order.
     ///
     /// # Safety
-    /// The addresses must be those of memory of these sizes, which nothing writes meanwhile.
+    /// The addresses must belong to memory of these sizes, which nothing writes meanwhile.
     pub(super) unsafe fn compute(
         &mut self,
         old: &[ffi::MemoryRange],
@@ -189,7 +189,7 @@ fn held(tensor: &ffi::HeldTensor) -> Result<Held> {
 /// Encodes the changes of tensors.
 ///
 /// # Safety
-/// The addresses must be those of memory of these sizes, which nothing writes meanwhile.
+/// The addresses must belong to memory of these sizes, which nothing writes meanwhile.
 pub(super) unsafe fn encode_changes(
     names: &[String],
     old: &[ffi::MemoryRange],
@@ -222,7 +222,7 @@ pub(super) unsafe fn encode_changes(
 }
 
 /// # Safety
-/// The address must be that of memory of this size, which nothing writes while the slice is used.
+/// The address must belong to memory of this size, which nothing writes while the slice is used.
 unsafe fn slice_of<'a>(memory: &ffi::MemoryRange) -> &'a [u8] {
     match to_usize(memory.bytes) {
         0 => &[],

@@ -12,7 +12,7 @@ pub(super) trait ExchangePlan {
     fn windows(&self) -> usize;
 
     /// Returns the collective that follows the reads of a window, the bytes that it sends to each rank and those that it
-    /// receives from each. For "gather", the only number is that of the bytes sent to all ranks.
+    /// receives from each. For "gather", the only number counts the bytes sent to all ranks.
     fn traffic(&self, rank: usize, window: usize) -> (&'static str, Vec<u64>, Vec<u64>);
 
     /// Returns a hash that is equal on two ranks if their plans are equal.

@@ -47,7 +47,7 @@ struct PlanRequest {
 
 /// Plans a save. `numbers` has the layouts as [`Layout::decode_all`] takes them, and for each tensor the index of its
 /// file, its dtype as a value of `c10::ScalarType`, the index of its layout, the number of dimensions and the
-/// sizes of the full tensor. Blocks are those of local files, or parts of objects.
+/// sizes of the full tensor. Blocks belong to local files, or are parts of objects.
 pub(super) fn plan_save(numbers: &[i64], request: &str) -> Result<Box<SavePlan>> {
     guard_with_log(|| {
         let PlanRequest { names, metadata, ranks, window_bytes, has_parts } = parse(request)?;
@@ -213,7 +213,7 @@ impl RankSave {
         guard(|| Ok(self.window(window)?.sends.iter().map(send).collect()))
     }
 
-    /// Returns the bytes that the rank writes in a window: those of local tensors, and those in the receive buffer. The item
+    /// Returns the bytes that the rank writes in a window: from local tensors, and from the receive buffer. The item
     /// of each is the index of its range of a file.
     pub(super) fn sources(&self, window: i64) -> Result<Vec<ffi::RankRange>> {
         guard(|| {
@@ -232,7 +232,7 @@ impl RankSave {
     /// Writes the ranges `begin` to `end` of a window, or those up to its last.
     ///
     /// # Safety
-    /// That of [`ranks_save::RankSave::write`].
+    /// The error of [`ranks_save::RankSave::write`].
     pub(super) unsafe fn write(&self, window: i64, begin: usize, end: usize, sources: &[ffi::Extent]) -> Result<()> {
         guard(|| {
             let ranges = begin..end.min(self.window(window)?.writes.len());

@@ -91,7 +91,7 @@ impl AnySave {
     /// Appends the next bytes of the tensors. `scratch` has memory of each device, or less or none of it.
     ///
     /// # Safety
-    /// That of [`FileSave::append`].
+    /// The error of [`FileSave::append`].
     pub(super) unsafe fn append(&mut self, extents: &[ffi::Extent], scratch: &[ffi::MemoryRange]) -> Result<()> {
         let decode = |&ffi::MemoryRange { address, bytes }: &ffi::MemoryRange| Scratch { address, bytes };
         let scratch: Vec<Scratch> = scratch.iter().map(decode).collect();

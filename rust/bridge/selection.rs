@@ -47,7 +47,7 @@ pub(super) enum Shards {
     Own,
     /// Its own, through the page cache, also bytes that it does not hold yet: the `ranks` of this machine need the same bytes.
     Cached { ranks: usize },
-    /// Parts of those of all ranks. Transfers compare groups only, since their destinations are parts of the regions.
+    /// Parts of the regions of all ranks. Transfers compare groups only, since their destinations are parts of the regions.
     Exchanged,
 }
 
@@ -75,7 +75,7 @@ impl Selection {
         guard(|| check::check_regions(checkpoint, regions, &Options::from_env()?))
     }
 
-    /// Fails if the digests are those of whole files, of which a stream cannot wait for the last byte.
+    /// Fails if the digests cover whole files, of which a stream cannot wait for the last byte.
     pub(super) fn check_streamable(&self) -> Result<()> {
         guard(|| self.selection.checkpoint().check_streamable())
     }

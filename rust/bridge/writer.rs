@@ -21,7 +21,7 @@ use std::sync::Arc;
 pub(super) struct AnyWriter {
     writer: Writer,
     path: PathBuf,
-    /// Memory of the tensors, by the ordinal of the GPU, and by whether it is that of mapped files.
+    /// Memory of the tensors, by the ordinal of the GPU, and by whether it belongs to mapped files.
     sources: BTreeMap<(i32, bool), Arc<dyn SourceMemory>>,
 }
 

@@ -167,7 +167,7 @@ impl TensorRegion {
     }
 
     /// Returns the region with these indices of each dimension of PyTorch's shape. Fails with `invalid-argument` if the
-    /// number of ranges differs from the number of dimensions, or a range exceeds its dimension, and with those of
+    /// number of ranges differs from the number of dimensions, or a range exceeds its dimension, and with the errors of
     /// [`TensorRegion::whole`].
     pub fn indexed(source: usize, entry: Entry<'_>, index_ranges: &[IndexRange]) -> Result<TensorRegion> {
         let whole = TensorRegion::whole(source, entry)?;

@@ -55,7 +55,7 @@ impl Selection {
     }
 
     /// Selects an index region of each named tensor. Fails with `invalid-argument` if the number of starts, lengths or
-    /// steps differs from the number of dimensions of all tensors, or a value is negative, and with those of
+    /// steps differs from the number of dimensions of all tensors, or a value is negative, and with the errors of
     /// [`Checkpoint::find`] and [`TensorRegion::indexed`].
     pub fn index_regions(
         checkpoint: &Arc<Checkpoint>,
@@ -94,7 +94,7 @@ impl Selection {
     }
 
     /// Selects a slice of each named tensor along one of its dimensions. Fails with `invalid-argument` if there is not
-    /// one slice for each name, or a tensor has no such dimension, and with those of [`Checkpoint::find`] and
+    /// one slice for each name, or a tensor has no such dimension, and with the errors of [`Checkpoint::find`] and
     /// [`TensorRegion::indexed`].
     pub fn slices(checkpoint: &Arc<Checkpoint>, names: &[String], slices: Slices<'_>) -> Result<Selection> {
         let Slices { dims, starts, lengths } = slices;

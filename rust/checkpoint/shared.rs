@@ -141,7 +141,7 @@ impl Checkpoint {
     }
 
     /// Checks that these files begin with the headers that another process read. Fails with `malformed` for a different
-    /// header, and with those of [`Header::read_bytes`].
+    /// header, and with the errors of [`Header::read_bytes`].
     pub fn check_headers(&self, sources: impl Iterator<Item = usize>) -> Result<()> {
         let mut watch = None;
         for file in sources.filter_map(|index| self.files.get(index)) {

@@ -36,7 +36,7 @@ pub(super) fn hashes(source: &Source, header: &Header) -> Result<Vec<TensorHash>
 }
 
 impl Checkpoint {
-    /// Reads and checks the headers of tensors of `.tensors` files, in the order of `names`. Those of objects are
+    /// Reads and checks the headers of tensors of `.tensors` files, in the order of `names`. Headers of objects are
     /// requested many at once. Fails with `invalid-argument` for a tensor of a safetensors file; `malformed` if a
     /// header does not agree with the metadata of its file.
     pub fn tensor_headers(&self, names: &[String]) -> Result<Vec<TensorHeader>> {

@@ -104,7 +104,7 @@ pub enum Verify {
 
 impl Verify {
     /// Reads a text: nothing, `digests`, a manifest or a [`SignatureRequest`] in JSON, or the path or URL of a
-    /// manifest. Fails with the errors of [`Manifest::parse`] and of opening the manifest; those of
+    /// manifest. Fails with the errors of [`Manifest::parse`] and of opening the manifest; the errors of
     /// [`SignatureRequest`].
     pub fn read(text: &str) -> Result<Verify> {
         Ok(match text {

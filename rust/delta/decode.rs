@@ -56,7 +56,7 @@ pub fn changes(tensor: &Tensor<'_>, check: Check<'_>) -> Result<Changes> {
         let patch = Patch::new(frame.encoding, frame.bytes, *tensor_bytes).map_err(|error| at(frame, error))?;
         patches.push((frame, patch));
     }
-    // The checksum of the last delta implies those of the others.
+    // The checksum of the last delta implies the others.
     let mut checksum = region.is_none().then(|| Context::new(last.checksum.algorithm));
     let (mut block, mut next) = (Vec::new(), Vec::new());
     let mut begin = 0;

@@ -28,7 +28,7 @@ pub struct Properties {
     pub checksum: Algorithm,
 }
 
-/// Returns whether the metadata of an index are those of a delta.
+/// Returns whether the metadata of an index belong to a delta.
 pub fn is_delta(metadata: &BTreeMap<String, String>) -> bool {
     metadata.contains_key(ENCODING)
 }
@@ -39,7 +39,7 @@ pub fn version(metadata: &BTreeMap<String, String>) -> Option<&str> {
 }
 
 impl Properties {
-    /// Reads the metadata of the index at a path. Fails with `malformed` if it is not that of a delta, or states
+    /// Reads the metadata of the index at a path. Fails with `malformed` if it belongs to no delta, or states
     /// something unknown.
     pub fn read(path: &Path, metadata: &BTreeMap<String, String>) -> Result<Properties> {
         let malformed = |message: String| Error::new(Kind::Malformed, message).at(path);

@@ -82,7 +82,7 @@ impl Work {
     /// Begins to read the frames of tensors. `limit` is the caller's limit for staged values, in bytes.
     ///
     /// # Errors
-    /// `invalid-argument` for a name that occurs twice or that no delta changes; those of [`FrameStream::open`].
+    /// `invalid-argument` for a name that occurs twice or that no delta changes; the errors of [`FrameStream::open`].
     pub fn begin(chain: &Chain, tensors: Vec<Held>, limit: Option<u64>, options: &Options) -> Result<Work> {
         let mut positions: HashMap<&str, usize> = chain.names().into_iter().zip(0..).collect();
         let mut order = Vec::with_capacity(tensors.len());
@@ -134,7 +134,7 @@ impl Work {
     /// in their order.
     ///
     /// # Errors
-    /// Those of [`decode::changes`] and [`FrameStream::take`]; `invalid-argument` for old values of another size;
+    /// The errors of [`decode::changes`] and [`FrameStream::take`]; `invalid-argument` for old values of another size;
     /// `out-of-memory` if the decoders of a tensor exceed the caller's limit; `io` for a mapped file that became shorter.
     pub fn compute(&self, threads: usize, old: &[Old<'_>], check: SharedCheck<'_>) -> Result<Vec<(usize, Changes)>> {
         let first = self.lock().begun;

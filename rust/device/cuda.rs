@@ -196,7 +196,7 @@ impl Cuda {
     }
 
     /// Queues work that uses a slot on the next lane. If this fails, no such work is in flight. The event of work that fails
-    /// is that of the copies before, which still use the slot, and holds the error.
+    /// belongs to the copies before, which still use the slot, and holds the error.
     fn queue(&self, has_kernel: bool, work: impl FnOnce(&Lane, &mut Laps) -> Result<()>) -> Result<CopyEvent> {
         let _bound = self.gpu.context.bind()?;
         let lane = self.lane(has_kernel)?;
@@ -427,7 +427,7 @@ impl Device for Cuda {
         for (index, lane) in (0..).zip(&self.copy_lanes) {
             let mut lane = lock(lane);
             lane.scratch = Scratch { address: scratch.address + index * bytes, bytes };
-            // Batches before this one did not use the stream, and their scratch memory may be that of this one.
+            // Batches before this one did not use the stream, and this batch may use their scratch memory.
             self.wait_for(&lane.after, lane.stream)?;
             lane.after.clone_from(after);
         }

@@ -80,11 +80,11 @@ pub trait Inspector: Send + Sync {
     /// Inspects bytes of a tensor region, which are at `offset` in its file.
     ///
     /// # Errors
-    /// The reason why the bytes must not be copied; that of `check`.
+    /// The reason why the bytes must not be copied; the error of `check`.
     fn inspect(&self, tensor: usize, offset: u64, bytes: &[u8], check: Check<'_>) -> Result<()>;
 }
 
-/// Inspector of a chunk, and the chunk's number in the order in which those of its batch are started.
+/// Inspector of a chunk, and the chunk's number in the order in which the chunks of its batch are started.
 #[derive(Clone, Copy)]
 pub struct Inspected<'a> {
     /// The inspector.

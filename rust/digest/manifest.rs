@@ -71,7 +71,7 @@ impl Manifest {
         }
     }
 
-    /// Returns the digest of the file at a path or URL: that of the longest name in which the path ends.
+    /// Returns the digest of the file at a path or URL: the digest of the longest name in which the path ends.
     pub fn find(&self, path: &str) -> Option<&InputDigest> {
         self.find_entry(path).map(|(_, digest)| digest)
     }

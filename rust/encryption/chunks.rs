@@ -11,9 +11,9 @@ use std::ops::Range;
 
 /// Size of a chunk of new files in bytes.
 ///
-/// It is the size of the staging slots on the CPU and a divisor of those of GPUs, so that a slot has whole chunks, which
-/// stay in the cache of the core that decrypts them. A slice decrypts at most this many bytes too many at each end. The
-/// codes take 16 bytes for each MiB.
+/// It is the size of the staging slots on the CPU and a divisor of the slots of GPUs, so that a slot has whole chunks,
+/// which stay in the cache of the core that decrypts them. A slice decrypts at most this many bytes too many at each
+/// end. The codes take 16 bytes for each MiB.
 pub const CHUNK_BYTES: u64 = 1 << 20;
 /// Smallest size of a chunk that is accepted, in bytes.
 pub const CHUNK_BYTES_MIN: u64 = 4 << 10;

@@ -95,7 +95,7 @@ impl EncryptionKey {
     }
 
     /// Returns the key of a passphrase, which is derived when it is first used. The limits, such as [`PASSES`] and
-    /// [`MEMORY_BYTES`], are those of new files. Fails with `invalid-argument` for an empty passphrase, or limits that
+    /// [`MEMORY_BYTES`], are for new files. Fails with `invalid-argument` for an empty passphrase, or limits that
     /// readers refuse.
     pub fn from_passphrase(text: &[u8], passes: u64, memory_bytes: u64) -> Result<EncryptionKey> {
         if text.is_empty() {

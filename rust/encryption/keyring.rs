@@ -1,4 +1,4 @@
-//! Keys of the process: those that the program has registered, and those of the environment. Loads without a key of their
+//! Keys of the process: keys that the program has registered, and keys of the environment. Loads without a key of their
 //! own try all of them, and saves find one by its label. So operators, which take no keys, read and write encrypted files.
 
 use super::key::EncryptionKey;
@@ -31,7 +31,7 @@ pub fn unregister(key: &EncryptionKey) {
 }
 
 /// Returns all keys. Fails with the errors of [`EncryptionKey::from_file`] for the file that `FST_ENCRYPTION_KEY_FILE`
-/// names, and of [`EncryptionKey::from_passphrase_file`] for that of `FST_ENCRYPTION_PASSPHRASE_FILE`.
+/// names, and of [`EncryptionKey::from_passphrase_file`] for the file of `FST_ENCRYPTION_PASSPHRASE_FILE`.
 pub fn keys() -> Result<Vec<EncryptionKey>> {
     let mut keys = lock().clone();
     if let Some(path) = options::path_from_env("FST_ENCRYPTION_KEY_FILE") {

@@ -19,9 +19,9 @@ pub const SALT_BYTES: usize = 16;
 
 /// Smallest memory of a derivation, in bytes.
 pub const MEMLIMIT_MIN: u64 = 8 << 10;
-/// Largest memory of a derivation, in bytes: that of libsodium's highest preset. The number comes from the file.
+/// Largest memory of a derivation, in bytes, as in libsodium's highest preset. The number comes from the file.
 pub const MEMLIMIT_MAX: u64 = 1 << 30;
-/// Upper bound for the memory of a derivation times its passes, in bytes: that of libsodium's highest preset, about six
+/// Upper bound for the memory of a derivation times its passes, in bytes, as in libsodium's highest preset, about six
 /// seconds of one core. There is one lane.
 pub const WORK_BYTES_MAX: u64 = 4 << 30;
 

@@ -35,7 +35,7 @@ impl<T> Deref for Wiped<T> {
 
 impl<T> Drop for Wiped<T> {
     fn drop(&mut self) {
-        // SAFETY: the memory is that of the value, which has no destructor, and which nothing reads any more.
+        // SAFETY: the memory belongs to the value, which has no destructor, and which nothing reads any more.
         unsafe { zeroize::zeroize_flat_type(self.0.as_mut_ptr()) };
     }
 }
@@ -70,7 +70,7 @@ fn wipe_registers() {
         // SAFETY: the CPU has the instruction, which changes registers only that a function may change.
         unsafe { asm!("vzeroall", clobber_abi("sysv64"), options(nomem, nostack, preserves_flags)) };
     }
-    // Code that is compiled for all CPUs uses these registers only in assembly, such as that of `memcpy`.
+    // Code that is compiled for all CPUs uses these registers only in assembly, such as in `memcpy`.
     if has_avx512 {
         // SAFETY: as above.
         unsafe {

@@ -139,8 +139,8 @@ pub fn reserve(metadata: &Metadata, sizes: impl Iterator<Item = u64> + Clone) ->
     Ok(metadata)
 }
 
-/// Writes digests to the header of a file, in the place that [`reserve`] has kept: those of the tensors in the order of
-/// the data with their chaining values, and that of the header.
+/// Writes digests to the header of a file, in the place that [`reserve`] has kept: the digests of the tensors in the
+/// order of the data with their chaining values, and the digest of the header.
 pub fn seal(header: &mut [u8], algorithm: Algorithm, tensors: &[TreeDigest]) -> Result<()> {
     let no_place = || Error::new(Kind::Internal, format!("the header has no place for {} digests", tensors.len()));
     let (_, json) = header.split_at_mut_checked(LENGTH_SIZE).ok_or_else(no_place)?;

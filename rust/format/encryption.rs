@@ -57,23 +57,23 @@ struct Stated {
     secrets: Range<usize>,
 }
 
-/// Returns whether a header is that of an encrypted file of any format, or claims to be. [`open`] refuses files of
+/// Returns whether a header belongs to an encrypted file of any format, or claims to. [`open`] refuses files of
 /// CryptoTensors.
 pub fn is_encrypted(header: &Header) -> bool {
     is_own(header) || is_tensors(header) || is_cryptotensors(header)
 }
 
-/// Returns whether a header is that of an encrypted `.tensors` file. All its tensors are encrypted, or none is.
+/// Returns whether a header belongs to an encrypted `.tensors` file. All its tensors are encrypted, or none is.
 fn is_tensors(header: &Header) -> bool {
     header.entries().next().and_then(|entry| entry.tensors).is_some_and(|entry| entry.is_encrypted)
 }
 
-/// Returns whether a header is that of a file that fst has encrypted, or claims to be.
+/// Returns whether a header belongs to a file that fst has encrypted, or claims to.
 fn is_own(header: &Header) -> bool {
     header.metadata().is_some_and(|metadata| metadata.contains_key(ENCRYPTION_KEY)) || header.find(TAGS_NAME).is_some()
 }
 
-/// Returns whether a header is that of a file that CryptoTensors has encrypted, or claims to be.
+/// Returns whether a header belongs to a file that CryptoTensors has encrypted, or claims to.
 fn is_cryptotensors(header: &Header) -> bool {
     header.metadata().is_some_and(|metadata| CRYPTOTENSORS_KEYS.iter().any(|key| metadata.contains_key(*key)))
 }
@@ -82,7 +82,7 @@ fn is_cryptotensors(header: &Header) -> bool {
 pub struct Encrypted {
     /// Chunks of the data.
     pub chunks: Box<dyn Chunks>,
-    /// Place of the file among those of its save.
+    /// Place of the file among the files of its save.
     pub shard: Option<Shard>,
 }
 
@@ -152,7 +152,7 @@ impl Authentic {
 #[derive(Debug)]
 pub struct Rotation {
     /// Texts to write at bytes of the file. Each is on the disk before the next one is written: the slot of the new key,
-    /// and an empty slot over that of the old key.
+    /// and an empty slot over the old key's slot.
     pub writes: [(u64, String); SLOTS],
 }
 
@@ -253,7 +253,7 @@ impl NewEncryption {
         ChunkEncryptor::new(&self.file_key, self.cipher)
     }
 
-    /// Adds to the metadata of the file a text as long as that of the encryption.
+    /// Adds to the metadata of the file a text as long as the encryption's.
     #[must_use]
     pub fn reserve(&self, metadata: Metadata) -> Metadata {
         let mut metadata = metadata.unwrap_or_default();

@@ -77,7 +77,7 @@ pub(super) fn recognize(first: &[u8]) -> Option<String> {
     Some(format!("this is {what}, not safetensors; {remedy}"))
 }
 
-/// Recognizes formats whose first bytes are those of any value.
+/// Recognizes formats whose first bytes may be of any value.
 fn unnamed(first: &[u8]) -> Option<&'static Format> {
     match *first {
         // ONNX: the version, and then the name of the program or of its domain.
@@ -96,7 +96,8 @@ fn unnamed(first: &[u8]) -> Option<&'static Format> {
     }
 }
 
-/// Adds to the error of a malformed file that its download has not ended: its name says so, or that of a file beside it.
+/// Adds to the error of a malformed file that its download has not ended: its name, or the name of a file beside it,
+/// says so.
 pub(crate) fn note_download(error: Error, path: &Path) -> Error {
     let name = path.as_os_str().to_string_lossy();
     let beside = || UNFINISHED.iter().find(|ending| Path::new(&format!("{name}{ending}")).exists());

@@ -269,7 +269,7 @@ fn header_range(file_bytes: u64, read: impl Fn(&mut [u8], u64) -> Result<()>) ->
         )));
     }
     read(&mut length, 0)?;
-    // The first bytes of a gzip file can be the length of a header, and those of a file of zeros are.
+    // The first bytes of a gzip file can be the length of a header, and in a file of zeros they are.
     let is_json = |mut next: [u8; 1]| read(&mut next, LENGTH_BYTES).is_ok_and(|()| next == *b"{");
     if length == [0; LENGTH_SIZE] || length.starts_with(foreign::GZIP) && !is_json([0]) {
         return Err(foreign("the length of the header is 0; copy or download the file again".to_owned()));

@@ -1,6 +1,6 @@
 //! Layout of a new file: its header and the byte range of each tensor. Accesses no files and no memory of tensors.
 //!
-//! The layout is byte-identical to that of the `safetensors` package for the same tensors: sorted by dtype and name,
+//! The layout is byte-identical to the `safetensors` package's for the same tensors: sorted by dtype and name,
 //! without gaps, after a header that is padded with spaces to a multiple of eight bytes.
 
 use crate::digest::Algorithm;
@@ -215,7 +215,7 @@ struct EntryJson<'a> {
 
 impl Serialize for EntryJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        // The order of the fields is that of the `safetensors` package.
+        // The order of the fields is as in the `safetensors` package.
         let mut entry = serializer.serialize_struct("EntryJson", 3)?;
         entry.serialize_field("dtype", self.tensor.dtype.name())?;
         entry.serialize_field("shape", &self.tensor.shape)?;

@@ -1,5 +1,5 @@
 //! Shards: encrypted files of one save. The metadata of their headers, which the code of the header covers, bind them to
-//! each other, so that none can be left out or replaced by that of another save.
+//! each other, so that none can be left out or replaced by a shard of another save.
 //!
 //! ```text
 //! "fst.encryption.shard": "<32 random hexadecimal digits, the same in all shards>:<number from 1>:<number of shards>"
@@ -16,7 +16,7 @@ pub const SHARD_KEY: &str = "fst.encryption.shard";
 /// Number of hexadecimal digits of a save.
 const SAVE_DIGITS: usize = 32;
 
-/// Place of a file among those of one save.
+/// Place of a file among the files of one save.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
     /// Digits that only the files of this save have.
@@ -46,8 +46,8 @@ impl Shard {
     }
 }
 
-/// Checks that files which are opened together belong together: those of a directory or index are all shards of one save,
-/// or none is a shard. Files that a caller names may be some shards of one save, but not some of several.
+/// Checks that files which are opened together belong together: the files of a directory or index are all shards of one
+/// save, or none is a shard. Files that a caller names may be some shards of one save, but not some of several.
 pub fn check(files: &[(&Path, Option<&Shard>)], listings: &[Listing]) -> Result<()> {
     for listing in listings {
         let own = files.get(listing.files.clone()).unwrap_or_default();

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The metadata has an entry for each tensor, with the offsets of its header and of its data. Loads need the metadata, and
-//! those of encrypted files the headers, which also have hashes and the indices of modules. Numbers are little-endian.
+//! tensors of encrypted files the headers, which also have hashes and the indices of modules. Numbers are little-endian.
 //! Nothing is aligned.
 
 pub mod chunks;

@@ -159,13 +159,13 @@ impl<D: Device> BackgroundTransfer<D> {
         lock(&self.transfer).make_caller_wait()
     }
 
-    /// Runs a batch on the caller's thread, after those of the thread.
+    /// Runs a batch on the caller's thread, after the thread's batches.
     ///
     /// # Safety
     /// The caller meets the conditions of [`Transfer::fill`].
     ///
     /// # Errors
-    /// Those of [`Transfer::fill`], also of batches before.
+    /// The errors of [`Transfer::fill`], also of batches before.
     pub unsafe fn fill(&mut self, batch: &Batch, scratch: Scratch) -> Result<()> {
         self.join()?;
         // SAFETY: the caller's promise.

@@ -71,7 +71,7 @@ pub fn check_part(
         at = at.saturating_add(input.end - input.begin);
         is_own
     });
-    // Digests of encrypted files are those of the files as they are stored.
+    // Digests of encrypted files cover the files as stored.
     let sources: Vec<Source> = checkpoint.sources().map(Source::stored).cloned().collect();
     let count = sources.len();
     let encrypted = match compared {

@@ -1,7 +1,7 @@
 //! States the digests of the files of a model, and compares them with a signature: a directory with files of any kind, or
 //! one file.
 //!
-//! The rules are those of the reference: the statement names every file below the directory, except ignored ones. The
+//! The rules are the reference's: the statement names every file below the directory, except ignored ones. The
 //! files of Git are always ignored, symbolic links are refused unless they are allowed, and links to directories are
 //! not followed.
 
@@ -167,7 +167,7 @@ fn hash(
     Ok(files)
 }
 
-/// Returns the normalized paths to ignore: those of Git, the signature if it is below the directory, and others.
+/// Returns the normalized paths to ignore: files of Git, the signature if it is below the directory, and others.
 fn ignored_paths<'a>(model: &Path, signature: &Path, others: impl IntoIterator<Item = &'a String>) -> BTreeSet<String> {
     let mut ignored: BTreeSet<String> = GIT_PATHS.into_iter().map(str::to_owned).collect();
     let directory = signature.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -234,7 +234,7 @@ fn check_link(path: &Path, allow_symlinks: bool) -> Result<()> {
     Ok(())
 }
 
-/// Checks that no directory between that of the model and a file in it is a link, as when the model was signed.
+/// Checks that no directory between the model's and a file in it is a link, as when the model was signed.
 fn check_directories(model: &Path, name: &str) -> Result<()> {
     for directory in Path::new(name).ancestors().skip(1).filter(|directory| !directory.as_os_str().is_empty()) {
         let path = model.join(directory);

@@ -41,7 +41,7 @@ pub fn is_small(region: &TensorRegion) -> bool {
 /// The bytes of the region from `address` must be memory that nothing else uses meanwhile.
 ///
 /// # Errors
-/// `io` if reading fails or the file has become shorter; those of [`Checkpoint::check_headers`].
+/// `io` if reading fails or the file has become shorter; the errors of [`Checkpoint::check_headers`].
 pub unsafe fn read(checkpoint: &Checkpoint, region: &TensorRegion, options: &Options, address: u64) -> Result<bool> {
     let is_read = matches!(options.reader, ReaderChoice::Auto | ReaderChoice::Pread) && !options.drop_cache;
     if !is_read || checkpoint.has_unverified() {

@@ -181,7 +181,7 @@ impl<D: Device> Stream<D> {
     /// Waits until the next tensor is ready and returns its index. The caller's stream waits for its copies.
     ///
     /// # Errors
-    /// The error of a batch that failed: those of [`Transfer::fill`]. `interrupted` after a SIGINT during the wait.
+    /// The error of a batch that failed: the errors of [`Transfer::fill`]. `interrupted` after a SIGINT during the wait.
     /// `internal` if no tensor is left.
     pub fn take(&self) -> Result<usize> {
         let mut watch = None;

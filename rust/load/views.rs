@@ -124,7 +124,7 @@ impl Views {
     /// there.
     ///
     /// # Errors
-    /// `io` if a file has become shorter; those of [`Checkpoint::coverage`].
+    /// `io` if a file has become shorter; the errors of [`Checkpoint::coverage`].
     pub fn open(
         checkpoint: &Checkpoint,
         mappings: &Mappings,
@@ -188,7 +188,7 @@ impl Views {
     /// Compares the digests of all views that were not compared yet.
     ///
     /// # Errors
-    /// Those of [`check::differences`]; `integrity` for the first difference.
+    /// The errors of [`check::differences`]; `integrity` for the first difference.
     pub fn verify(&self) -> Result<()> {
         let unverified = mem::take(&mut *self.unverified.lock().unwrap_or_else(PoisonError::into_inner));
         self.verify_inputs(unverified.into_values().collect())

@@ -68,7 +68,7 @@ pub fn is_unsupported(error: &io::Error) -> bool {
 /// Sets the length of a file. Where only writes set it, writes the last byte of a file that is shorter.
 ///
 /// # Errors
-/// Those of ftruncate(2) and pwrite(2).
+/// The errors of ftruncate(2) and pwrite(2).
 pub fn set_length(file: &File, length: u64) -> io::Result<()> {
     let Err(refusal) = file.set_len(length) else { return Ok(()) };
     match file.metadata()?.len().cmp(&length) {

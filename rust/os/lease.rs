@@ -34,11 +34,11 @@ impl LeasedFile {
         Ok(LeasedFile { file: source.reopen()?, holders: Mutex::new(0) })
     }
 
-    /// Takes a read lease, or shares that of another thread.
+    /// Takes a read lease, or shares another thread's.
     ///
     /// # Errors
-    /// That of the kernel: a process has the file open for writing, or waits for that; the file belongs to another user; the
-    /// file system has no leases.
+    /// The kernel's error: a process has the file open for writing, or waits for that; the file belongs to another
+    /// user; the file system has no leases.
     pub fn lease(&self) -> io::Result<ReadLease<'_>> {
         let mut holders = self.holders();
         if *holders == 0 {

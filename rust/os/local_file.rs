@@ -98,7 +98,7 @@ fn open_checked(
     Ok((file, metadata))
 }
 
-/// Checks that the metadata of a path are those of a regular file. Fails with `is-a-directory`; `invalid-argument` for
+/// Checks that the metadata of a path belong to a regular file. Fails with `is-a-directory`; `invalid-argument` for
 /// a FIFO, a socket or a device.
 pub fn check_regular(path: &Path, metadata: &Metadata) -> Result<()> {
     let kind = metadata.file_type();

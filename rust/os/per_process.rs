@@ -44,7 +44,7 @@ impl<T> PerProcess<T> {
         let process = process_id();
         let mut found = self.current.load(Ordering::Acquire);
         loop {
-            // SAFETY: the pointer is null, or that of a box that lives as long as `self`.
+            // SAFETY: the pointer is null, or points to a box that lives as long as `self`.
             let owned = unsafe { found.as_ref() };
             if let Some(owned) = owned.filter(|owned| owned.process == process) {
                 return &owned.value;

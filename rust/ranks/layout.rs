@@ -38,7 +38,7 @@ const CHUNK: i64 = 3;
 
 impl Layout {
     /// Decodes the count of layouts, and the layouts. Returns them with the numbers that follow. Fails with
-    /// `invalid-argument` if the numbers are not those of layouts.
+    /// `invalid-argument` if the numbers do not describe layouts.
     pub fn decode_all(numbers: &[i64]) -> Result<(Vec<Layout>, &[i64])> {
         let invalid = || Error::new(Kind::InvalidArgument, "the numbers of layouts are incomplete or negative");
         let (&count, mut rest) = numbers.split_first().filter(|(count, _)| **count >= 0).ok_or_else(invalid)?;

@@ -219,7 +219,7 @@ impl LoadPlan {
         self.request.caches.iter().filter(|&&other| other == Some(cache)).count()
     }
 
-    /// Returns whether bytes between those that a rank reads are those of other ranks: the ranks request all data between
+    /// Returns whether bytes between the bytes that a rank reads belong to other ranks: the ranks request all data between
     /// them, or all but a sixteenth.
     pub fn leaves_gaps(&self) -> bool {
         let requested: u64 = self.tensors.iter().map(|tensor| tensor.hull.end - tensor.hull.start).sum();

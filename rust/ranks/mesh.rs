@@ -95,7 +95,7 @@ impl MeshLayout {
 
     /// Decodes a layout from the number of mesh dimensions, their sizes, the ranks in row-major order, and two numbers
     /// for each placement: the dimension of the tensor, or -1 if it is replicated, and the split factor. Returns the
-    /// layout with the count of numbers it used. Fails with `invalid-argument` if the numbers are not those of a
+    /// layout with the count of numbers it used. Fails with `invalid-argument` if the numbers do not describe a
     /// layout.
     pub fn decode(numbers: &[i64]) -> Result<(MeshLayout, usize)> {
         let message = "the numbers of a mesh layout are incomplete, negative or too large";

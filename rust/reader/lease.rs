@@ -20,7 +20,7 @@ const LEASED_GAP_BYTES: u64 = 64 << 10;
 /// Number of bytes that are lent before the pages of the file are removed from this process, where they count as its memory.
 const LENT_BYTES_MAX: usize = 8 << 20;
 
-/// Reader that lends the bytes of a file where the page cache holds them, so that only those of its rows that are needed are
+/// Reader that lends the bytes of a file where the page cache holds them, so that only the rows that are needed are
 /// copied. A system call would copy the gaps between them, too.
 ///
 /// Reads as [`PreadReader`] does while another process has the file open for writing.
@@ -53,7 +53,7 @@ impl LeaseReader {
         Ok(LeaseReader { source: Arc::clone(source), leased, pages, lent: Mutex::default(), buffered })
     }
 
-    /// Passes the bytes of a read to `take`, and returns its result. The error says why they cannot be lent: those of
+    /// Passes the bytes of a read to `take`, and returns its result. The error says why they cannot be lent: the errors of
     /// [`LeasedFile::lease`] and [`memory::look_up`], or a file that has become shorter.
     fn lend_under_lease(&self, read: &Read, take: &mut dyn FnMut(&[u8]) -> Result<()>) -> io::Result<Result<()>> {
         let begin = to_usize(read.offset);
@@ -73,8 +73,8 @@ impl LeaseReader {
         Ok(taken)
     }
 
-    /// Unmaps borrowed pages in batches. The kernel also looks at pages that were unmapped before, so only those of the last
-    /// bytes are given to it.
+    /// Unmaps borrowed pages in batches. The kernel also looks at pages that were unmapped before, so only pages of the
+    /// last bytes are given to it.
     fn unmap_after(&self, range: Range<usize>) {
         let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
         let Lent { bytes, hull } = std::mem::take(&mut *lent);

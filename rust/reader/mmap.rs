@@ -14,7 +14,7 @@ const MAPS_SHARE: usize = 4;
 /// Linux's own bound for the memory maps of a process, where `/proc` does not tell it.
 const MAX_MAP_COUNT: usize = 65_530;
 
-/// Number of mappings of this process. A forked child has those of its parent.
+/// Number of mappings of this process. A forked child has its parent's mappings.
 static MAPPINGS: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns the largest number of mappings that views use.

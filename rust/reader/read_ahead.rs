@@ -82,7 +82,7 @@ impl<U: ?Sized + Send + Sync + 'static> ReadAhead<U> {
     }
 }
 
-/// Joins ranges that touch, as those of neighbouring tensors do.
+/// Joins ranges that touch, as ranges of neighbouring tensors do.
 fn joined(ranges: impl Iterator<Item = Range<u64>>) -> Vec<Range<u64>> {
     let mut joined: Vec<Range<u64>> = Vec::new();
     for range in ranges {

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes of one request.
 const REQUEST_BYTES: usize = 512 << 10;
-/// Largest supported alignment, in bytes: that of slots.
+/// Largest supported alignment, in bytes, which slots have.
 const ALIGNMENT_MAX: u64 = 4 << 10;
 
 /// Smallest file whose slots should be huge pages, in bytes. They may take milliseconds each to make.
@@ -152,7 +152,7 @@ impl<K: RingKernel> UringReader<K> {
     }
 
     /// Performs aligned reads. The kernel does not write to `bytes` after this has returned. Fails if no ring works, or
-    /// that of `check`. The bytes are undefined then.
+    /// the error of `check`. The bytes are undefined then.
     fn read_aligned(
         &self,
         aligned_reads: &[AlignedRead],
@@ -173,7 +173,7 @@ impl<K: RingKernel> UringReader<K> {
     }
 
     /// Submits aligned reads to a ring until all have completed. Fails with the errors of the ring, which may still
-    /// have requests in flight then; that of `check`.
+    /// have requests in flight then; the error of `check`.
     fn run(
         &self,
         ring: &mut K::Ring,

@@ -1,6 +1,6 @@
 //! Replacement of `rust/remote.rs` in a build without the feature `remote`. URLs are parsed, and opening one is an error.
 
-#![allow(missing_docs, reason = "the documentation is that of rust/remote.rs")]
+#![allow(missing_docs, reason = "the documentation is in rust/remote.rs")]
 
 use crate::error::{Error, Kind, Result};
 use find::location::Location;

@@ -35,8 +35,8 @@ pub trait Store: Send + Sync {
     /// With a version, the answer is of that version, or a failure.
     async fn get(&self, key: &str, range: Range<u64>, version: Option<&Version>) -> Attempt<Answer>;
 
-    /// Returns the names of the objects in a directory, not those in deeper levels, and not those of keys that a path cannot
-    /// have. A service without listing returns `None`.
+    /// Returns the names of the objects in a directory, not those in deeper levels, and not names of keys that a path
+    /// cannot have. A service without listing returns `None`.
     async fn list(&self, _directory: &str) -> Attempt<Option<Vec<Name>>> {
         Ok(None)
     }
@@ -138,7 +138,7 @@ impl Failure {
             Kind::InvalidArgument => FailureClass::Invalid,
             _ => FailureClass::Denied,
         };
-        // The code at the beginning is that of the load.
+        // The code at the beginning is the load's.
         let text = error.to_string();
         Failure::new(class, text.split_once("] ").map_or(text.as_str(), |(_, message)| message))
     }

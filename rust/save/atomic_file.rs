@@ -76,8 +76,8 @@ impl OutputFile {
 /// permissions of `model`, if that is given and exists.
 ///
 /// # Errors
-/// `io` if a file is at `path`, or if the disk has too little space; those of creating a file; that of `check`, which is
-/// called before a call is repeated.
+/// `io` if a file is at `path`, or if the disk has too little space; the errors of creating a file; the error of
+/// `check`, which is called before a call is repeated.
 pub fn create_sized(path: &Path, bytes: u64, model: Option<&Path>, check: Check<'_>) -> Result<()> {
     let file = Arc::new(temp_file::create_new(path, model)?);
     let file = DirectFile::new(path, file, Box::new(Linux));

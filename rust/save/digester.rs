@@ -99,7 +99,7 @@ impl Digester {
         Ok(())
     }
 
-    /// Returns the chunks with the header, in which the digests of all tensors are. `layout` is that of the file.
+    /// Returns the chunks with the header, in which the digests of all tensors are. `layout` is the file's.
     pub(super) fn seal(self, layout: &Layout) -> Result<Chunks> {
         let digests = self.tensors.into_iter().map(|tensor| tensor.hash.finish()).collect::<Result<Vec<_>>>()?;
         let mut header = layout.header().to_vec();

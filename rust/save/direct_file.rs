@@ -61,7 +61,7 @@ impl DirectFile {
     /// Reserves disk space for a file of `bytes` bytes, unless the mount could not cut the file to a shorter length later.
     ///
     /// # Errors
-    /// `io` if the disk has too little space; that of `check`, which is called before a call is repeated.
+    /// `io` if the disk has too little space; the error of `check`, which is called before a call is repeated.
     pub fn reserve(&self, bytes: u64, check: Check<'_>) -> Result<()> {
         if bytes == 0 {
             return Ok(());
@@ -91,8 +91,8 @@ impl DirectFile {
     /// Writes all bytes at `offset`, and resumes after short writes.
     ///
     /// # Errors
-    /// `io` with the first byte of the file that could not be written; that of `check`, which is called before a call is
-    /// repeated.
+    /// `io` with the first byte of the file that could not be written; the error of `check`, which is called before a
+    /// call is repeated.
     pub fn write(&self, bytes: &[u8], offset: u64, check: Check<'_>) -> Result<()> {
         let is_aligned = [bytes.as_ptr().addr(), bytes.len()].iter().all(|number| number.is_multiple_of(ALIGNMENT))
             && offset.is_multiple_of(to_u64(ALIGNMENT));

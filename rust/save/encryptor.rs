@@ -34,7 +34,7 @@ impl Encryptor {
         Ok(Encryptor { encryption, chunks, chunk, filled: 0, left_bytes: 0 })
     }
 
-    /// Returns the metadata with place for those of the encryption.
+    /// Returns the metadata with place for the encryption's.
     pub(super) fn reserve(&self, metadata: Metadata) -> Metadata {
         self.encryption.reserve(metadata)
     }

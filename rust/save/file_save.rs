@@ -84,7 +84,7 @@ impl FileSave {
     }
 
     /// Returns the position in the caller's list of each tensor, in the order of the file. A plain file has the order of
-    /// [`Layout`], an encrypted one that of the caller.
+    /// [`Layout`], an encrypted one the caller's.
     pub fn order(&self) -> Vec<usize> {
         match &self.method {
             Method::Plain(save) => save.layout().order().to_vec(),
@@ -104,10 +104,10 @@ impl FileSave {
     /// none of it.
     ///
     /// # Safety
-    /// That of [`Save::append`].
+    /// The error of [`Save::append`].
     ///
     /// # Errors
-    /// Those of [`Save::append`], or of [`Writer::add`] and [`Writer::append`]. After an error the save can only be
+    /// The errors of [`Save::append`], or of [`Writer::add`] and [`Writer::append`]. After an error the save can only be
     /// dropped.
     pub unsafe fn append(&mut self, extents: &[Extent], scratch: &[Scratch]) -> Result<()> {
         match &mut self.method {
@@ -170,7 +170,7 @@ impl EncryptedSave {
     }
 
     /// # Safety
-    /// That of [`Save::append`].
+    /// The error of [`Save::append`].
     unsafe fn append(&mut self, extent: &Extent) -> Result<()> {
         self.begin_tensors()?;
         let &Extent { device, address, length } = extent;

@@ -41,7 +41,7 @@ pub trait SourceMemory: Send + Sync {
     /// later work of the caller's stream waits for it.
     ///
     /// # Errors
-    /// `device` from the driver; that of `check`. `io` with the byte of the slot if memory is gone.
+    /// `device` from the driver; the error of `check`. `io` with the byte of the slot if memory is gone.
     fn fetch(&self, slot: &mut Block, fetches: &[Fetch], check: Check<'_>) -> Result<()>;
 }
 

@@ -20,7 +20,7 @@ const USER: &[u8] = b"user.";
 
 const SET_USER_ID: u32 = 0o4000;
 const SET_GROUP_ID: u32 = 0o2000;
-/// Bits of a mode, without those of the type.
+/// Bits of a mode, without the bits of the type.
 const MODE_MASK: u32 = 0o7777;
 
 /// Owner, permissions and attributes of a file.

@@ -27,7 +27,7 @@ pub struct SentPart {
     pub id: String,
 }
 
-/// Save of one rank in progress. The files are those of the caller, who removes them after an error.
+/// Save of one rank in progress. The files belong to the caller, who removes them after an error.
 pub struct RankSave {
     plan: Arc<SavePlan>,
     work: Arc<RankPlan>,

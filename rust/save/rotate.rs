@@ -30,7 +30,7 @@ const CANNOT_WRITE: &str = "cannot write a key slot";
 
 /// Makes all local files that `paths` resolve to open with another key. Their data is not encrypted again.
 ///
-/// The slot for the new key is on the disk before that of the old key is removed. After an error, some files may open
+/// The slot for the new key is on the disk before the old key's slot is removed. After an error, some files may open
 /// with the old key, with both, or with the new one; a second call with the same keys completes the others. Of two calls
 /// for one file at once, the second one waits for the first. Returns false if a file stays locked for the time `limit`, so
 /// that the caller can handle its signals before it calls again.

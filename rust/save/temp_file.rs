@@ -82,7 +82,7 @@ impl Target {
     /// renames `source`.
     ///
     /// # Errors
-    /// Those of the file system. An existing file is unchanged then.
+    /// The errors of the file system. An existing file is unchanged then.
     pub fn link(&self, source: &Path, kernel: &dyn FileKernel) -> io::Result<()> {
         match self.at_temporary_name(|name| kernel.link(source, self.directory.as_fd(), name)) {
             Ok((temporary, ())) => temporary.rename_to(&self.name, kernel),
@@ -139,7 +139,7 @@ impl Target {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = Arc::new(File::from(openat(&*self.directory, name, flags, Mode::empty())?));
         let _lock = FileLock::try_exclusive(&file)?;
-        // Only the process that has the lock removes the name, so it cannot become that of another file from here on.
+        // Only the process that has the lock removes the name, so it cannot become another file's name from here on.
         let (own, named) = (file.metadata()?, statat(&*self.directory, name, AtFlags::SYMLINK_NOFOLLOW)?);
         if (own.dev(), own.ino()) == (named.st_dev, named.st_ino) {
             unlinkat(&*self.directory, name, AtFlags::empty())?;
@@ -202,10 +202,10 @@ pub struct TempFile {
 
 impl TempFile {
     /// Creates an empty temporary file for `path`, with the owner, permissions and attributes of the file that it replaces.
-    /// If there is none, those of `model` apply, if that is given and exists.
+    /// If there is none, the permissions of `model` apply, if that is given and exists.
     ///
     /// # Errors
-    /// Those of [`Target::open`], and those of creating a file in the directory of `path`.
+    /// The errors of [`Target::open`], and of creating a file in the directory of `path`.
     pub fn create(path: &Path, model: Option<&Path>) -> Result<TempFile> {
         let target = Target::open(path)?;
         let permissions = target
@@ -234,7 +234,7 @@ impl TempFile {
     /// Renames the file to its target path, atomically replacing an existing file.
     ///
     /// # Errors
-    /// Those of the file system. An existing file is unchanged then, and the temporary file is removed.
+    /// The errors of the file system. An existing file is unchanged then, and the temporary file is removed.
     pub fn publish(self, kernel: &dyn FileKernel) -> io::Result<()> {
         let TempFile { lock, file, target, temporary } = self;
         let Some(temporary) = temporary else {
@@ -273,7 +273,7 @@ fn check_writable(directory: &OwnedFd, name: &OsStr) -> io::Result<()> {
     }
     // A container may refuse the call.
     match openat(directory, name, OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()) {
-        // The kernel checks permissions before it looks at leases, such as those of loads.
+        // The kernel checks permissions before it looks at leases, such as leases of loads.
         Ok(_) | Err(Errno::WOULDBLOCK) => Ok(()),
         Err(error) => Err(error.into()),
     }

@@ -147,7 +147,7 @@ impl WriteThreads {
         state.failure.clone().map_or(Ok(()), Err)
     }
 
-    /// Waits for writes in progress, for those of a server at most [`STOP_TIMEOUT`], and discards the others.
+    /// Waits for writes in progress, for writes to a server at most [`STOP_TIMEOUT`], and discards the others.
     pub fn stop(&mut self) {
         let mut state = self.shared.lock();
         state.closed_at.get_or_insert_with(Instant::now);

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! If a header outgrows the reserved space, the file system inserts blocks at the start of the file, or the writer moves
-//! the data if the file system cannot. If all tensors of a file are announced, the space is that of their header. A file
+//! the data if the file system cannot. If all tensors of a file are announced, the space is for their header. A file
 //! that fits a single block has no such padding.
 //!
 //! The blocks of an object in a remote store are the parts of its upload. The writer keeps the first one, which has the
@@ -114,7 +114,8 @@ impl Writer {
     ///
     /// # Errors
     /// `invalid-argument` if the metadata alone exceeds the maximum size of a header, or request digests of an encrypted
-    /// file; `out-of-memory` if no thread can be started; those of [`keyring::key_with_label`] and of deriving a key.
+    /// file; `out-of-memory` if no thread can be started; the errors of [`keyring::key_with_label`] and the errors of
+    /// deriving a key.
     pub fn begin(
         output: impl Into<Output>,
         mut metadata: Metadata,
@@ -241,7 +242,7 @@ impl Writer {
     /// Adds a tensor of a file in tensorizer's format, with its data, which is empty for a tensor without data.
     ///
     /// # Errors
-    /// Those of [`add`](Writer::add), [`append`](Writer::append), and
+    /// The errors of [`add`](Writer::add), [`append`](Writer::append), and
     /// [`NewTensor::header`](tensors::NewTensor::header); `invalid-argument` if the data has another size.
     pub fn write_hashed(&mut self, tensor: tensors::NewTensor, data: &[u8]) -> Result<()> {
         self.check()?;
@@ -284,7 +285,7 @@ impl Writer {
     /// queued on `stream`.
     ///
     /// # Errors
-    /// `io` with the tensor and the byte that could not be written, which may be those of an earlier call; `device`,
+    /// `io` with the tensor and the byte that could not be written, which may be from an earlier call; `device`,
     /// `out-of-memory`, `interrupted`. Every later call fails with the same error.
     pub unsafe fn append(&mut self, source: &dyn SourceMemory, stream: u64, address: u64, bytes: u64) -> Result<()> {
         self.failure.clone().map_or(Ok(()), Err)?;

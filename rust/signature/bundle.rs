@@ -14,7 +14,7 @@ const PAYLOAD_TYPE: &str = "application/vnd.in-toto+json";
 
 /// Bundle whose signature is not verified yet.
 pub(super) struct Bundle {
-    /// Certificates in DER and base64: that of the signer, and those of its issuers. Empty for a signature with a key.
+    /// Certificates in DER and base64: the signer's, and its issuers'. Empty for a signature with a key.
     pub(super) certificates: Vec<String>,
     pub(super) payload: Vec<u8>,
     pub(super) signature: Vec<u8>,

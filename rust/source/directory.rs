@@ -21,7 +21,7 @@ const PYTORCH_SUFFIXES: [&str; 4] = [".bin", ".ckpt", ".pt", ".pth"];
 /// Ends of the names of files whose download has not ended.
 pub(crate) const UNFINISHED: [&str; 6] =
     [".aria2", ".crdownload", ".download", ".incomplete", ".part", ".safetensors.tmp"];
-/// Names without suffix of the checkpoint of a directory that holds several, those of transformers and of diffusers.
+/// Names without suffix of the checkpoint of a directory that holds several, as in transformers and in diffusers.
 const USUAL_STEMS: [&str; 2] = ["model", "diffusion_pytorch_model"];
 /// Maximum number of names in an error.
 const SHOWN_MAX: usize = 4;
@@ -81,7 +81,7 @@ impl Stem {
     }
 }
 
-/// Returns whether a name is that of an index: `model.safetensors.index.json`, or `model.safetensors.index.fp16.json`, as
+/// Returns whether a name belongs to an index: `model.safetensors.index.json`, or `model.safetensors.index.fp16.json`, as
 /// transformers and diffusers write a variant.
 pub(crate) fn is_index(name: &str) -> bool {
     index_stem(name).is_some()
@@ -126,7 +126,7 @@ pub(crate) fn is_hidden(name: &[u8]) -> bool {
 /// Chooses the checkpoint among the names in a directory.
 ///
 /// # Errors
-/// `is-a-directory` if no name is that of a safetensors file, `invalid-argument` if there are several checkpoints,
+/// `is-a-directory` if no name belongs to a safetensors file, `invalid-argument` if there are several checkpoints,
 /// `file-not-found` if shards are missing.
 pub(super) fn choose<N: AsRef<Path> + Ord>(names: Vec<N>) -> Result<Chosen<N>> {
     let mut found: BTreeMap<Stem, Numbered<N>> = BTreeMap::new();

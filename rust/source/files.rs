@@ -102,7 +102,7 @@ impl Files {
     /// # Errors
     /// `file-not-found`, `permission-denied` or `io` from the file system or the store; `is-a-directory` for a directory
     /// without safetensors files; `malformed` for an invalid index; `invalid-argument` for a URL with an unknown scheme
-    /// or an empty list; that of `check`.
+    /// or an empty list; the error of `check`.
     pub fn resolve<P: AsRef<Path>>(paths: &[P], check: Check<'_>) -> Result<Files> {
         Files::resolve_with(paths, None, check)
     }
@@ -408,7 +408,7 @@ pub fn local_path(path: &Path) -> Result<PathBuf> {
     Ok(PathBuf::from(OsString::from_vec(decoded)))
 }
 
-/// Checks that a path can be that of a local file.
+/// Checks that a path can belong to a local file.
 ///
 /// # Errors
 /// `invalid-argument` for a URL or a path with a NUL byte.

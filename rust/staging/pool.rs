@@ -17,7 +17,7 @@ use std::ptr;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Alignment of slots, in bytes. It satisfies that of direct reads.
+/// Alignment of slots, in bytes. It satisfies the alignment of direct reads.
 pub const PAGE_BYTES: usize = 4 << 10;
 /// Interval at which a worker that waits for staging memory checks whether the wait should end.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -244,7 +244,7 @@ impl Blocks {
 /// Returns a free or a new slot, or `None` if the bound allows no other. May wait for copies of earlier loads.
 ///
 /// # Errors
-/// `out-of-memory` if the host has none; `device` if such a copy failed; that of `check`.
+/// `out-of-memory` if the host has none; `device` if such a copy failed; the error of `check`.
 pub fn take(request: &Request, check: Check<'_>) -> Result<Option<Slot>> {
     let pool = POOL.get();
     let mut blocks = pool.lock();
@@ -289,7 +289,7 @@ pub fn take_pinned(request: &Request) -> Option<Slot> {
 /// Waits for a slot. Calls `check` from time to time, and ends with its error.
 ///
 /// # Errors
-/// Those of [`take`], and that of `check`.
+/// The errors of [`take`], and the error of `check`.
 pub fn acquire(request: &Request, check: Check<'_>) -> Result<Slot> {
     let _span = profile::span(Stage::Slot);
     loop {
@@ -313,7 +313,7 @@ pub fn wait() {
 /// Frees all memory of the pool that is not in use, after the copies in flight from it, and returns its size in bytes.
 ///
 /// # Errors
-/// That of `check`.
+/// The error of `check`.
 pub fn release(check: Check<'_>) -> Result<usize> {
     let mut blocks = POOL.get().lock();
     let removed = mem::take(&mut blocks.free);

@@ -35,7 +35,7 @@ struct State {
     has_failed: bool,
 }
 
-// SAFETY: the memory is that of the slot, which may be sent, and one thread uses each part of it.
+// SAFETY: the memory belongs to the slot, which may be sent, and one thread uses each part of it.
 unsafe impl Send for SharedSlot {}
 // SAFETY: as above.
 unsafe impl Sync for SharedSlot {}

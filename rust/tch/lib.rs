@@ -26,9 +26,9 @@
 //! panics on them: call [`f_kind`](Tensor::f_kind).
 //!
 //! **Digests.** `verify` compares the data with digests before any tensor is returned: `"digests"` with those that the
-//! files carry, or the path or JSON text of a manifest with those of whole files, or the text `{"signature": {"path":
+//! files carry, or the path or JSON text of a manifest with digests of whole files, or the text `{"signature": {"path":
 //! "model.sig", "public_key": "key.pub"}}` of a signature, which has a manifest. A difference is an error of the kind
-//! [`Integrity`](fst::error::Kind::Integrity). So is a load that the digests do not cover, such as that of a slice or
+//! [`Integrity`](fst::error::Kind::Integrity). So is a load that the digests do not cover, such as a load of a slice or
 //! of some tensors of a file with a manifest. The text `{"verify": {"source": "digests", "partial": "allow"}}` permits
 //! it, with any of these texts as the source; the log (`FST_LOG=warn`) then names the tensors that were not compared.
 //!
@@ -56,7 +56,7 @@ pub use update::{Update, prepare_update, set_version, version_of};
 
 #[cxx::bridge(namespace = "fst::tch")]
 mod ffi {
-    /// Kind of an argument. Those of one item use the first text or number, and `Dict` has each key before its value.
+    /// Kind of an argument. Arguments of one item use the first text or number, and `Dict` has each key before its value.
     enum Kind {
         None,
         Text,

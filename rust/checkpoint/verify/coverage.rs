@@ -33,7 +33,7 @@ pub struct Input {
     pub begin: u64,
     /// Offset after the last byte, from the start of the file.
     pub end: u64,
-    /// First bytes, which were read when the file was opened. Those of a tensor have zeros in place of its hashes.
+    /// First bytes, which were read when the file was opened. Bytes of a tensor header have zeros in place of its hashes.
     pub header: Arc<[u8]>,
 }
 
@@ -291,7 +291,7 @@ fn names_of<'a>(regions: &'a [TensorRegion], indices: &[usize]) -> Vec<&'a str> 
 }
 
 impl OpenFile {
-    /// Returns the error of a load that no digest covers. `names` are those of all such regions of the file.
+    /// Returns the error of a load that no digest covers. `names` are the names of all such regions of the file.
     fn uncovered_error(&self, first: &TensorRegion, names: &[&str]) -> Error {
         let shown: Vec<_> = names.iter().take(NAMES_MAX).map(|name| format!("{name:?}")).collect();
         let more = names.len().saturating_sub(NAMES_MAX);

@@ -27,7 +27,7 @@ pub(crate) fn digest_of(source: &Source, manifest: &Manifest) -> Result<InputDig
 /// Resolves paths to files that are to be compared with a manifest, and compares index files that it lists.
 ///
 /// A directory, or an index without a digest, must not leave out files: it stands for all safetensors files that the
-/// manifest lists in the directory of the index and in those of its files.
+/// manifest lists in the directories of the index and of its files.
 pub(crate) fn resolve_listed<P: AsRef<Path>>(paths: &[P], manifest: &Manifest, check: Check<'_>) -> Result<Files> {
     let compare = |index: &Path, bytes: &[u8]| compare_index(manifest, index, bytes);
     let files = Files::resolve_with(paths, Some(&compare), check)?;

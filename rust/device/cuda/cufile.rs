@@ -17,7 +17,7 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Names of the library, that of the runtime package first.
+/// Names of the library, the runtime package's name first.
 const LIBRARY_NAMES: [&str; 2] = ["libcufile.so.0", "libcufile.so"];
 
 /// Result of most calls: `CUfileError_t`.
@@ -62,7 +62,7 @@ impl Driver {
             Error::new(Kind::Device, format!("{names}, the library of GPUDirect Storage, cannot be opened"))
         })?;
         let incomplete = |error: libloading::Error| Error::new(Kind::Device, format!("libcufile is too old: {error}"));
-        // SAFETY: the types of all functions are those of cufile.h.
+        // SAFETY: the types of all functions are as in cufile.h.
         let (open, driver) = unsafe {
             let open: unsafe extern "C" fn() -> Status = *library.get(b"cuFileDriverOpen").map_err(incomplete)?;
             let driver = Driver {

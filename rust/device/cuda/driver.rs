@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Functions of the driver that fst calls, all of which that of CUDA 12.0 has. cudarc panics where one is absent.
+/// Functions of the driver that fst calls, all of which the driver of CUDA 12.0 has. cudarc panics where one is absent.
 pub const FUNCTIONS: &str = "\
     cuCtxGetCurrent cuCtxGetDevice cuCtxSetCurrent cuDeviceGet cuDeviceGetPCIBusId cuDevicePrimaryCtxRelease_v2 \
     cuDevicePrimaryCtxRetain cuEventCreate cuEventDestroy_v2 cuEventQuery cuEventRecord cuEventSynchronize \

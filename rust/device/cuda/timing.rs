@@ -7,7 +7,7 @@ use crate::profile::{self, Stage};
 use cudarc::driver::sys;
 use std::sync::Arc;
 
-/// Relation between the clock of a GPU and that of the host.
+/// Relation between the clocks of a GPU and of the host.
 pub struct Timer {
     ordinal: i32,
     base: Event,

@@ -28,7 +28,7 @@ pub struct TensorsChunks {
 impl TensorsChunks {
     /// Reads the headers of all tensors of an encrypted file, many of an object at once. If there are several keys,
     /// takes the one that decrypts the smallest tensor, since the file does not name its key. Fails with `malformed` if
-    /// a header is not valid; `integrity` if no key is that of the file, or a tensor is not encrypted;
+    /// a header is not valid; `integrity` if no key is the file's, or a tensor is not encrypted;
     /// `invalid-argument` without keys. The error has no path.
     pub fn open(header: &Header, source: &Source, keys: &[EncryptionKey]) -> Result<TensorsChunks> {
         if keys.is_empty() {

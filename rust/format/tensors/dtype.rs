@@ -37,7 +37,7 @@ const OPAQUE: [(Dtype, &str); 8] = [
 const SEPARATOR: char = '\0';
 
 /// Returns the dtype with this name in a file. Fails with `unsupported-dtype` if fst has no such dtype; `malformed` if
-/// the size of the raw bytes is not that of the dtype.
+/// the size of the raw bytes does not fit the dtype.
 pub(super) fn parse(name: &str) -> Result<Dtype> {
     if name.is_empty() {
         return Err(Error::new(Kind::Malformed, "the dtype is empty"));

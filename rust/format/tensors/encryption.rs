@@ -60,7 +60,7 @@ impl Pieces {
     /// is not a code for each piece.
     pub fn size(&self, data_bytes: u64) -> Result<u64> {
         let Pieces { piece_bytes, macs, .. } = self;
-        // One code is that of all data, whatever the size of pieces is.
+        // One code covers all data, whatever the size of pieces is.
         let size = if macs.len() == 1 { data_bytes } else { *piece_bytes };
         if data_bytes == 0 || data_bytes.div_ceil(size) != to_u64(macs.len()) {
             let codes = macs.len();

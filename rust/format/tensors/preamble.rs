@@ -8,7 +8,7 @@ pub const PREAMBLE_BYTES: u64 = 73;
 /// [`PREAMBLE_BYTES`] as the size of an array.
 pub const PREAMBLE_SIZE: usize = 73;
 
-/// Version of a file whose dtypes are all those of NumPy.
+/// Version of a file whose dtypes are all in NumPy.
 pub const VERSION_NUMPY: u32 = 1;
 /// First version with other dtypes.
 pub const VERSION_OPAQUE: u32 = 2;

@@ -45,14 +45,14 @@ pub struct TensorHeader {
 }
 
 impl TensorHeader {
-    /// Returns the hashes that are not those of this data.
+    /// Returns the hashes that do not match this data.
     pub fn differing(&self, data: &[u8]) -> Vec<Digest> {
         let is_of = |hash: &Digest| hash.algorithm.digest_parts([&self.hashed, data]) == *hash;
         self.hashes.iter().filter(|hash| !is_of(hash)).copied().collect()
     }
 }
 
-/// Returns the bytes of a file that hold the header of a tensor. Fails with `malformed` if the range is not that of a
+/// Returns the bytes of a file that hold the header of a tensor. Fails with `malformed` if the range does not hold a
 /// header.
 pub fn range(entry: Entry<'_>, tensors_entry: TensorsEntry) -> Result<Range<u64>> {
     let range = tensors_entry.header_begin..entry.begin;
@@ -78,7 +78,7 @@ fn place(entry: Entry<'_>) -> Result<Place<'_>> {
     Ok((entry, tensors_entry, range(entry, tensors_entry)?))
 }
 
-/// Reads, parses and checks the headers of tensors of a file, which are in the order of the file. Those of an object
+/// Reads, parses and checks the headers of tensors of a file, which are in the order of the file. Headers of an object
 /// are requested many at once, and those near each other with one request. Fails with `invalid-argument` for a tensor
 /// of a safetensors file; `interrupted`. The error has no path.
 pub fn read_all(source: &Source, entries: &[Entry<'_>]) -> Result<Vec<TensorHeader>> {

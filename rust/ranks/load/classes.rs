@@ -27,7 +27,7 @@ pub(super) struct Class {
     pub(super) id: usize,
     /// Size of a tensor.
     pub(super) bytes: u64,
-    /// Shards in the order of ranks, those of a rank in the order of its requests.
+    /// Shards in the order of ranks, each rank's in the order of its requests.
     pub(super) shards: Vec<ClassShard>,
     /// Range from the first requested byte to the end of the last.
     pub(super) hull: Range<u64>,

@@ -52,7 +52,7 @@ struct RouteKey {
 struct RouteRules {
     /// Smallest shard that is taken from a page cache, in bytes.
     cached_bytes_min: u64,
-    /// Whether small tensors that one rank needs are exchanged as those of several ranks are.
+    /// Whether small tensors that one rank needs are exchanged as tensors of several ranks are.
     exchanges_single: bool,
 }
 
@@ -155,7 +155,7 @@ impl LoadPlan {
     }
 
     /// Returns whether ranks that read tensors alone, past the page cache, read many blocks and gaps that other ranks read,
-    /// too: those of small tensors next to each other, which different ranks need.
+    /// too: bytes of small tensors next to each other, which different ranks need.
     fn reads_blocks_again(&self) -> bool {
         let mut by_rank = vec![BlockReads::default(); self.ranks()];
         let mut by_any = BlockReads::default();

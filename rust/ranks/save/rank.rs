@@ -24,7 +24,7 @@ pub struct Write {
     pub file: usize,
     /// Bytes of the file.
     pub range: Range<u64>,
-    /// Bytes of tensors in the range, as indices of [`RankWindow::sources`]. All other bytes are those of the header.
+    /// Bytes of tensors in the range, as indices of [`RankWindow::sources`]. All other bytes belong to the header.
     pub sources: Range<usize>,
 }
 
@@ -40,7 +40,7 @@ pub struct Source {
     pub tensor: usize,
     /// The bytes, as a range of the local tensor of the ranks that hold the region.
     pub local: Range<u64>,
-    /// Offset in the receive buffer in bytes, or `None` if the bytes are those of the rank's own tensor.
+    /// Offset in the receive buffer in bytes, or `None` if the bytes belong to the rank's own tensor.
     pub received: Option<u64>,
 }
 

@@ -62,7 +62,7 @@ pub(super) struct Writers {
 struct RunGroup {
     /// Ranks, in the order of their regions.
     holders: Vec<usize>,
-    /// Region of the first rank. Its indices, up to the dimension of the runs, are those of the group.
+    /// Region of the first rank. Its indices, up to the dimension of the runs, are the group's.
     region: usize,
     hull: Range<u64>,
 }

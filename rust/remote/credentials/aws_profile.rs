@@ -76,7 +76,7 @@ impl Profile {
         self.own().ok()?.text("region")
     }
 
-    /// Returns the endpoint of S3 that the files have: that of the profile's `services` section, or that of the profile.
+    /// Returns the endpoint of S3 that the files have: from the profile's `services` section, or from the profile.
     /// `AWS_ENDPOINT_URL_S3` and `AWS_ENDPOINT_URL` take precedence.
     pub fn endpoint(&self) -> Option<&str> {
         self.configured_endpoint("s3")

@@ -62,7 +62,7 @@ impl Files {
 }
 
 fn read(path: &Path) -> Result<BTreeMap<String, Section>> {
-    // A folder that this user may not enter has no profiles for this user: HOME is often that of root in containers.
+    // A folder that this user may not enter has no profiles for this user: HOME is often root's in containers.
     if !path.is_file() {
         return Ok(BTreeMap::new());
     }

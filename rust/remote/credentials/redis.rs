@@ -24,7 +24,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Returns those of the URL. What it does not have comes from the options, then from `REDISCLI_AUTH`.
+    /// Returns the credentials of the URL. What it does not have comes from the options, then from `REDISCLI_AUTH`.
     pub fn of(location: &Location, settings: &BTreeMap<String, String>, trust: Trust) -> Result<Credentials> {
         let invalid = |message: &str| Error::new(Kind::InvalidArgument, message).at(location.to_string());
         let known = ["username", "password", "database"];

@@ -37,7 +37,7 @@ pub(super) struct AssumedRole {
 pub(super) enum Proof {
     /// Keys that sign the request.
     Keys(AwsCredentialProvider),
-    /// Token of a file, such as that of a Kubernetes service account.
+    /// Token of a file, such as a Kubernetes service account's.
     TokenFile(PathBuf),
 }
 

@@ -61,7 +61,7 @@ fn directory(base: &str) -> Attempt<Url> {
     url.map_err(|error| Failure::new(FailureClass::Invalid, format!("the endpoint is not a URL: {error}")))
 }
 
-/// Returns the path of a URL below that of a base, which ends with a slash.
+/// Returns the path of a URL below the path of a base, which ends with a slash.
 fn path_below<'a>(base: &Url, url: &'a Url) -> Option<&'a str> {
     url.path().strip_prefix(base.path()).filter(|_| base.origin() == url.origin())
 }

@@ -140,7 +140,7 @@ impl Location {
         self.query.as_deref()
     }
 
-    /// Returns whether the files are those of a revision, which do not change. Buckets of the Hub have none.
+    /// Returns whether the files belong to a revision, which do not change. Buckets of the Hub have none.
     pub fn is_at_revision(&self) -> bool {
         self.repository().is_some_and(|repository| !repository.is_bucket())
     }

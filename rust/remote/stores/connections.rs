@@ -20,7 +20,7 @@ pub const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 #[derive(Clone)]
 pub struct Client {
     http: Connections,
-    /// Connections to places with certificates of their own. Those of a place that no object is open at are closed.
+    /// Connections to places with certificates of their own. Connections to a place without an open object are closed.
     others: Arc<Mutex<Vec<Other>>>,
     /// Connections without HTTP.
     idle: Idle,

@@ -29,12 +29,12 @@ pub fn configure(prefix: &str, options: BTreeMap<String, String>) -> Result<()> 
     Ok(())
 }
 
-/// Returns the options of a location: those of the longest prefix of its URL that was set.
+/// Returns the options of a location: options of the longest prefix of its URL that was set.
 pub(in crate::remote) fn options_of(location: &Location) -> BTreeMap<String, String> {
     let url = normalized(location);
     let is_prefix = |prefix: &String| {
         let rest = url.strip_prefix(prefix.trim_end_matches('/'));
-        // Options of a repository are those of all its revisions.
+        // Options of a repository are for all its revisions.
         let ends: &[char] = if location.service() == Service::Hub { &['/', '@'] } else { &['/'] };
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(ends))
     };

@@ -199,7 +199,7 @@ fn join(base: &Uri, location: &str) -> Option<Uri> {
     matches!(joined.scheme(), "http" | "https").then(|| joined.as_str().parse().ok()).flatten()
 }
 
-/// Returns whether a name is that of a service of instance metadata, which hands out credentials.
+/// Returns whether a name belongs to a service of instance metadata, which hands out credentials.
 fn is_metadata_name(host: &str) -> bool {
     matches!(host, "metadata.google.internal" | "metadata" | "169.254.169.254" | "169.254.170.2" | "[fd00:ec2::254]")
 }

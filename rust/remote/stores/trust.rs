@@ -16,7 +16,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// Options for one place: a file or a directory with certificates of authorities, in place of those of the system, or
+/// Options for one place: a file or a directory with certificates of authorities, in place of the system's, or
 /// no check of certificates at all.
 const OPTIONS: [&str; 3] = ["ca_file", "ca_directory", "allow_invalid_certificates"];
 /// Options for one place: files with the certificate that its servers get, and with its private key.
@@ -34,7 +34,7 @@ static KNOWN: PerProcess<Mutex<Known>> = PerProcess::new(Mutex::default);
 /// Certificates that the connections to one place accept.
 #[derive(Clone, Debug, Default)]
 pub enum Trust {
-    /// Those of the authorities of the system, and of those that the environment names.
+    /// Authorities of the system, and authorities that the environment names.
     #[default]
     Environment,
     /// Those that the options of the place say.
@@ -172,7 +172,7 @@ fn builder() -> Result<(Arc<CryptoProvider>, ConfigBuilder<ClientConfig, WantsVe
 
 /// Certificate of the client with its private key.
 struct Identity {
-    /// The certificate, and those of the authorities between it and one that the server knows.
+    /// The certificate, and certificates of the authorities between it and one that the server knows.
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     /// Path of the certificate, for errors.
@@ -215,7 +215,7 @@ struct Verifier {
 /// Certificates that a verifier accepts.
 #[derive(Debug)]
 enum Accepted {
-    /// Those of the environment. They are read when the first server is verified: that takes milliseconds, and loads
+    /// Certificates of the environment. They are read when the first server is verified: that takes milliseconds, and loads
     /// without TLS do not need them.
     Environment(OnceLock<std::result::Result<Arc<WebPkiServerVerifier>, String>>),
     /// All, for a place that is set to `allow_invalid_certificates`. Who answers is then unknown, but the bytes are still

@@ -284,7 +284,7 @@ fn open_file(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
         let message = format!("{}: expected a regular file; remove it", path.display());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
-    // Reads of the copy may wait, as those of any other file.
+    // Reads of the copy may wait, as reads of any other file.
     fcntl_setfl(&file, fcntl_getfl(&file)?.difference(OFlags::NONBLOCK))?;
     Ok(file)
 }

@@ -27,7 +27,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 type Hosts = HashMap<String, Arc<Host>>;
 
 static HOSTS: PerProcess<Mutex<Hosts>> = PerProcess::new(Mutex::default);
-/// Hosts of uploads, whose rates differ from those of loads.
+/// Hosts of uploads, whose rates differ from the rates of loads.
 static UPLOAD_HOSTS: PerProcess<Mutex<Hosts>> = PerProcess::new(Mutex::default);
 
 /// Requests to one host.
@@ -132,7 +132,7 @@ impl Host {
 
 impl Usual {
     /// Returns the usual time of a range of `bytes` bytes. A shorter one than usual takes as long: most of its time may be
-    /// that of the first byte.
+    /// the first byte's.
     fn time_of(&self, bytes: u64) -> Duration {
         let multiple = bytes.div_ceil(self.bytes.max(1)).max(1);
         self.time.saturating_mul(u32::try_from(multiple).unwrap_or(u32::MAX))

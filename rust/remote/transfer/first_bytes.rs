@@ -137,7 +137,7 @@ impl Received {
 
     /// Receives bytes until there are `end` of them, and then runs other requests on the same runtime, whose connection
     /// they use. To open another connection beside it would take as long as the rest of an answer. Fails with the
-    /// errors of [`receive`](Received::receive) and of the other requests; that of `check`.
+    /// errors of [`receive`](Received::receive) and of the other requests; the error of `check`.
     pub(super) fn receive_before<T: Send>(
         &mut self,
         end: u64,

@@ -73,7 +73,7 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// Fills pieces from the answer that is complete first: that of one request, or of a hedged one beside it.
+    /// Fills pieces from the answer that is complete first: from one request, or from a hedged one beside it.
     async fn fill_rest(&self, expected: &Expected<'_>, pieces: &mut Pieces<'_>, progress: &Progress) -> Attempt<()> {
         let (begin, was_hedged) = (Instant::now(), progress.is_hedged());
         let result = {

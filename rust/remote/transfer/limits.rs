@@ -2,9 +2,9 @@
 
 use crate::num::{to_u64, to_usize};
 
-/// Smallest part, except for the last one, in bytes: that of S3.
+/// Smallest part, except for the last one, in bytes: the limit of S3.
 pub const PART_BYTES_MIN: usize = 5 << 20;
-/// Largest number of parts of an object: that of S3, and the smallest of all services.
+/// Largest number of parts of an object: the limit of S3, and the smallest of all services.
 pub const PARTS_MAX: usize = 10_000;
 /// Number of parts of one size, if the length of the object is not known. Five sizes fit an upload, so that parts of 8
 /// MiB at its beginning allow an object of 484 GiB.
@@ -66,7 +66,7 @@ fn first_part_bytes(bytes_min: usize) -> usize {
 pub const FIRST_BYTES: u64 = 1 << 20;
 /// Upper bound for the bytes of the first requests for all objects of a checkpoint, since ranks send them to each other.
 const ALL_FIRST_BYTES: u64 = 16 << 20;
-/// Number of bytes that the first request asks for at least: those of most headers in checkpoints with many files.
+/// Number of bytes that the first request asks for at least: enough for most headers in checkpoints with many files.
 const FIRST_BYTES_MIN: u64 = 64 << 10;
 
 /// Largest gap that is requested along with the bytes on both sides, in bytes: about what arrives on one connection in

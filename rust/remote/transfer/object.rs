@@ -241,7 +241,7 @@ impl Object {
         self.read_first_bytes(from_first_bytes, missing, gap_bytes, check)
     }
 
-    /// Fills buffers with bytes of the first request, and requests those of others.
+    /// Fills buffers with bytes of the first request, and requests the other bytes.
     fn read_first_bytes<'a>(
         &self,
         from_first_bytes: Vec<(u64, &'a mut [u8])>,
@@ -266,7 +266,7 @@ impl Object {
             missing = arrived.copy(missing);
         }
         drop(arrived);
-        // The answer has failed, or it is that of the parent process.
+        // The answer has failed, or it belongs to the parent process.
         missing.append(&mut others);
         self.request_all(missing, gap_bytes, check)
     }

@@ -3,7 +3,7 @@
 use crate::num::{to_u64, to_usize};
 use std::ops::Range;
 
-/// Buffers for ranges of an object, in ascending order. One request brings the bytes of all of them, and those of the gaps
+/// Buffers for ranges of an object, in ascending order. One request brings the bytes of all of them, and of the gaps
 /// between them.
 pub struct Pieces<'a> {
     pieces: Vec<(u64, &'a mut [u8])>,
@@ -87,7 +87,7 @@ impl<'a> Pieces<'a> {
         true
     }
 
-    /// Iterates over the bytes of the range, in order. Those of gaps are missing unless they are kept.
+    /// Iterates over the bytes of the range, in order. Bytes of gaps are missing unless they are kept.
     pub(super) fn parts(&self) -> impl Iterator<Item = &[u8]> {
         let gaps = self.gaps.iter().flatten().map(|(offset, bytes)| (*offset, bytes.as_slice()));
         let mut parts: Vec<(u64, &[u8])> =

@@ -168,8 +168,8 @@ pub(super) fn take_sent() -> u64 {
     SENT.take()
 }
 
-/// Closes the connections of the runtime of this thread once its request ends. Those of a request that has failed or was
-/// ended may hold memory of the request.
+/// Closes the connections of the runtime of this thread once its request ends. Connections of a request that has failed
+/// or was ended may hold memory of the request.
 pub(super) fn discard() {
     IS_DISCARDED.set(true);
 }

@@ -5,7 +5,7 @@
 //! others:        begin, PUT part 0, PUT part 1, ... in any order and side by side, complete
 //! ```
 //!
-//! A request is repeated like those of a load. An upload that is not completed is aborted, best effort: the service
+//! A request is repeated like requests of a load. An upload that is not completed is aborted, best effort: the service
 //! would otherwise keep the parts, without a name, and charge for them.
 
 use super::concurrency::Host;
@@ -190,7 +190,7 @@ impl Upload {
     }
 
     /// Sends the last request, with which the object appears and replaces an older one. Fails with the errors of
-    /// requests, with the URL, after which an older object is unchanged unless the message says otherwise; that of
+    /// requests, with the URL, after which an older object is unchanged unless the message says otherwise; the error of
     /// `check`.
     pub fn finish(&self, check: Check<'_>) -> Result<()> {
         let uploads = self.uploads()?;

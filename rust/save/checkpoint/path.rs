@@ -23,7 +23,7 @@ pub(super) struct CheckpointPath {
 
 impl CheckpointPath {
     /// # Errors
-    /// `invalid-argument` if the path does not end in `.safetensors`; those of [`output::check_target`].
+    /// `invalid-argument` if the path does not end in `.safetensors`; the errors of [`output::check_target`].
     pub(super) fn new(path: &Path) -> Result<CheckpointPath> {
         let is_remote = url_of(path)?.is_some();
         let path = if is_remote { path.to_path_buf() } else { check_local(path)? };
@@ -62,7 +62,7 @@ impl CheckpointPath {
         Ok((present, old))
     }
 
-    /// Returns whether a name is that of a file of this checkpoint: a single file, a shard of any save, or a file with a
+    /// Returns whether a name belongs to a file of this checkpoint: a single file, a shard of any save, or a file with a
     /// token, which must be named by the index of a directory.
     fn is_of_checkpoint(&self, name: &str, named: &BTreeSet<String>) -> bool {
         let has_token = NameOfSave::of_file(name).is_some_and(|save| save.stem == self.stem);

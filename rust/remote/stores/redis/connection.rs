@@ -99,7 +99,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends commands that are run without those of others in between. Their replies are the next ones.
+    /// Sends commands that are run without other clients' commands in between. Their replies are the next ones.
     pub(super) async fn transact(&mut self, commands: &[&[&str]]) -> Attempt<()> {
         let begin: &[&str] = &["MULTI"];
         let end: &[&str] = &["EXEC"];
@@ -108,7 +108,7 @@ impl Connection {
         self.begin_replies(commands.len()).await
     }
 
-    /// Sends a command whose last word has these bytes, and others. They are run like those of
+    /// Sends a command whose last word has these bytes, and others. They are run like the commands of
     /// [`transact`](Connection::transact).
     pub(super) async fn transact_with(&mut self, first: &[&str], bytes: &[u8], others: &[&[&str]]) -> Attempt<()> {
         let since = Instant::now();
