@@ -1,7 +1,7 @@
 // Runs launches of translated kernels, and stops at the first access to memory that a GPU would refuse.
 //
 // Reads launches from a file and writes the targets of all launches to another one.
-// The fields of a launch are those of `Launch`, then follow its tasks and its source, see
+// The fields of a launch are as in `Launch`, then follow its tasks and its source, see
 // tests/python/kernels/launches.py. Tasks have addresses relative to the source and the target. Source, target, tasks
 // and parameters each have pages of their own between pages that cannot be accessed.
 #define _DEFAULT_SOURCE

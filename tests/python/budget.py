@@ -16,7 +16,7 @@ import forked
 from suite import CHECKOUT
 
 TABLE = CHECKOUT / "docs" / "decisions" / "tests.md"
-# Name of a property of reports: the CPU seconds of one phase of a test, with those of child processes.
+# Name of a property of reports: the CPU seconds of one phase of a test, including child processes.
 PROPERTY = "cpu_seconds"
 
 

@@ -1,6 +1,6 @@
 """Fixtures for all tests.
 
-The tests import the `fst` that Python finds: that of this checkout with PYTHONPATH=torch_ext, or else an installed one.
+The tests import the `fst` that Python finds: this checkout's with PYTHONPATH=torch_ext, or else an installed one.
 """
 
 import gc

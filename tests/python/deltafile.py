@@ -47,7 +47,7 @@ def write_delta(
     checksums: Mapping[str, str] | None = None,
     **metadata: Any,
 ) -> Path:
-    """Writes a delta with one file for each tensor, and Adler-32 checksums. `metadata` replaces that of the index."""
+    """Writes a delta with one file for each tensor, and Adler-32 checksums. `metadata` replaces the index's."""
     directory.mkdir()
     base_version, version = versions
     weight_map = {}

@@ -34,7 +34,7 @@ def command(*arguments):
 
 
 def loads(path):
-    """Loads of a path by all entrances. Those of safetensors have its text for missing files in front."""
+    """Loads of a path by all entrances. safetensors' entrances have its text for missing files in front."""
     return {
         "operator": lambda: operators.load_file(path),
         "list": lambda: operators.tensor_names([path]),

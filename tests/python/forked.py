@@ -39,13 +39,13 @@ def cpu_seconds() -> float:
     server = forkserver._forkserver._forkserver_pid
     if server is None:
         return 0.0
-    # The server waits for processes that end, which adds their time to that of its children.
+    # The server waits for processes that end, which adds their time to its children's.
     running = [process.pid for process in _processes if process.exitcode is None]
     return sum(sum(_times(process)[:2]) for process in running) + sum(_times(server))
 
 
 def _times(process: int) -> list[float]:
-    """Returns the seconds of user and system time of a process, then those of children that it has waited for."""
+    """Returns the seconds of user and system time of a process, then of children that it has waited for."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text()
     except OSError:

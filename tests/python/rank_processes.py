@@ -152,7 +152,7 @@ def _serve(rank: int, size: int, store: Path, stack: Path, pipe: Any) -> None:
             timeout=timedelta(seconds=COLLECTIVE_SECONDS),
         )
         while True:
-            # The current directory may be that of a test and deleted soon, and imports of the function may need one.
+            # The current directory may be a test's and deleted soon, and imports of the function may need one.
             os.chdir(store.parent)
             function, arguments = pipe.recv()
             try:

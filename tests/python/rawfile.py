@@ -121,7 +121,7 @@ def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def assert_all_same(actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor | Raw]) -> None:
-    """Checks for equal names, and compares the tensors, also with those of a file, as `assert_same` does."""
+    """Checks for equal names, and compares the tensors, also with a file's, as `assert_same` does."""
     assert set(actual) == set(expected)
     for name, tensor in expected.items():
         assert_same(actual[name], tensor.tensor() if isinstance(tensor, Raw) else tensor)

@@ -57,7 +57,7 @@ fn an_index_lists_the_files_of_a_checkpoint() {
     {
         assert!(error.to_string().contains(part), "{error}");
     }
-    // The mark is that of editors of Windows. Tensors that a file lacks are missing only when they are requested.
+    // Editors of Windows write the mark. Tensors that a file lacks are missing only when they are requested.
     let text = "\u{feff}{\"weight_map\":{\"x\":\"one.safetensors\",\"q\":\"two.safetensors\"}}";
     std::fs::write(&index, text).unwrap();
     let checkpoint = Checkpoint::open(&[&index]).unwrap();
@@ -215,7 +215,7 @@ fn a_name_in_two_files_is_rejected() {
     }
 }
 
-/// The similarity of two names of 1 MiB would take minutes to compute, and that of 20,000 names seconds in a debug build.
+/// The similarity of two names of 1 MiB would take minutes to compute, and of 20,000 names seconds in a debug build.
 #[test]
 fn a_missing_name_suggests_similar_names_among_few_short_ones() {
     let directory = TempDir::new().unwrap();

@@ -1,4 +1,4 @@
-//! Digests: those of pieces in any order, those that a save writes, and those that a load compares.
+//! Digests: of pieces in any order, those that a save writes, and those that a load compares.
 
 use crate::files::{self, assert_fails, damage};
 use crate::host_load::{destinations, load, regions};

@@ -108,7 +108,7 @@ fn a_load_without_kernels_uses_one_copy_stream() {
             load.run(TIGHT).unwrap();
             let calls = between(before, sim.counters());
             assert_eq!((calls.stream_changes, calls.launches), (0, 0), "{calls:?}");
-            // One record on the caller's stream and two on the copy stream, besides those of the chunks: for the caller's
+            // One record on the caller's stream and two on the copy stream, besides the chunks' records: for the caller's
             // stream and for the host.
             assert_eq!((calls.records, calls.waits, calls.syncs), (calls.copies + 3, 2, 0), "{calls:?}");
             load.assert_holds(&model);
@@ -409,7 +409,7 @@ fn a_save_of_small_tensors_costs_one_copy_per_chunk() {
         assert!(calls.syncs == 0 && calls.records <= chunks + 1 && calls.waits <= 2, "{calls:?}");
         let again = save(&sim, &gpu, count, true);
         // Each thread has an event and a slot, and keeps them for the next save. A save may use fewer threads. One more
-        // event is that of the caller's stream.
+        // event is the caller's stream's.
         let threads = SAVE.threads as u64;
         assert!(again.streams == 0 && calls.events + again.events <= threads + 1, "{calls:?} {again:?}");
         assert!(calls.registrations + again.registrations <= threads, "{calls:?} {again:?}");

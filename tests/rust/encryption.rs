@@ -375,7 +375,7 @@ fn passphrases_open_files() {
     let key = |text: &str| EncryptionKey::from_passphrase(text.as_bytes(), 2, 16 << 10).unwrap();
     write(&path, &small(), None, &key("open sesame").with_label("cave").unwrap()).unwrap();
     assert_eq!(open_with(&path, &key("open sesame")).unwrap().count(), 3);
-    // The limits are those of the file.
+    // The limits are the file's.
     assert!(open_with(&path, &EncryptionKey::from_passphrase(b"open sesame", 1, 8 << 10).unwrap()).is_ok());
     let error = open_with(&path, &key("open barley")).unwrap_err();
     assert!(!error.to_string().contains("barley"), "{error}");
@@ -407,7 +407,7 @@ fn files_that_were_read_do_not_choose_the_salt_of_new_files() {
     let derivations = ["stranger", "weak", "first", "second"].map(|name| derivation(&path(name)));
     assert_eq!(derivations.iter().collect::<BTreeSet<_>>().len(), 4);
     assert_eq!(derivations[2][..12], [2_u32.to_le_bytes().as_slice(), &(16_u64 << 10).to_le_bytes()].concat());
-    // The files of one save, and those of one rotation, share a salt.
+    // The files of one save, and of one rotation, share a salt.
     let of_save = own.for_save().unwrap();
     for name in ["first", "second"] {
         write(&path(name), &small(), None, &of_save).unwrap();

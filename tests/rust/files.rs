@@ -76,7 +76,7 @@ pub fn cached_pages(path: &Path) -> Vec<bool> {
     let file = File::open(path).unwrap();
     let mapped = memmap2::MmapOptions::new().map_raw_read_only(&file).unwrap();
     let mut pages = vec![0_u8; mapped.len().div_ceil(PAGE_BYTES)];
-    // SAFETY: the range is that of the mapping, and the buffer has a byte for each of its pages.
+    // SAFETY: the range is the mapping's, and the buffer has a byte for each of its pages.
     assert_eq!(unsafe { libc::mincore(mapped.as_mut_ptr().cast(), mapped.len(), pages.as_mut_ptr()) }, 0);
     pages.into_iter().map(|page| page & 1 == 1).collect()
 }

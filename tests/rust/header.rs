@@ -1,4 +1,4 @@
-//! Headers: those of the `safetensors` crate are read equally, and invalid ones are rejected with their location.
+//! Headers: the `safetensors` crate's are read equally, and invalid ones are rejected with their location.
 
 use crate::files::{self, any_damage, apply, assert_fails};
 use fst::error::Kind;

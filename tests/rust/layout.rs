@@ -1,4 +1,4 @@
-//! Layouts, compared byte for byte with those of the `safetensors` crate.
+//! Layouts, compared byte for byte with the `safetensors` crate's.
 
 use fst::dtype::Dtype;
 use fst::error::Kind;

@@ -371,7 +371,7 @@ fn a_default_stream_of_another_context_or_of_a_thread_is_refused() {
     for stream in [0, 1] {
         assert!(refused(stream).contains("another CUDA context"));
     }
-    // Another stream has a context of its own, and the default stream of another GPU is that of its primary context.
+    // Another stream has a context of its own, and the default stream of another GPU belongs to its primary context.
     load_all(&gpu, &model, &TIGHT);
     Cuda::open(1, 0).map(drop).unwrap();
     // A program may enter a green context between two tensors.

@@ -75,7 +75,7 @@ fn signatures_are_no_part_of_a_name() {
     ] {
         assert_eq!(unsigned(&format!("versionId=1&{signature}&part=2")), "versionId=1&part=2");
     }
-    // Parameters like those of signatures are part of a name.
+    // Parameters like a signature's are part of a name.
     for query in [
         "policy-net=1",
         "expires-model=1",

@@ -220,7 +220,7 @@ fn a_forked_child_keeps_no_lock_and_removes_no_file() {
         drop(FileLock::try_exclusive(&Arc::new(File::open(&path).unwrap())).unwrap());
     }
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
-    // SAFETY: the child and the descriptors are those of this test.
+    // SAFETY: the child and the descriptors belong to this test.
     unsafe {
         libc::kill(child, libc::SIGKILL);
         libc::waitpid(child, std::ptr::null_mut(), 0);

@@ -1,4 +1,4 @@
-//! Signatures of OpenSSF Model Signing with a key: those of the reference (tests/signatures), and damaged ones.
+//! Signatures of OpenSSF Model Signing with a key: the reference's (tests/signatures), and damaged ones.
 //! `tests/python/load/test_signatures.py` tests those that only Python verifies.
 
 use crate::files::assert_fails;

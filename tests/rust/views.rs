@@ -9,7 +9,7 @@ use fst::load::views::{Mappings, Views};
 use fst::options::{Options, ReaderChoice};
 use tempfile::TempDir;
 
-/// Tensors whose data begins at a multiple of eight, except that of "odd", which is at an odd offset.
+/// Tensors whose data begins at a multiple of eight, except for "odd", which is at an odd offset.
 const JSON: &str = r#"{"f":{"dtype":"F32","shape":[4,2],"data_offsets":[0,32]},"none":{"dtype":"F32","shape":[0],"data_offsets":[32,32]},"b":{"dtype":"U8","shape":[3],"data_offsets":[32,35]},"odd":{"dtype":"F32","shape":[2],"data_offsets":[35,43]}}"#;
 
 struct Trial {

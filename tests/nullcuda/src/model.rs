@@ -22,7 +22,7 @@ const LATE_MAX: u64 = 3_000_000;
 
 macro_rules! costs {
     ($($name:ident)*) => {
-        /// Parameters of the model, which `benches/h100.toml` describes. Times are those of the machine, not stretched.
+        /// Parameters of the model, which `benches/h100.toml` describes. Times are the machine's, not stretched.
         #[repr(C)]
         #[derive(Clone, Copy, Debug, Default)]
         #[allow(missing_docs, reason = "described in the file")]
@@ -150,7 +150,7 @@ fn clock() -> u64 {
 /// Reserves the driver's lock from a time on. `hold` returns the end of the reservation that begins at its argument. Returns
 /// both.
 fn reserve_lock(asked: u64, hold: impl FnOnce(u64) -> u64) -> (u64, u64) {
-    // SAFETY: the pointer is that of a static value, or of memory that stays mapped.
+    // SAFETY: the pointer points to a static value, or to memory that stays mapped.
     let free = unsafe { &*LOCK_FREE.load(Ordering::Relaxed) };
     let begin = loop {
         match free.swap(CHANGING, Ordering::Acquire) {
@@ -333,7 +333,7 @@ pub(crate) fn unpin(address: usize) {
     }
 }
 
-/// Makes the driver's lock that of all processes that pass the same memory.
+/// Makes all processes that pass the same memory share the driver's lock.
 ///
 /// # Safety
 /// `lock` stays valid, and is zero at first.

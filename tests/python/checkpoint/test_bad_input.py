@@ -97,7 +97,7 @@ FOREIGN = {
     "text": (b"404: Not Found", "a text", "error message"),
     "old PyTorch": (old_pytorch(), "a PyTorch file", "fst convert FILE"),
     "pickle": (pickle.dumps({"w": 1}, protocol=4), "a pickle", "fst.save_file"),
-    # The first bytes can be the length of a header, as those of a file that was cut off are.
+    # The first bytes can be the length of a header, as in a file that was cut off.
     "no pickle": (struct.pack("<Q", 0x7D0280) + b"{", "the header length is 8192640", "cut off"),
 }
 

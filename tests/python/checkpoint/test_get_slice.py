@@ -152,7 +152,7 @@ def test_f4(tmp_path):
     path = write(tmp_path / "packed.safetensors", {"x": raw})
     with fst.safe_open(path) as file:
         part = file.get_slice("x")
-        # The shape is that of the file, the index applies to PyTorch's tensor. safetensors does not slice F4.
+        # The shape is the file's, the index applies to PyTorch's tensor. safetensors does not slice F4.
         assert part.get_shape() == [4, 6]
         for index in (..., (slice(None), 2), (slice(None, None, 2), slice(1, 3))):
             assert_same(part[index], raw.tensor()[index])

@@ -121,7 +121,7 @@ def raised(open_file, *args, **kwargs):
 
 
 def test_arguments_match_safetensors(path):
-    """drop_in/test_safetensors_errors.py compares the errors of other arguments, and those of names."""
+    """drop_in/test_safetensors_errors.py compares the errors of other arguments, and of names."""
     frameworks = ["pt", "torch", "pytorch", "np", "numpy", "", None]
     devices = [("pt", device) for device in (None, "cuda", "cuda:0", 0, -1)]
     for arguments in (*((name,) for name in frameworks), *devices, ("np", None), ("np", 0)):

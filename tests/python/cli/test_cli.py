@@ -347,7 +347,7 @@ def test_completion(command, shell):
 
 
 def test_convert_casts_by_patterns(command, model, tmp_path):
-    """Patterns are those of all inputs together. Without one, a dtype is that of the rest, in any order."""
+    """Patterns apply to all inputs together. A dtype without a pattern applies to the rest, in any order."""
     torch.save({"head.weight": torch.randn(3), "head.scale": torch.randn(3)}, tmp_path / "head.pt")
     arguments = ["--dtype", "float16", "--dtype", "*.scale=keep", "--dtype", "layers.0.*=bfloat16"]
     done = command("convert", model, "head.pt", "mixed.safetensors", *arguments)

@@ -136,7 +136,7 @@ def damage(path):
 
 
 def test_load_reads_mapped_files(command, layers, monkeypatch):
-    """The rate is that of bytes in memory, also if tensors are views of a mapping that nothing else has read."""
+    """The rate counts bytes in memory, also if tensors are views of a mapping that nothing else has read."""
     read = set()
     monkeypatch.setattr(Memory, "copy", lambda name, block: read.add(name))
     done = command("time", layers)

@@ -115,7 +115,7 @@ def test_devices(path):
 
 
 def test_signatures():
-    """Every function has types, and takes no keywords but those of its signature."""
+    """Every function has types, and takes no keywords but its signature's."""
     for name in fst.__all__:
         function = getattr(fst, name)
         if not inspect.isfunction(function):

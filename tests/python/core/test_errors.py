@@ -27,7 +27,7 @@ WRAPPERS = [
 
 
 def test_all_bindings_translate_errors():
-    # All methods of `Loads` call `_run`, and those of `CoreObject` translate what they call.
+    # All methods of `Loads` call `_run`, and methods of `CoreObject` translate what they call.
     methods = [loads.OperatorLoads._run] + [
         method
         for wrapper in WRAPPERS

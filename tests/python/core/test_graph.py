@@ -67,7 +67,7 @@ class AllOperators(torch.nn.Module):
         torch.ops.fst.save_file([x * 3], ["x"], self.saved)
         tripled = x * 3
         torch.ops.fst.save_file([tripled, tripled.t()], ["y", "t"], self.saved, metadata=self.metadata)
-        # The size of serialized tensors is that of the program.
+        # The program decides the size of serialized tensors.
         constant = self.factors * 3
         return {
             "linear": torch.nn.functional.linear(x.double(), weight, bias),
@@ -195,7 +195,7 @@ def test_compiler_cache_does_not_mix_files(path):
 
 
 def test_compilation_without_file(path):
-    """The fakes of new tensors need the header, those of existing tensors do not."""
+    """The fakes of new tensors need the header, fakes of existing tensors do not."""
     with pytest.raises(Exception, match=str(path)):
         torch.compile(lambda: fst.load_tensors(str(path), ["bias"])[0] + 0, fullgraph=True)()
 

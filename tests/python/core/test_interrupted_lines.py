@@ -65,7 +65,7 @@ CASES = {
 
 
 def nested(code):
-    """Yields a code object and those of the functions in it."""
+    """Yields a code object and the code objects of the functions in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

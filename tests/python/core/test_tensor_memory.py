@@ -56,7 +56,7 @@ def kinds():
     yield "quantized channels", channels.detach
 
 
-# Calls with a tensor `t`. `classes` and `ops` are those of PyTorch.
+# Calls with a tensor `t`. `classes` and `ops` are PyTorch's.
 CALLS = {
     "Writer.write": 'classes.Writer("new").write("x", t)',
     "Writer.write_hashed": 'classes.Writer("new", None, True).write_hashed("x", t, 0, 0)',

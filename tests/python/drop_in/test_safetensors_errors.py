@@ -1,4 +1,4 @@
-"""Errors of `fst.safe_open`, `fst.torch` and `fst.numpy` beside those of safetensors for the same calls."""
+"""Errors of `fst.safe_open`, `fst.torch` and `fst.numpy` beside safetensors' errors for the same calls."""
 
 import errno
 from pathlib import Path

@@ -68,7 +68,7 @@ def test_from_pretrained(tmp_path, tied, shards, dtype, device_map):
 
 
 def test_save_pretrained(tmp_path):
-    """Saved files match those of safetensors, also when they overwrite the files of the loaded model."""
+    """Saved files match safetensors' files, also when they overwrite the files of the loaded model."""
     size = "60KB"
     model = llama(tie_word_embeddings=True)
     model.save_pretrained(tmp_path / "theirs", max_shard_size=size)

@@ -92,7 +92,7 @@ class Launch:
         source: The bytes that the copies read.
         target_bytes: The length of the target.
         is_inline: Whether the tasks are parameters of the kernel.
-        is_source_at_end: Whether the end of the source is the end of a page. Else, its beginning is that of a page.
+        is_source_at_end: Whether the end of the source is the end of a page. Else, its beginning begins one.
         seed: Seed of the order of the threads.
     """
 
@@ -208,7 +208,7 @@ def arrange(shapes: Sequence[tuple[torch.dtype, torch.dtype, int, int]], seed: i
         padded[:, :row_bytes] = as_integers(values).view(torch.uint8).view(rows, row_bytes)
         pieces += [torch.zeros(gap_bytes, dtype=torch.uint8), padded.flatten()[:used_bytes]]
 
-    # The last copy ends at the end of the target, which is that of a page. So each begins at a distance from the end.
+    # The last copy ends at the end of the target, which ends a page. So each begins at a distance from the end.
     distances, distance = [], 0
     for copy in reversed(copies):
         item_bytes = copy.item_bytes[1]

@@ -88,7 +88,7 @@ def test_files_in_the_format_of_tensorizer(model, sign, options):
     fst.verify(path, signature)
     torch.testing.assert_close(fst.load_file(path, verify=signature), weights, rtol=0, atol=0)
     content = path.read_bytes()
-    # In the file's header, in that of a tensor, in data and at the end. tensorizer's own hashes are not compared here.
+    # In the file's header, in a tensor's header, in data and at the end. tensorizer's own hashes are not compared here.
     for position in (20, content.index(b"norm") + 1, content.rindex(weights["norm"].numpy().tobytes()), -1):
         flip_bit(path, position)
         for load in LOADS:
@@ -294,7 +294,7 @@ def test_arguments_of_a_signature(path):
 
 
 def test_mutated_signatures_never_verify_other_data(path, tmp_path):
-    """The core verifies those of a public key: see mutated_statements_are_parsed_or_refused in tests/rust."""
+    """The core verifies signatures of a public key: see mutated_statements_are_parsed_or_refused in tests/rust."""
     case = CHAINS["chains"]["p256"]
     text = json.dumps(bundle_of(case, CHAINS["payload"])).encode()
     (tmp_path / "ca.pem").write_text(case["roots"])

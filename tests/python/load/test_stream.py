@@ -90,7 +90,7 @@ def test_reads_are_bounded_by_window(tmp_path):
     before = read_bytes()
     with fst.stream(path, window_bytes=2 * MIB) as stream:
         for index, (name, tensor) in enumerate(stream):
-            # The count includes other reads of this process, such as those of /proc.
+            # The count includes other reads of this process, such as reads of /proc.
             assert read_bytes() - before < (index + 1 + 2) * MIB + MIB // 2
             assert_same(tensor, tensors[name].tensor())
     assert read_bytes() - before >= 16 * MIB

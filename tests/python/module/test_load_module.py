@@ -148,7 +148,7 @@ def test_dtype(path, dtype, start):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.float8_e5m2])
 def test_casts_in_place(tmp_path, dtype):
-    """In-place casts equal those of load_state_dict and keep the storage."""
+    """In-place casts equal load_state_dict's and keep the storage."""
     tensors = {}
     for index, name in enumerate(["F16", "BF16", "F32", "F64", "I64", "F8_E4M3", "BOOL"]):
         tensor = random_raw(name, [(7, 5, 3), (), (0, 4)][index % 3]).tensor()

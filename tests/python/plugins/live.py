@@ -16,7 +16,7 @@ class Fp8LinearMethod:
 
 
 class LiveModel(nn.Module):
-    """Model of one rank, whose `load_weights` copies regions of tensors as those of vLLM and SGLang do."""
+    """Model of one rank, whose `load_weights` copies regions of tensors as models of vLLM and SGLang do."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         super().__init__()

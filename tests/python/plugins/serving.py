@@ -113,7 +113,7 @@ def weights(loader: Any, source: Any) -> dict[str, torch.Tensor]:
 
 
 def check_weights(engine: Any, directory: Path) -> None:
-    """Checks the tensors of files, with and without a prefix, and those of the option `uri`."""
+    """Checks the tensors of files, with and without a prefix, and of the option `uri`."""
     tensors = save_checkpoint(directory)
     with fst.profile() as profile:
         found = weights(engine.loader(), engine.source(directory))
@@ -122,7 +122,7 @@ def check_weights(engine: Any, directory: Path) -> None:
     assert_all_same(found, tensors)
     drafts = {f"draft.{name}": tensor for name, tensor in tensors.items()}
     assert_all_same(weights(engine.loader(), engine.source(directory, "draft.")), drafts)
-    # The model has no weights at its path then; those of other paths have a prefix.
+    # The model has no weights at its path then; weights of other paths have a prefix.
     (directory / "empty").mkdir()
     with Server() as server:
         server.put("m.safetensors", save(tensors))

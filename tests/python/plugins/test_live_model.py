@@ -107,7 +107,7 @@ def update_shards(directory):
     assert_equal_models(model, loaded(versions[0], rank, size))
     update = live.prepare([f"{directory}/weight_v000002"])
     update.commit()
-    # Checksums are those of whole tensors.
+    # Checksums are of whole tensors.
     assert sorted(update.unverified) == ["embed", "k", "out"]
     assert_equal_models(model, loaded(fst.load_file(f"{directory}/second.safetensors"), rank, size))
     live.prepare([f"{directory}/new"], "9").commit()

@@ -27,7 +27,7 @@ def cudarc_sources():
 
 
 def functions_of(version):
-    """The functions that cudarc declares for a version of CUDA, which are those of NVIDIA's header."""
+    """The functions that cudarc declares for a version of CUDA, which are in NVIDIA's header."""
     declared = re.findall(
         r"(?:^#\[cfg\((.*)\)\]\n)?^pub unsafe fn (cu\w+)\(", cudarc_sources().read_text(), re.MULTILINE
     )

@@ -88,7 +88,7 @@ def test_library_has_no_tests():
 
 
 def test_environment_is_read_in_one_place():
-    """`fst doctor` reports the variables, and obeys none. Those of other libraries are read in `fst.compat`."""
+    """`fst doctor` reports the variables, and obeys none. Variables of other libraries are read in `fst.compat`."""
     sources = {*SOURCES, *CXX_SOURCES, *PYTHON_SOURCES} - {CHECKOUT / "torch_ext" / "fst" / "cli" / "doctor.py"}
     assert sorted(naming(r"\benv::vars?(_os)?\b|getenv|environ\b", sources)) == [
         "rust/options.rs",

@@ -86,7 +86,7 @@ if kind == "cuda":
     assert all(parameter.device.type == "cpu" for parameter in model.parameters())
     assert all(same(tensor, name) for name, tensor in model.state_dict().items())
     torch.testing.assert_close(model(x), plain(x))
-    # PyTorch pins the loaded parameters before the first forward pass, and keeps those of the root unsharded after it.
+    # PyTorch pins the loaded parameters before the first forward pass, and keeps the root's unsharded after it.
     model.reshard()
     assert all(parameter.to_local().is_pinned() for parameter in model.parameters())
     assert all(same(tensor, name) for name, tensor in model.state_dict().items())

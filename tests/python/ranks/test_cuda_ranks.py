@@ -94,7 +94,7 @@ def measure_peak(path, window_bytes):
 
 
 def test_peak_memory(ranks, tmp_path):
-    """Peak memory is that of the tensors, the windows and the scratch memory."""
+    """Peak memory is the size of the tensors, the windows and the scratch memory."""
     scratch_bytes = 64 * MIB
     save_file({"a": torch.randn(256 * MIB // 4)}, tmp_path / "a.safetensors")
     for peak in ranks(2).run(measure_peak, tmp_path / "a.safetensors", 16 * MIB):

@@ -71,7 +71,7 @@ def test_saved_and_loaded(tmp_path):
         dist.barrier()
     states = [name for name in os.listdir(tmp_path / "m") if ".state-" in name]
     assert len(states) == 1
-    # Without other values, the directory is that of `fst.save_distributed`.
+    # Without other values, the directory is as from `fst.save_distributed`.
     dcp.save({"a": torch.ones(5)}, checkpoint_id=tmp_path / "n", storage_writer=writer)
     assert_all_same(saved_in(tmp_path / "n"), {"a": torch.ones(5)})
 

@@ -96,7 +96,7 @@ def count_bytes(work):
         for name in ("broadcast", "all_to_all_single", "all_gather_into_tensor", "all_reduce"):
             patch.setattr(dist, name, getattr(collectives, name))
         result = work()
-    # The messages of this rank follow those of the others.
+    # The messages of this rank follow the others' messages.
     tensors = [[one for one in call.args if isinstance(one, torch.Tensor)] for call in collectives.mock_calls]
     return result, sum(own.nbytes for *_, own in tensors)
 

@@ -305,7 +305,7 @@ def interrupt(*arguments):
 
 
 def block(save, *arguments):
-    """Lets the commit fail after the index is replaced: the name of a file is that of a directory."""
+    """Lets the commit fail after the index is replaced: the name of a file belongs to a directory."""
     file = Path(save.paths[0].rpartition(".")[0])
     file.unlink(missing_ok=True)
     file.mkdir()
@@ -518,7 +518,7 @@ def test_background_saves(tmp_path):
         # The save has the values at the call.
         for tensor in state_dict.values():
             (tensor.to_local() if isinstance(tensor, DTensor) else tensor).fill_(-1)
-        # Collectives of the program do not meet those of the save.
+        # Collectives of the program do not meet the save's.
         dist.all_reduce(torch.ones(1))
     assert [future.result() for future in saved] == [None] * 3
     dist.barrier()

@@ -30,7 +30,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture
 def no_authorities(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes the variables that name certificates of authorities, besides those of the system."""
+    """Removes the variables that name certificates of authorities, besides the system's."""
     for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
 

@@ -51,7 +51,7 @@ def test_token_is_for_the_hub_only(http_server, monkeypatch, tmp_path):
     assert {request.headers.get("authorization") for request in asked} == {"Bearer hf_secret"}
     # The link serves all requests.
     assert len(http_server.requests(f"storage/first/{NAME}")) > 4 * len(asked)
-    # Without the variable, the token is that of a login.
+    # Without the variable, the token is from a login.
     monkeypatch.delenv("HF_TOKEN")
     (tmp_path / "hub-home").mkdir()
     (tmp_path / "hub-home" / "token").write_text("hf_stored\n")
@@ -92,7 +92,7 @@ def test_loads_compare_the_digest_of_the_hub(http_server, tmp_path):
     Hub(http_server, {NAME: DATA})
     assert_equal(fst.load_file("hf://org/model", verify=True), TENSORS)
     fst.verify("hf://org/model")
-    # The digest is that of the whole file, which is compared when it is opened.
+    # The digest covers the whole file, which is compared when it is opened.
     with fst.safe_open("hf://org/model", verify=True) as file:
         assert file.get_tensor(min(TENSORS)).equal(TENSORS[min(TENSORS)])
     changed = DATA[:-1] + bytes([DATA[-1] ^ 1])

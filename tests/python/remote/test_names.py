@@ -185,7 +185,7 @@ def test_file_of_a_repository_without_owner(hub, http_server, monkeypatch):
 
 
 def test_options_of_a_place(hub, http_server, configure, monkeypatch):
-    """Options are those of the place as the server sees it."""
+    """Options belong to the place as the server sees it."""
     monkeypatch.delenv("HF_TOKEN")
     hub({"model.safetensors": save(ONE)})
     configure("hf://models/o/n", token="hf_place")

@@ -83,7 +83,7 @@ def test_invalid_arguments(tmp_path):
 
 
 def test_disjoint_views_of_one_tensor(tmp_path):
-    """Their extents may overlap, as those of columns, as long as no byte is in two tensors."""
+    """Their extents may overlap, as the extents of columns, as long as no byte is in two tensors."""
     whole = torch.arange(24.0).reshape(4, 6)
     parts = torch.view_as_real(torch.randn(3, dtype=torch.complex64))
     for tensors in (
@@ -94,7 +94,7 @@ def test_disjoint_views_of_one_tensor(tmp_path):
     ):
         fst.save_file(tensors, tmp_path / "m.safetensors")
         assert_all_same(fst.load_file(tmp_path / "m.safetensors"), tensors)
-    # The third tensor shares bytes with the first one only, whose extent contains that of the second.
+    # The third tensor shares bytes with the first one only, whose extent contains the second's.
     with pytest.raises(ValueError, match='share memory: "a", "c"'):
         fst.save_file({"a": whole[:, ::3], "b": whole[1, 1:3], "c": whole[2:, :1]}, tmp_path / "m.safetensors")
 

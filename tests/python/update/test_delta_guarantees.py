@@ -418,7 +418,7 @@ def test_failed_hook_leaves_the_new_version(tmp_path):
 
 
 def test_decoders_of_a_chain_take_little_memory(tmp_path):
-    """Frames that request large windows are errors, and those of small tensors take no more than the tensors."""
+    """Frames that request large windows are errors, and frames of small tensors take no more than the tensors."""
     values = [{"w": torch.full((1250,), float(number))} for number in range(9)]
     for name, window in {"large": 0x90, "allowed": 0x68}.items():
         for number, (old, new) in enumerate(itertools.pairwise(values)):

@@ -83,7 +83,7 @@ def test_old_values_with_strides_and_of_mapped_files(versions, tmp_path):
     chain = UpdateSource(paths)
     strided = first["a"].t().contiguous().t()
     mapped = fst.load_file(tmp_path / "first.safetensors")["c"]
-    # In another order than that of the files.
+    # In another order than the files.
     new = apply([mapped, strided], chain.changes(["c", "a"], [mapped, strided]))
     assert_all_same(dict(zip("ca", new, strict=True)), {name: third[name] for name in "ca"})
 

@@ -118,7 +118,7 @@ def test_other_version_is_an_error(versions, deltas):
     update = fst.prepare_update(model, deltas[0])
     with torch.no_grad():
         model.up.weight.add_(1)
-    # Elements of a delta and those of a training step would be mixed.
+    # Elements of a delta and of a training step would be mixed.
     with pytest.raises(fst.VersionError, match="was written to since"):
         update.commit()
     with pytest.raises(fst.IntegrityError, match=r'weight_v000001.*"up\.weight"'):

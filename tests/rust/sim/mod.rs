@@ -56,7 +56,7 @@ pub fn assert_reported(kinds: &[Kind], test: impl Fn(&Sim)) {
 /// Runs attempts with a fault at the first such call, at the second, and so on until no call is left to fail, with lazy
 /// schedules and with random delays. An attempt calls its second argument when its set-up is complete.
 ///
-/// Asserts that at least `least` calls fail with each schedule, that the error is that of the fault, and that only a lack
+/// Asserts that at least `least` calls fail with each schedule, that the error is the fault's, and that only a lack
 /// of memory may be no error. Returns the results of the attempts in which a call failed.
 pub fn with_fault_at_every_call(
     fault: Fault,
@@ -163,7 +163,7 @@ impl Sim {
         call!(fst_simcuda::control::sim_launch_read(stream, address, bytes)).check()
     }
 
-    /// Returns a context of a device beside the primary one, such as that of a green context.
+    /// Returns a context of a device beside the primary one, such as a green context's.
     pub fn other_context(&self, ordinal: i32) -> usize {
         call!(fst_simcuda::control::sim_other_context(ordinal))
     }

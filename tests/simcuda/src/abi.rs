@@ -36,7 +36,7 @@ statuses! {
     Deinitialized = 4: c"CUDA_ERROR_DEINITIALIZED", c"driver shutting down";
     InvalidDevice = 101: c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal";
     InvalidImage = 200: c"CUDA_ERROR_INVALID_IMAGE", c"device kernel image is invalid";
-    /// The PTX is of a later version than that of the driver.
+    /// The PTX is of a later version than the driver's.
     UnsupportedPtxVersion = 222: c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION", c"the provided PTX was compiled with an unsupported toolchain";
     /// The calling thread has no context, or the context of another stream.
     InvalidContext = 201: c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context";
@@ -76,7 +76,7 @@ pub const REGISTER_PORTABLE: u32 = 1;
 pub const EVENT_DISABLE_TIMING: u32 = 2;
 /// `CUstreamCaptureMode`: which potentially unsafe calls are legal while a stream is captured.
 ///
-/// The mode of the capture and that of the calling thread decide together.
+/// The modes of the capture and of the calling thread decide together.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CaptureMode {

@@ -23,7 +23,7 @@ pub struct Device {
     pub context: usize,
     /// Handle of the default stream of the primary context, to which callers refer by 0.
     pub default_stream: usize,
-    /// Handle of another context, such as that of a green context, and of its default stream. Work never fails there.
+    /// Handle of another context, such as a green context's, and of its default stream. Work never fails there.
     pub other: (usize, usize),
     /// Retain count of the context, which is alive while the count is not 0.
     pub retained: u64,

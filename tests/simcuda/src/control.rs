@@ -48,7 +48,7 @@ fn launch(stream: usize, address: u64, bytes: usize, value: Option<u8>) -> Statu
     })
 }
 
-/// Returns a context of a device beside the primary one, such as that of a green context, or 0 for another ordinal.
+/// Returns a context of a device beside the primary one, such as a green context's, or 0 for another ordinal.
 #[unsafe(no_mangle)]
 pub extern "C" fn sim_other_context(ordinal: i32) -> usize {
     let driver = DRIVER.lock();

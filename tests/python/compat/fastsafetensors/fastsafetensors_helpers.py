@@ -12,7 +12,7 @@ def rows(columns=8):
 
 
 def load(files=("a.safetensors", "b.safetensors"), group=None, package=compat, **options):
-    """Loads files, those of one rank or those of each rank, with a library."""
+    """Loads the files of one rank or of each rank, with a library."""
     loader = package.SafeTensorsFileLoader(group, "cpu", nogds=True)
     loader.add_filenames(files if isinstance(files, dict) else {0: list(files)})
     return loader.copy_files_to_device(**options)

@@ -1,1 +1,1 @@
-"""Real servers for the tests only, besides those of `fst_bench.servers`, which the benchmarks use too."""
+"""Real servers for the tests only, besides `fst_bench.servers`, which the benchmarks use too."""

@@ -10,7 +10,7 @@ class Authority:
     """Authority that no program trusts by itself, with one certificate for `localhost` and 127.0.0.1.
 
     `certificate` is the file of the authority, for clients. `server_certificate` and `server_key` are for servers.
-    `client_certificate` and `client_key` are those of a client.
+    `client_certificate` and `client_key` are a client's.
     """
 
     def __init__(self, directory: Path) -> None:

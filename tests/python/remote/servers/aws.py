@@ -12,7 +12,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 @dataclass(frozen=True)
 class Request:
-    """One request. `region` and `key_id` are those of its signature, which is not checked."""
+    """One request. `region` and `key_id` are from its signature, which is not checked."""
 
     method: str
     path: str
@@ -22,7 +22,7 @@ class Request:
 
 
 def refusal(status: int, code: str, message: str = "", region: str = "", **headers: str) -> Answer:
-    """Returns an answer that refuses a request, with a body that repeats it as those of S3 do."""
+    """Returns an answer that refuses a request, with a body that repeats it as S3's do."""
     element = f"<Region>{region}</Region>" if region else ""
     body = f"<Error><Code>{code}</Code><Message>{message}</Message>{element}<Token0>secret-token</Token0></Error>"
     return status, {name.replace("_", "-"): value for name, value in headers.items()}, body.encode()
