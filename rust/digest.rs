@@ -11,6 +11,7 @@ pub mod turns;
 
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
+use crate::os::mutex::{Condvar, Mutex};
 use crate::os::retry::Check;
 use crate::os::sigint::POLL_INTERVAL;
 use blake2::{Blake2b512, Digest as _};
@@ -20,7 +21,6 @@ use simd_adler32::Adler32;
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use tree::Tree;
 use twox_hash::XxHash3_128;
 
@@ -302,17 +302,17 @@ impl Hash {
 
     /// Returns whether pieces were added, but not all of them.
     pub fn is_incomplete(&self) -> bool {
-        matches!(*self.lock(), State::Tree(_) | State::Sequence(..))
+        matches!(*self.state.lock(), State::Tree(_) | State::Sequence(..))
     }
 
     /// Returns whether all pieces were added.
     pub fn is_complete(&self) -> bool {
-        matches!(*self.lock(), State::Done(_))
+        matches!(*self.state.lock(), State::Done(_))
     }
 
     /// Returns the digest of a tensor and the kept chaining values.
     pub fn finish(self) -> Result<TreeDigest> {
-        match self.state.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        match self.state.into_inner() {
             State::Done(digest) => Ok(digest),
             State::Empty if self.length == 0 => {
                 Ok(TreeDigest { length: 0, digest: self.algorithm.digest(&[]), values: Vec::new() })
@@ -336,7 +336,7 @@ impl Hash {
         let end = begin.checked_add(to_u64(bytes.len())).filter(|&end| end <= self.length).ok_or_else(misfit)?;
         let done = |digest, values| State::Done(TreeDigest { length: self.length, digest, values });
         if to_u64(bytes.len()) == self.length && !self.has_groups {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             if !matches!(*state, State::Empty) {
                 return Err(misfit());
             }
@@ -351,7 +351,7 @@ impl Hash {
             Algorithm::Blake3 => {
                 let piece =
                     tree::Piece::new(begin, bytes, self.length, if self.has_groups { GROUP_BYTES } else { u64::MAX });
-                let mut state = self.lock();
+                let mut state = self.state.lock();
                 if matches!(*state, State::Empty) {
                     *state = State::Tree(Tree::new(self.length));
                 }
@@ -365,7 +365,7 @@ impl Hash {
             Algorithm::Sha256 | Algorithm::Blake2b | Algorithm::Crc32 | Algorithm::Xxh3 | Algorithm::Adler32 => {
                 let mut context = self.wait_for_turn(begin, check)?.ok_or_else(misfit)?;
                 context.update(bytes);
-                let mut state = self.lock();
+                let mut state = self.state.lock();
                 if end == self.length {
                     let digest = context.finish();
                     *state = done(digest, Vec::new());
@@ -383,7 +383,7 @@ impl Hash {
     /// is sequential, or if bytes in the middle of a block are missing.
     pub fn encode(&self, into: &mut Vec<u8>) -> Result<()> {
         let unknown = || Error::new(Kind::Internal, "the bytes of a tensor were not hashed in whole ranges");
-        match &*self.lock() {
+        match &*self.state.lock() {
             State::Tree(tree) => {
                 into.push(ENCODED_TREE);
                 tree.encode(GROUP_BYTES, into).ok_or_else(unknown)?;
@@ -404,7 +404,7 @@ impl Hash {
         let misfit = || Error::new(Kind::Internal, "the hashes of another rank do not fit the tensor");
         let (&kind, rest) = encoded.split_first().ok_or_else(misfit)?;
         *encoded = rest;
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match kind {
             ENCODED_TREE => {
                 if matches!(*state, State::Empty) {
@@ -435,22 +435,17 @@ impl Hash {
 
     /// Takes the context once it has all bytes before `begin`. Returns `None` if it has more.
     fn wait_for_turn(&self, begin: u64, check: Check<'_>) -> Result<Option<Context>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             match &mut *state {
                 State::Empty => *state = State::Sequence(Some(Context::new(self.algorithm)), 0),
                 State::Sequence(context, next) if *next == begin && context.is_some() => return Ok(context.take()),
                 State::Sequence(_, next) if *next <= begin => {
-                    let waited = self.advanced.wait_timeout(state, POLL_INTERVAL);
-                    state = waited.map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
+                    state = self.advanced.wait_timeout(state, POLL_INTERVAL);
                     check()?;
                 }
                 State::Sequence(..) | State::Tree(_) | State::Done(_) => return Ok(None),
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -7,6 +7,7 @@ pub mod huge_pages;
 pub mod lease;
 pub mod local_file;
 pub mod memory;
+pub mod mutex;
 pub mod numa;
 pub mod per_process;
 pub mod retry;

@@ -14,13 +14,14 @@ pub mod shared_slot;
 
 use crate::device::{CopyInFlight, Device};
 use crate::error::Result;
+use crate::os::mutex::{Condvar, Mutex};
 use crate::os::retry::Check;
 use crate::os::sigint::Watch;
 use crate::plan::SlotCopy;
 pub use pool::{Block, PAGE_BYTES, Request, Slot};
 use std::collections::VecDeque;
 use std::mem;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Slots of one load, and the copies in flight from them to `device`.
 pub struct Staging<D: Device> {
@@ -64,7 +65,7 @@ impl<D: Device> Staging<D> {
     pub fn acquire(&self, check: Check<'_>) -> Result<Slot> {
         let mut may_grow = true;
         loop {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             if let Some(slot) = state.free.pop() {
                 return Ok(slot);
             }
@@ -77,7 +78,7 @@ impl<D: Device> Staging<D> {
                 if is_done == Ok(true) {
                     return Ok(slot);
                 }
-                self.lock().copying.push_front((slot, copy));
+                self.state.lock().copying.push_front((slot, copy));
                 self.changed.notify_one();
                 is_done?;
             }
@@ -97,7 +98,7 @@ impl<D: Device> Staging<D> {
     /// Takes a slot of the pool, and pins it if the device supports it. Returns `None` if another worker does, or if a bound
     /// leaves no room.
     fn grow(&self, check: Check<'_>) -> Result<Option<Slot>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.slot_count == self.slot_count_max {
             return Ok(None);
         }
@@ -116,7 +117,7 @@ impl<D: Device> Staging<D> {
         if let Ok(Some(slot)) = &mut taken {
             slot.pin(|memory| self.device.pin(memory));
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.is_pinning = false;
         state.slot_count -= usize::from(!matches!(taken, Ok(Some(_))));
         self.changed.notify_one();
@@ -125,7 +126,7 @@ impl<D: Device> Staging<D> {
 
     /// Waits while there is neither a free slot nor a copy in flight, at most for an interval.
     fn wait_for_change(&self) {
-        let state = self.lock();
+        let state = self.state.lock();
         if state.slot_count == 0 {
             // Other loads hold all staging memory.
             drop(state);
@@ -138,7 +139,7 @@ impl<D: Device> Staging<D> {
 
     /// Frees a slot from which no copy is in flight.
     pub fn release(&self, slot: Slot) {
-        self.lock().free.push(slot);
+        self.state.lock().free.push(slot);
         self.changed.notify_one();
     }
 
@@ -150,7 +151,7 @@ impl<D: Device> Staging<D> {
         match self.device.copy(slot.bytes_mut(), bytes, copies) {
             Ok(mut copy) => {
                 let failure = copy.take_failure();
-                self.lock().copying.push_back((slot, copy));
+                self.state.lock().copying.push_back((slot, copy));
                 self.changed.notify_one();
                 failure
             }
@@ -164,7 +165,7 @@ impl<D: Device> Staging<D> {
     /// Waits until no copy is in flight. If `check` ends the wait, the slots return to the pool with their copies, and later
     /// work of the caller waits for these.
     pub fn drain(&self, check: Check<'_>) -> Result<()> {
-        let copying = mem::take(&mut self.lock().copying);
+        let copying = mem::take(&mut self.state.lock().copying);
         if copying.is_empty() {
             return Ok(());
         }
@@ -174,13 +175,9 @@ impl<D: Device> Staging<D> {
             return waited;
         }
         self.device.leave_copies();
-        self.lock().slot_count -= copying.len();
+        self.state.lock().slot_count -= copying.len();
         copying.into_iter().for_each(|(mut slot, copy)| slot.hold(copy));
         waited
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State<D::CopyEvent>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

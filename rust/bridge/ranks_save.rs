@@ -11,6 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::format::layout;
 use crate::num::to_u64;
 use crate::options::Options;
+use crate::os::mutex::Mutex;
 use crate::ranks::save::{self, Layout, RankPlan, RankWindow, SaveRequest, SaveTensor, WRITE_BYTES_MAX, run_bytes_min};
 use crate::save::direct_file::ALIGNMENT;
 use crate::save::output;
@@ -19,7 +20,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Upper bound for the header of a file, in bytes.
 const HEADER_BYTES_MAX: u64 = 100 << 20;
@@ -171,7 +172,7 @@ impl SavePlan {
     }
 
     fn work(&self, rank: usize) -> Arc<RankPlan> {
-        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut work = self.work.lock();
         match &*work {
             Some(work) if work.rank == rank => Arc::clone(work),
             _ => Arc::clone(work.insert(Arc::new(self.plan.rank_plan(rank)))),

@@ -7,8 +7,9 @@ use crate::format::header::{Entry, Header};
 use crate::format::tensors::tensor_header::{self, TensorHeader};
 use crate::num::to_usize;
 use crate::os::compute_pool;
+use crate::os::mutex::Mutex;
 use crate::source::Source;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Hash of a tensor.
 #[derive(Clone, Debug)]
@@ -79,10 +80,10 @@ impl Checkpoint {
         let differing = Mutex::new(Vec::new());
         compute_pool::for_each(threads, &tensors, |(index, (header, data))| {
             let hashes = header.differing(data);
-            let mut differing = differing.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut differing = differing.lock();
             differing.extend(hashes.iter().map(|hash| (*index, hash.algorithm.name())));
         });
-        let mut differing = differing.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut differing = differing.into_inner();
         differing.sort_unstable();
         Ok(differing)
     }

@@ -10,11 +10,11 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
+use crate::os::mutex::{Condvar, Mutex};
 use crate::os::retry::SharedCheck;
 use crate::os::sigint::POLL_INTERVAL;
 use crate::os::{memory, threads};
 use std::collections::HashMap;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Largest size of the frames that are read ahead, of all deltas together, in bytes.
 const FRAMES_BYTES_MAX: u64 = 512 << 20;
@@ -137,7 +137,7 @@ impl Work {
     /// The errors of [`decode::changes`] and [`FrameStream::take`]; `invalid-argument` for old values of another size;
     /// `out-of-memory` if the decoders of a tensor exceed the caller's limit; `io` for a mapped file that became shorter.
     pub fn compute(&self, threads: usize, old: &[Old<'_>], check: SharedCheck<'_>) -> Result<Vec<(usize, Changes)>> {
-        let first = self.lock().begun;
+        let first = self.state.lock().begun;
         threads::map(threads, old.len(), |_| {
             let taken = self.take(check)?;
             let missing = || Error::new(Kind::Internal, "a tensor of another batch");
@@ -186,7 +186,7 @@ impl Work {
 
     /// Takes the next tensor and its frames, when there is memory for its decoders.
     fn take(&self, check: SharedCheck<'_>) -> Result<Taken<'_>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let turn = state.begun;
         let missing = || Error::new(Kind::Internal, "all tensors of the batches were taken");
         let index = *self.order.get(turn).ok_or_else(missing)?;
@@ -211,15 +211,10 @@ impl Work {
         let limit = self.limit.unwrap_or(DECODERS_BYTES);
         while state.decoders_bytes > 0 && state.decoders_bytes + bytes > limit {
             check()?;
-            let waited = self.released.wait_timeout(state, POLL_INTERVAL);
-            state = waited.map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
+            state = self.released.wait_timeout(state, POLL_INTERVAL);
         }
         state.decoders_bytes += bytes;
         Ok(Taken { work: self, turn, index, frames, bytes })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -236,7 +231,7 @@ struct Taken<'a> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        self.work.lock().decoders_bytes -= self.bytes;
+        self.work.state.lock().decoders_bytes -= self.bytes;
         self.work.released.notify_all();
     }
 }

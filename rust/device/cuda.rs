@@ -31,6 +31,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use crate::options::Options;
+use crate::os::mutex::Mutex;
 use crate::os::numa::Node;
 use crate::os::retry::Check;
 use crate::plan::SlotCopy;
@@ -44,7 +45,7 @@ use kernels::{IMAGE, Kernels};
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, MutexGuard, OnceLock};
 use table::{COPIES_MAX, bytes_of, is_gathered, is_scattered, table_of};
 use timing::{Laps, Timer};
 
@@ -174,11 +175,11 @@ impl Cuda {
     /// the stream may cost it time.
     fn lane(&self, has_kernel: bool) -> Result<MutexGuard<'_, Lane>> {
         if self.is_on_caller.load(Ordering::Relaxed) {
-            return Ok(lock(&self.caller_lane));
+            return Ok(self.caller_lane.lock());
         }
         let [first, second] = &self.copy_lanes;
         let is_first = !has_kernel || self.kernel_chunks.fetch_add(1, Ordering::Relaxed).is_multiple_of(COPY_STREAMS);
-        let mut lane = lock(if is_first { first } else { second });
+        let mut lane = if is_first { first } else { second }.lock();
         self.wait_for(&lane.after, lane.stream)?;
         lane.after.clear();
         lane.is_used = true;
@@ -418,14 +419,14 @@ impl Device for Cuda {
     fn begin(&self, after: Option<&Self::StreamEvent>, scratch: Scratch) -> Result<()> {
         self.is_on_caller.store(after.is_none(), Ordering::Relaxed);
         let Some(after) = after else {
-            let mut lane = lock(&self.caller_lane);
+            let mut lane = self.caller_lane.lock();
             (lane.stream, lane.scratch) = (self.current()?, scratch);
             return Ok(());
         };
         // A batch before this one may still use the block, so each copy stream keeps its part of the block.
         let bytes = scratch.bytes / to_u64(COPY_STREAMS);
         for (index, lane) in (0..).zip(&self.copy_lanes) {
-            let mut lane = lock(lane);
+            let mut lane = lane.lock();
             lane.scratch = Scratch { address: scratch.address + index * bytes, bytes };
             // Batches before this one did not use the stream, and this batch may use their scratch memory.
             self.wait_for(&lane.after, lane.stream)?;
@@ -465,12 +466,12 @@ impl Device for Cuda {
     }
 
     fn record_copies(&self) -> Result<Self::StreamEvent> {
-        let used = self.copy_lanes.iter().map(lock).filter(|lane| lane.is_used);
+        let used = self.copy_lanes.iter().map(Mutex::lock).filter(|lane| lane.is_used);
         used.map(|lane| self.record(lane.stream)).collect()
     }
 
     fn wait_for_copies(&self, check: Check<'_>) -> Result<()> {
-        let used = self.copy_lanes.iter().map(lock).filter(|lane| lane.is_used);
+        let used = self.copy_lanes.iter().map(Mutex::lock).filter(|lane| lane.is_used);
         let ends: Vec<_> = used.map(|lane| (lane.stream, self.record(lane.stream))).collect();
         let waits = ends.iter().map(|(stream, end)| match end {
             Ok(end) => end.wait(check),
@@ -493,8 +494,4 @@ pub unsafe fn wait_for_event(event: usize, ordinal: i32, check: Check<'_>) -> Re
     let gpu = Gpu::of(ordinal)?;
     // SAFETY: the caller's promise.
     wait_until(|| unsafe { gpu.context.is_done(ptr::with_exposed_provenance_mut(event)) }, check)
-}
-
-fn lock(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {
-    lane.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -6,13 +6,14 @@ use super::wipe::with_wiped_stack;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use crate::os::local_file::open_regular;
+use crate::os::mutex::Mutex;
 use crate::os::per_process::PerProcess;
 use crate::os::sigint::{POLL_INTERVAL, Watch};
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::Read;
 use std::path::Path;
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::Arc;
 use std::thread;
 use zeroize::Zeroizing;
 
@@ -221,11 +222,10 @@ impl Passphrase {
         let watch = Watch::begin();
         let derived = self.derived.get();
         let mut derived = loop {
-            match derived.try_lock() {
-                Ok(derived) => break derived,
-                Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => thread::sleep(POLL_INTERVAL),
+            if let Some(derived) = derived.try_lock() {
+                break derived;
             }
+            thread::sleep(POLL_INTERVAL);
             watch.check()?;
         };
         if let Some((_, key)) = derived.iter().find(|(known, _)| *known == derivation) {

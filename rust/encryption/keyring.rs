@@ -5,21 +5,17 @@ use super::key::EncryptionKey;
 use super::key::LABEL_BYTES;
 use crate::error::{Error, Kind, Result};
 use crate::options;
+use crate::os::mutex::Mutex;
 use crate::os::per_process::PerProcess;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 static KEYS: PerProcess<Mutex<Vec<EncryptionKey>>> = PerProcess::settings();
 
 /// Passphrase of the environment that was read last, which has the keys that were derived of it.
 static PASSPHRASE: PerProcess<Mutex<Option<EncryptionKey>>> = PerProcess::new(Mutex::default);
 
-fn lock() -> MutexGuard<'static, Vec<EncryptionKey>> {
-    KEYS.get().lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Registers a key for the loads and saves of this process. A key that is registered already, with this label, stays so.
 pub fn register(key: &EncryptionKey) {
-    let mut keys = lock();
+    let mut keys = KEYS.get().lock();
     if !keys.iter().any(|known| known.is_same(key) && known.label() == key.label()) {
         keys.push(key.clone());
     }
@@ -27,19 +23,19 @@ pub fn register(key: &EncryptionKey) {
 
 /// Removes a key, with all of its labels, unless it is not registered. Files that are open stay so.
 pub fn unregister(key: &EncryptionKey) {
-    lock().retain(|known| !known.is_same(key));
+    KEYS.get().lock().retain(|known| !known.is_same(key));
 }
 
 /// Returns all keys. Fails with the errors of [`EncryptionKey::from_file`] for the file that `FST_ENCRYPTION_KEY_FILE`
 /// names, and of [`EncryptionKey::from_passphrase_file`] for the file of `FST_ENCRYPTION_PASSPHRASE_FILE`.
 pub fn keys() -> Result<Vec<EncryptionKey>> {
-    let mut keys = lock().clone();
+    let mut keys = KEYS.get().lock().clone();
     if let Some(path) = options::path_from_env("FST_ENCRYPTION_KEY_FILE") {
         keys.push(EncryptionKey::from_file(&path)?);
     }
     if let Some(path) = options::path_from_env("FST_ENCRYPTION_PASSPHRASE_FILE") {
         let read = EncryptionKey::from_passphrase_file(&path)?;
-        let mut known = PASSPHRASE.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = PASSPHRASE.get().lock();
         if !known.as_ref().is_some_and(|known| known.is_same(&read)) {
             *known = Some(read);
         }

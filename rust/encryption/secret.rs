@@ -3,12 +3,13 @@
 use super::wipe::with_wiped_stack;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_usize;
+use crate::os::mutex::Mutex;
 use crate::os::per_process::PerProcess;
 use crate::os::sigint::{POLL_INTERVAL, Watch};
 use argon2::{Algorithm, Argon2, Block, Params, Version};
 use std::fmt;
+use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use zeroize::Zeroizing;
 
@@ -101,7 +102,7 @@ impl Derivation {
         let caller = Arc::new(());
         let waits = Arc::downgrade(&caller);
         let compute = move || {
-            let _permit = PERMIT.get().lock().unwrap_or_else(PoisonError::into_inner);
+            let _permit = PERMIT.get().lock();
             if waits.strong_count() > 0 {
                 // Nobody takes the key after Ctrl-C.
                 sender.send(derivation.compute(&own_string)).ok();

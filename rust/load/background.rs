@@ -13,13 +13,14 @@ use crate::checkpoint::region::TensorRegion;
 use crate::device::{Device, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::load::transfer::{Batch, Planner, Transfer, TransferObserver};
+use crate::os::mutex::Mutex;
 use crate::os::sigint::Watch;
 use crate::plan::Chunk;
 use crate::source::Source;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 /// Number of windows of a load of many tensors: the first one is allocated before any byte is copied.
@@ -145,7 +146,7 @@ impl<D: Device> BackgroundTransfer<D> {
         let run = move || {
             queue.iter().try_for_each(|SubmittedBatch { after, batch, scratch }| {
                 // SAFETY: the promise of the caller that submitted the batch.
-                unsafe { lock(&transfer).fill_after(&after, &batch, scratch) }
+                unsafe { transfer.lock().fill_after(&after, &batch, scratch) }
             })
         };
         let thread = thread::Builder::new().name("fst transfer".into()).spawn(run)?;
@@ -156,7 +157,7 @@ impl<D: Device> BackgroundTransfer<D> {
     fn join(&mut self) -> Result<()> {
         let Some(mut running) = self.running.take() else { return Ok(()) };
         running.join()?;
-        lock(&self.transfer).make_caller_wait()
+        self.transfer.lock().make_caller_wait()
     }
 
     /// Runs a batch on the caller's thread, after the thread's batches.
@@ -169,7 +170,7 @@ impl<D: Device> BackgroundTransfer<D> {
     pub unsafe fn fill(&mut self, batch: &Batch, scratch: Scratch) -> Result<()> {
         self.join()?;
         // SAFETY: the caller's promise.
-        unsafe { lock(&self.transfer).fill(batch, scratch) }
+        unsafe { self.transfer.lock().fill(batch, scratch) }
     }
 
     /// Waits for all batches and copies.
@@ -177,7 +178,7 @@ impl<D: Device> BackgroundTransfer<D> {
         self.join()?;
         let in_use = || Error::new(Kind::Internal, "the thread of a transfer has not ended");
         let transfer = Arc::into_inner(self.transfer).ok_or_else(in_use)?;
-        transfer.into_inner().unwrap_or_else(PoisonError::into_inner).finish()
+        transfer.into_inner().finish()
     }
 }
 
@@ -198,8 +199,4 @@ impl<E> Drop for Running<E> {
             }
         }
     }
-}
-
-fn lock<T>(transfer: &Mutex<T>) -> MutexGuard<'_, T> {
-    transfer.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -13,6 +13,7 @@ use crate::error::{Error, Kind, Result};
 use crate::load::verifier::HashedInput;
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
+use crate::os::mutex::Mutex;
 use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::reader;
@@ -21,7 +22,6 @@ use crate::source::files::{place_below, place_of};
 use crate::source::{Place, Source};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
 /// Number of bytes after which a job ends, if the order of the bytes allows it.
 const JOB_BYTES: u64 = 4 << 20;
@@ -200,7 +200,7 @@ fn run(sources: &[Source], mut inputs: Vec<Input>, encrypted: Vec<Job<'_>>, opti
     let differences = Mutex::new(Vec::new());
     let keep = |source: usize, error: Error| match error.kind() {
         Kind::Integrity => {
-            differences.lock().unwrap_or_else(PoisonError::into_inner).push((source, error));
+            differences.lock().push((source, error));
             Ok(())
         }
         _ => Err(error),
@@ -221,7 +221,7 @@ fn run(sources: &[Source], mut inputs: Vec<Input>, encrypted: Vec<Job<'_>>, opti
     threads::for_each(threads, jobs.len(), |index| {
         let Some(job) = jobs.get(index) else { return Ok(()) };
         let reader = readers.get(job.source).ok_or_else(|| Error::new(Kind::Internal, "no such file"))?;
-        let kept = buffers.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let kept = buffers.lock().pop();
         let mut buffer = kept.unwrap_or_default();
         // Whole chunks are decrypted.
         let block_bytes = if job.encrypted.is_some() { JOB_BYTES } else { BLOCK_BYTES };
@@ -245,10 +245,10 @@ fn run(sources: &[Source], mut inputs: Vec<Input>, encrypted: Vec<Job<'_>>, opti
             }
             at = end;
         }
-        buffers.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
+        buffers.lock().push(buffer);
         Ok(())
     })?;
-    let mut differences = differences.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut differences = differences.into_inner();
     differences.sort_by_key(|(source, error)| (*source, error.position()));
     Ok(differences.into_iter().map(|(_, error)| error).collect())
 }

@@ -5,6 +5,7 @@ use crate::device::{CopyInFlight, Device, DeviceLimits, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
+use crate::os::mutex::Mutex;
 use crate::os::numa::Node;
 use crate::os::retry::Check;
 use crate::os::sigint::Watch;
@@ -18,7 +19,7 @@ use crate::source::Source;
 use crate::staging::shared_slot::SharedSlot;
 use crate::staging::{PAGE_BYTES, Request, Staging, pool};
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// Smallest size to which requests are divided so that more streams take part, in bytes.
 const REQUEST_BYTES_MIN: usize = 512 << 10;
@@ -170,10 +171,6 @@ impl<D: Device> StagedEngine<D> {
         Ok(is_lent && is_copied)
     }
 
-    fn memory(&self) -> MutexGuard<'_, ChunkMemory<D>> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the requirements for the slots of a batch.
     fn request(&self, needs: &BatchNeeds) -> Request {
         // Large loads use slots of one size, and smaller ones of several chunks few sizes, so that each finds the slots of
@@ -192,7 +189,7 @@ impl<D: Device> StagedEngine<D> {
         let request = self.request(needs);
         let useful = self.workers_max + D::COPIES_AHEAD;
         let count = (self.staging_bytes.min(needs.staged_bytes) / request.bytes).clamp(1, useful);
-        let present = match &*self.memory() {
+        let present = match &*self.memory.lock() {
             ChunkMemory::Staging(staging, _) if staging.suffices(count, &request) => Some(Arc::clone(staging)),
             _ => None,
         };
@@ -205,7 +202,7 @@ impl<D: Device> StagedEngine<D> {
             }
         };
         let slots = (0..needs.chunks).map(|_| OnceLock::new()).collect();
-        *self.memory() = ChunkMemory::Staging(staging, slots);
+        *self.memory.lock() = ChunkMemory::Staging(staging, slots);
         Ok(())
     }
 }
@@ -250,7 +247,7 @@ impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
             Some(_) => self.ensure_staging(needs, check)?,
             None => {
                 self.drain(check)?;
-                *self.memory() = ChunkMemory::Slot(self.request(needs));
+                *self.memory.lock() = ChunkMemory::Slot(self.request(needs));
             }
         }
         self.device.begin(after, scratch)?;
@@ -278,7 +275,7 @@ impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
     fn end_reads(&self) {}
 
     fn drain(&self, check: Check<'_>) -> Result<()> {
-        match mem::replace(&mut *self.memory(), ChunkMemory::None) {
+        match mem::replace(&mut *self.memory.lock(), ChunkMemory::None) {
             ChunkMemory::Staging(staging, _) => staging.drain(check),
             ChunkMemory::Slot(_) | ChunkMemory::None => Ok(()),
         }
@@ -294,7 +291,7 @@ impl<D: Device> StagedEngine<D> {
         if self.workers_per_slot == 1 {
             return Ok(is_skipped);
         }
-        let ChunkMemory::Staging(staging, slots) = self.memory().clone() else { return Ok(is_skipped) };
+        let ChunkMemory::Staging(staging, slots) = self.memory.lock().clone() else { return Ok(is_skipped) };
         let Some(chunk_slot) = slots.get(turn.chunk) else { return Ok(is_skipped) };
         let reader = self.reader(*source)?;
         let mut taken = None;
@@ -345,7 +342,7 @@ impl<D: Device> StagedEngine<D> {
                 if let Some(pieces) = pieces {
                     return reader.scatter(pieces, check);
                 }
-                let memory = self.memory().clone();
+                let memory = self.memory.lock().clone();
                 match memory {
                     ChunkMemory::None => Err(internal("no memory")),
                     ChunkMemory::Slot(request) => {

@@ -17,11 +17,12 @@ use crate::device::{Device, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::load::transfer::{Batch, Planner, Transfer, TransferObserver};
 use crate::options::Options;
+use crate::os::mutex::{Condvar, Mutex};
 use crate::os::sigint::{POLL_INTERVAL, Watch};
 use crate::plan::Chunk;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 /// Order in which tensors are taken.
@@ -126,7 +127,7 @@ impl<D: Device> Stream<D> {
     /// `invalid-argument` if the stream cannot be used, `device` from the driver.
     pub fn set_stream(&self, stream: u64) -> Result<()> {
         self.device.set_stream(stream)?;
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         if state.current != Some(stream) {
             state.current = Some(stream);
             state.waited = None;
@@ -140,7 +141,7 @@ impl<D: Device> Stream<D> {
     /// The block must be memory of the device. Until all tensors of these batches are taken or the stream is dropped,
     /// only the stream may use the block, besides work that the caller queued before the first of them was submitted.
     pub unsafe fn set_scratch(&self, scratch: Scratch) {
-        self.shared.lock().scratch = scratch;
+        self.shared.state.lock().scratch = scratch;
     }
 
     /// Queues a batch, which runs after the batches before it and after the caller's work that is queued now.
@@ -155,7 +156,7 @@ impl<D: Device> Stream<D> {
     /// `device`, from the driver; `internal` if the block of [`Stream::set_scratch`] is too small. Nothing is submitted
     /// then.
     pub unsafe fn submit(&self, tensors: &[usize], batch: Batch) -> Result<()> {
-        let scratch = self.shared.lock().scratch;
+        let scratch = self.shared.state.lock().scratch;
         let after = self.device.record_caller()?;
         for tensor in batch.chunks().iter().flat_map(Chunk::tensors) {
             self.shared.outstanding(tensor)?.fetch_add(1, Ordering::Relaxed);
@@ -164,7 +165,7 @@ impl<D: Device> Stream<D> {
         let is_empty = |&tensor: &usize| Ok(self.shared.outstanding(tensor)?.load(Ordering::Relaxed) == 0);
         let empty = tensors.iter().map(is_empty).collect::<Result<Vec<bool>>>()?;
         let event = if empty.contains(&true) { Some(Arc::new(self.device.record_copies()?)) } else { None };
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         for (&tensor, is_empty) in tensors.iter().zip(empty) {
             let position = state.submitted_count;
             state.positions.insert(tensor, position);
@@ -185,7 +186,7 @@ impl<D: Device> Stream<D> {
     /// `internal` if no tensor is left.
     pub fn take(&self) -> Result<usize> {
         let mut watch = None;
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         let (tensor, event) = loop {
             let has_ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
             let turn = state.taken_count;
@@ -207,13 +208,13 @@ impl<D: Device> Stream<D> {
             if state.is_interrupted {
                 return Err(interrupted());
             }
-            state = self.shared.wait(state);
+            state = self.shared.has_ready.wait_timeout(state, POLL_INTERVAL);
         };
         // Tensors of one chunk share an event.
         if state.waited.as_ref().is_none_or(|waited| !Arc::ptr_eq(waited, &event)) {
             drop(state);
             self.device.make_caller_wait(&event)?;
-            self.shared.lock().waited = Some(event);
+            self.shared.state.lock().waited = Some(event);
         }
         Ok(tensor)
     }
@@ -221,24 +222,24 @@ impl<D: Device> Stream<D> {
     /// Ends the stream and waits for all copies.
     pub fn finish(mut self) -> Result<()> {
         let ended = self.end();
-        self.shared.lock().failure.take().map_or(ended, Err)
+        self.shared.state.lock().failure.take().map_or(ended, Err)
     }
 
     /// Ends the thread, which waits for the copies. A SIGINT ends its wait.
     fn end(&mut self) -> Result<()> {
         let watch = Watch::begin();
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.is_closed = true;
         self.shared.has_work.notify_one();
         while !state.has_ended && !self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
             state.is_interrupted |= watch.check().is_err();
-            state = self.shared.wait(state);
+            state = self.shared.has_ready.wait_timeout(state, POLL_INTERVAL);
         }
         drop(state);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            self.shared.lock().failure.get_or_insert(panicked());
+            self.shared.state.lock().failure.get_or_insert(panicked());
         }
         watch.check()
     }
@@ -271,23 +272,13 @@ fn run<D: Device>(mut transfer: Transfer<D, ReadyCounter<D>>, shared: &Shared<D:
     };
     let result = run_batches().and_then(|()| transfer.finish());
     // A stream that is closed interrupts its transfer, which is not a failure.
-    let mut state = shared.lock();
+    let mut state = shared.state.lock();
     state.failure = result.err().filter(|error| error.kind() != Kind::Interrupted);
     state.has_ended = true;
     shared.has_ready.notify_all();
 }
 
 impl<E> Shared<E> {
-    fn lock(&self) -> MutexGuard<'_, State<E>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until a tensor is ready or the thread has ended, at most for an interval.
-    fn wait<'a>(&self, state: MutexGuard<'a, State<E>>) -> MutexGuard<'a, State<E>> {
-        let waited = self.has_ready.wait_timeout(state, POLL_INTERVAL);
-        waited.map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state)
-    }
-
     fn outstanding(&self, tensor: usize) -> Result<&AtomicUsize> {
         let missing = || Error::new(Kind::Internal, format!("the stream has no tensor {tensor}"));
         self.outstanding.get(tensor).ok_or_else(missing)
@@ -296,11 +287,10 @@ impl<E> Shared<E> {
     /// Waits for a batch, and releases staging memory meanwhile. Returns `None` when the stream is closed.
     fn next_batch(&self, release_staging: impl FnOnce() -> Result<()>) -> Result<Option<SubmittedBatch<E>>> {
         let is_idle = |state: &mut State<E>| !state.is_closed && state.batches.is_empty();
-        if is_idle(&mut self.lock()) {
+        if is_idle(&mut self.state.lock()) {
             release_staging()?;
         }
-        let waited = self.has_work.wait_while(self.lock(), is_idle);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.has_work.wait_while(self.state.lock(), is_idle);
         Ok(if state.is_closed { None } else { state.batches.pop_front() })
     }
 }
@@ -344,7 +334,7 @@ struct ReadyCounter<D: Device> {
 
 impl<D: Device> TransferObserver for ReadyCounter<D> {
     fn check(&self) -> Result<()> {
-        let state = self.shared.lock();
+        let state = self.shared.state.lock();
         // After the last tensor, the copies and digests of the batch must still be waited for, and may fail.
         if state.is_interrupted || (state.is_closed && state.taken_count < state.submitted_count) {
             return Err(Error::new(Kind::Interrupted, "the stream was closed"));
@@ -353,7 +343,7 @@ impl<D: Device> TransferObserver for ReadyCounter<D> {
     }
 
     fn check_interrupt(&self) -> Result<()> {
-        if self.shared.lock().is_interrupted { Err(interrupted()) } else { Ok(()) }
+        if self.shared.state.lock().is_interrupted { Err(interrupted()) } else { Ok(()) }
     }
 
     fn copies_started(&self, chunk: &Chunk) -> Result<()> {
@@ -366,7 +356,7 @@ impl<D: Device> TransferObserver for ReadyCounter<D> {
         }
         if !ready.is_empty() {
             let event = Arc::new(self.device.record_copies()?);
-            let mut state = self.shared.lock();
+            let mut state = self.shared.state.lock();
             for tensor in ready {
                 state.mark_ready(self.shared.order, tensor, &event);
             }

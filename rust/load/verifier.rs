@@ -6,12 +6,12 @@ use crate::digest::turns::Turns;
 use crate::digest::{Digest, Hash};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
+use crate::os::mutex::Mutex;
 use crate::os::retry::Check;
 use crate::plan::Chunk;
 use crate::profile::{self, Stage};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
 
 /// Digests of a transfer in progress.
 pub struct Verifier {
@@ -67,7 +67,7 @@ impl HashedInput {
 
     fn add_header(&self, check: Check<'_>) -> Result<()> {
         let needs_header = {
-            let mut needs_header = self.needs_header.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut needs_header = self.needs_header.lock();
             std::mem::replace(&mut *needs_header, false)
         };
         if needs_header { self.add_at(0, &self.input.header, check) } else { Ok(()) }

@@ -9,6 +9,7 @@ use crate::load::check;
 use crate::num::to_u64;
 use crate::options::Options;
 use crate::os::local_file::LocalFile;
+use crate::os::mutex::Mutex;
 use crate::os::per_process::PerProcess;
 use crate::profile::{self, Stage};
 use crate::reader::mmap::Mapping;
@@ -19,7 +20,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Mappings that the loads of one checkpoint share.
 ///
@@ -67,7 +68,7 @@ impl Mappings {
         source: &LocalFile,
         ranges: &[(usize, Range<u64>)],
     ) -> Result<Option<(Arc<Mapping>, bool)>> {
-        let mut files = self.files.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = self.files.get().lock();
         let is_free = |lent: &LentRanges| ranges.iter().all(|(_, range)| lent.is_free(range));
         if !files.get(&index).is_some_and(is_free) {
             let Some(mapping) = Mapping::open(source)? else { return Ok(None) };
@@ -190,7 +191,7 @@ impl Views {
     /// # Errors
     /// The errors of [`check::differences`]; `integrity` for the first difference.
     pub fn verify(&self) -> Result<()> {
-        let unverified = mem::take(&mut *self.unverified.lock().unwrap_or_else(PoisonError::into_inner));
+        let unverified = mem::take(&mut *self.unverified.lock());
         self.verify_inputs(unverified.into_values().collect())
     }
 
@@ -202,7 +203,7 @@ impl Views {
     /// Returns the guard that keeps the bytes of a view alive, after it has compared their digest.
     pub fn guard(&self, tensor: usize) -> Result<ViewGuard> {
         let due = {
-            let mut unverified = self.unverified.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut unverified = self.unverified.lock();
             self.covers.get(tensor).and_then(|cover| unverified.remove(&cover.input()?))
         };
         self.verify_inputs(due.into_iter().collect())?;

@@ -2,10 +2,11 @@
 //!
 //! A forked child has none of the threads of its parent's pool, and starts its own.
 
+use crate::os::mutex::Mutex;
 use crate::os::per_process::PerProcess;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 static POOL: PerProcess<Mutex<Option<Arc<ThreadPool>>>> = PerProcess::new(Mutex::default);
 
@@ -19,7 +20,7 @@ pub fn for_each<T: Sync>(threads: usize, items: &[T], work: impl Fn(&T) + Sync +
 
 /// Returns the pool if it has this number of threads, or replaces it by one that has.
 fn pool_of(threads: usize) -> Option<Arc<ThreadPool>> {
-    let mut pool = POOL.get().lock().unwrap_or_else(PoisonError::into_inner);
+    let mut pool = POOL.get().lock();
     if let Some(pool) = pool.as_ref().filter(|pool| pool.current_num_threads() == threads) {
         return Some(Arc::clone(pool));
     }

@@ -8,9 +8,9 @@
 use super::memory;
 use super::per_process::PerProcess;
 use crate::num::{to_u64, to_usize};
+use crate::os::mutex::Mutex;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fs, io, ptr};
 
@@ -76,7 +76,7 @@ fn request(&Range { start: begin, end }: &Range<u64>) {
 
 /// Returns whether new memory of this size should be huge pages, and counts it as such.
 fn takes_huge_pages(bytes: u64) -> bool {
-    let mut budget = BUDGET.get().lock().unwrap_or_else(PoisonError::into_inner);
+    let mut budget = BUDGET.get().lock();
     let current = budget.take().filter(|budget| budget.begin.elapsed() < MEASUREMENT_TIME);
     let current = current.unwrap_or_else(|| Budget { begin: Instant::now(), bytes: free_bytes() / SHARE_DIVISOR });
     let left = current.bytes.checked_sub(bytes);

@@ -1,11 +1,11 @@
 //! Read leases, with which the kernel holds back processes that would change a file.
 
 use super::local_file::LocalFile;
+use crate::os::mutex::Mutex;
 use libc::c_int;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Commands of fcntl(2) that the crate `libc` lacks.
 const F_SETOWN: c_int = 8;
@@ -40,7 +40,7 @@ impl LeasedFile {
     /// The kernel's error: a process has the file open for writing, or waits for that; the file belongs to another
     /// user; the file system has no leases.
     pub fn lease(&self) -> io::Result<ReadLease<'_>> {
-        let mut holders = self.holders();
+        let mut holders = self.holders.lock();
         if *holders == 0 {
             self.take()?;
         } else if control(&self.file, libc::F_GETLEASE, 0)? != libc::F_RDLCK {
@@ -59,15 +59,11 @@ impl LeasedFile {
         // A handler for SIGURG is not called either, once nobody is to get the signal. The call cannot fail.
         control(&self.file, F_SETOWN, 0).map(drop)
     }
-
-    fn holders(&self) -> MutexGuard<'_, usize> {
-        self.holders.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for ReadLease<'_> {
     fn drop(&mut self) {
-        let mut holders = self.leased.holders();
+        let mut holders = self.leased.holders.lock();
         *holders -= 1;
         if *holders == 0
             && let Err(error) = control(&self.leased.file, libc::F_SETLEASE, libc::F_UNLCK)

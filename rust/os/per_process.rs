@@ -6,13 +6,14 @@
 //! lock: it swaps a pointer, and what the pointer refers to never changes its process. Settings of the program, which a
 //! child needs, too, are copied.
 
+use super::mutex::Mutex;
 use memmap2::{MmapMut, MmapRaw};
 use std::marker::PhantomData;
 use std::mem;
 use std::process;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 
 /// Value that is created at the first access in each process.
 ///

@@ -5,11 +5,11 @@
 //! The module uses libc, since rustix has no sigaction(2) for programs that link a C library.
 
 use crate::error::{Error, Kind, Result};
+use crate::os::mutex::Mutex;
 use crate::os::per_process::PerProcess;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Interval at which a waiting caller checks for SIGINT. A signal handler cannot wake a condition variable.
@@ -41,7 +41,7 @@ impl Watch {
     /// Installs the handler if this is the first watch.
     pub fn begin() -> Watch {
         let watches = WATCHES.get();
-        let mut state = lock(watches);
+        let mut state = watches.lock();
         if state.count == 0 {
             state.replaced = replace();
         }
@@ -65,7 +65,7 @@ impl Drop for Watch {
         if !ptr::eq(self.watches, WATCHES.get()) {
             return;
         }
-        let mut state = lock(self.watches);
+        let mut state = self.watches.lock();
         state.count -= 1;
         if state.count == 0
             && let Some(program) = state.replaced.take()
@@ -73,10 +73,6 @@ impl Drop for Watch {
             restore(&program);
         }
     }
-}
-
-fn lock(watches: &Mutex<Watches>) -> MutexGuard<'_, Watches> {
-    watches.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn current() -> Option<libc::sigaction> {

@@ -2,10 +2,10 @@
 
 use super::{Count, Entry, Memory, Stage, Track, now};
 use crate::num::to_u64;
+use crate::os::mutex::Mutex;
 use serde_json::Value;
 use std::fs;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Maximum number of spans that a profile keeps, about 20 MiB. Later spans are only added to the totals and counted as
 /// dropped.
@@ -87,7 +87,7 @@ impl Recorder {
             Track::Thread(row) | Track::CopyStream { copy_stream: row, .. } => row,
         };
         if let Some(shard) = self.shards.get(row % SHARDS) {
-            lock(shard).push(entry.clone());
+            shard.lock().push(entry.clone());
         }
     }
 
@@ -104,21 +104,21 @@ impl Recorder {
     }
 
     pub fn reader(&self, choice: &Value) {
-        let mut readers = lock(&self.readers);
+        let mut readers = self.readers.lock();
         if readers.len() < SPANS_MAX && !readers.contains(choice) {
             readers.push(choice.clone());
         }
     }
 
     pub fn missing_kernels(&self, gpu: &Value) {
-        let mut gpus = lock(&self.missing_kernels);
+        let mut gpus = self.missing_kernels.lock();
         if gpus.len() < ERRORS_MAX && !gpus.contains(gpu) {
             gpus.push(gpu.clone());
         }
     }
 
     pub fn error(&self, row: usize, text: &str) {
-        let mut errors = lock(&self.errors);
+        let mut errors = self.errors.lock();
         if errors.len() < ERRORS_MAX {
             errors.push(ErrorNote { at: now(), row, text: text.to_owned() });
         }
@@ -127,7 +127,7 @@ impl Recorder {
     /// Returns the spans sorted by begin. Of spans with equal begins the longest comes first, since it contains the
     /// others.
     pub fn entries(&self) -> Vec<Entry> {
-        let mut entries: Vec<Entry> = self.shards.iter().flat_map(|shard| lock(shard).clone()).collect();
+        let mut entries: Vec<Entry> = self.shards.iter().flat_map(|shard| shard.lock().clone()).collect();
         entries.sort_by_key(|entry| (entry.begin, u64::MAX - entry.end));
         entries
     }
@@ -155,8 +155,4 @@ impl Recorder {
 fn read_bytes() -> Option<u64> {
     let counts = fs::read_to_string("/proc/self/io").ok()?;
     counts.lines().find_map(|line| line.strip_prefix("read_bytes: ")?.parse().ok())
-}
-
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,10 +1,10 @@
 //! Rows of a trace for threads. Worker threads end with their load, so a new thread reuses the row of an ended thread
 //! with the same name: ten loads need as many rows as one.
 
+use crate::os::mutex::Mutex;
 use crate::os::per_process::PerProcess;
 use std::cell::RefCell;
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 struct Row {
     name: String,
@@ -28,7 +28,7 @@ thread_local! {
 impl OwnedRow {
     fn acquire(name: String) -> OwnedRow {
         let rows = ROWS.get();
-        let mut used = lock(rows);
+        let mut used = rows.lock();
         let free = used.iter().position(|row| !row.is_used && row.name == name);
         let index = match free.and_then(|index| Some((index, used.get_mut(index)?))) {
             Some((index, row)) => {
@@ -52,7 +52,7 @@ impl OwnedRow {
 impl Drop for OwnedRow {
     fn drop(&mut self) {
         if self.is_of_process()
-            && let Some(row) = lock(self.rows).get_mut(self.index)
+            && let Some(row) = self.rows.lock().get_mut(self.index)
         {
             row.is_used = false;
         }
@@ -74,7 +74,7 @@ pub fn current() -> usize {
 
 /// Returns the names of all rows.
 pub fn names() -> Vec<String> {
-    lock(ROWS.get()).iter().map(|row| row.name.clone()).collect()
+    ROWS.get().lock().iter().map(|row| row.name.clone()).collect()
 }
 
 /// Returns the name of a Rust thread, or the name that the operating system has for another thread.
@@ -83,8 +83,4 @@ fn name() -> String {
         return name.to_owned();
     }
     rustix::thread::name().map_or_else(|_| "thread".to_owned(), |name| name.to_string_lossy().into_owned())
-}
-
-fn lock(rows: &Rows) -> MutexGuard<'_, Vec<Row>> {
-    rows.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
 //! Converts a recording to a Chrome trace: times in microseconds since the start of the profile, one process each for
 //! saves, loads, threads, and the work of a GPU.
 
-use super::recorder::{Recorder, lock};
+use super::recorder::Recorder;
 use super::{Count, Entry, Memory, Stage, Track, thread};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +20,7 @@ type Row = (i64, usize);
 /// Returns the trace of all spans recorded until `end`.
 pub fn text(recorder: &Recorder, end: u64) -> String {
     let entries = recorder.entries();
-    let errors = lock(&recorder.errors).clone();
+    let errors = recorder.errors.lock().clone();
     let mut loads = Loads::default();
     let rows: Vec<Row> = entries.iter().map(|entry| row_of(entry, &mut loads)).collect();
     let used: BTreeSet<Row> = rows.iter().copied().chain(errors.iter().map(|error| (HOST, error.row))).collect();
@@ -56,8 +56,8 @@ pub fn text(recorder: &Recorder, end: u64) -> String {
         "rate_limits": recorder.count_of(Count::RateLimits),
         "peak_staging_bytes": recorder.memory_of(Memory::Staging),
         "peak_scratch_bytes": recorder.memory_of(Memory::Scratch),
-        "readers": *lock(&recorder.readers),
-        "missing_kernels": *lock(&recorder.missing_kernels),
+        "readers": *recorder.readers.lock(),
+        "missing_kernels": *recorder.missing_kernels.lock(),
         "errors": errors.iter().map(|error| error.text.as_str()).collect::<Vec<_>>(),
     });
     format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{totals},\"traceEvents\":[\n{}\n]}}\n", events.join(",\n"))

@@ -7,12 +7,13 @@ use crate::num::{to_u64, to_usize};
 use crate::os::lease::LeasedFile;
 use crate::os::local_file::LocalFile;
 use crate::os::memory;
+use crate::os::mutex::Mutex;
 use crate::os::retry::Check;
 use crate::plan::Read;
 use memmap2::{MmapOptions, MmapRaw};
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Largest gap between rows that are copied out of one range, in bytes. Their pages are looked up, but not copied.
 const LEASED_GAP_BYTES: u64 = 64 << 10;
@@ -76,7 +77,7 @@ impl LeaseReader {
     /// Unmaps borrowed pages in batches. The kernel also looks at pages that were unmapped before, so only pages of the
     /// last bytes are given to it.
     fn unmap_after(&self, range: Range<usize>) {
-        let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lent = self.lent.lock();
         let Lent { bytes, hull } = std::mem::take(&mut *lent);
         let hull = if bytes == 0 { range.clone() } else { hull.start.min(range.start)..hull.end.max(range.end) };
         let bytes = bytes + range.len();

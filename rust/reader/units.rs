@@ -18,12 +18,13 @@ use super::{ReadLimits, Reader, pieces_of};
 use crate::encryption::chunks::CHUNK_BYTES_MAX;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
+use crate::os::mutex::Mutex;
 use crate::os::retry::Check;
 use crate::plan::Read;
 use crate::source::{Protection, UnitSource};
 use crate::units::{Unit, Units};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Number of copies of units that a reader keeps: one for each thread that reads by default, at most.
 const COPY_COUNT: usize = 16;
@@ -90,7 +91,7 @@ impl UnitReader {
         for parts in partial.chunk_by_mut(|(one, ..), (two, ..)| one == two) {
             let Some((unit, ..)) = parts.first() else { continue };
             let copy = self.copy_of(unit);
-            let mut copy = lock(&copy);
+            let mut copy = copy.lock();
             if !copy.is_open {
                 copy.resize(to_usize(unit.range.end - unit.range.start)).map_err(at)?;
                 self.reader.read(unit.range.start, &mut copy.bytes, check)?;
@@ -108,7 +109,7 @@ impl UnitReader {
 
     /// Returns the copy of a unit, or a new one with the memory of the oldest.
     fn copy_of(&self, unit: &Unit) -> Arc<Mutex<UnitCopy>> {
-        let mut copies = lock(&self.copies);
+        let mut copies = self.copies.lock();
         let known = copies.iter().position(|(known, _)| known == unit);
         let copy = match known.and_then(|index| copies.remove(index)) {
             Some((_, copy)) => copy,
@@ -119,7 +120,7 @@ impl UnitReader {
                 }
                 // A thread may still use it, and keep its memory.
                 let oldest = oldest.and_then(|(_, copy)| Arc::into_inner(copy));
-                let oldest = oldest.map(|copy| copy.into_inner().unwrap_or_else(PoisonError::into_inner));
+                let oldest = oldest.map(|copy| copy.into_inner());
                 let bytes = oldest.map(|copy| copy.bytes).filter(|bytes| to_u64(bytes.capacity()) <= CHUNK_BYTES_MAX);
                 let bytes = bytes.unwrap_or_default();
                 Arc::new(Mutex::new(UnitCopy { bytes, is_open: false }))
@@ -135,10 +136,6 @@ fn is_full(copies: &VecDeque<(Unit, Arc<Mutex<UnitCopy>>)>, unit: &Unit) -> bool
     let units = copies.iter().map(|(unit, _)| unit).chain([unit]);
     let total_bytes = units.map(|unit| unit.range.end - unit.range.start).fold(0, u64::saturating_add);
     copies.len() >= COPY_COUNT || (copies.len() > 1 && total_bytes > COPY_BYTES)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Reader for UnitReader {

@@ -10,6 +10,7 @@ use crate::num::to_u64;
 use crate::options::Options;
 use crate::os::huge_pages;
 use crate::os::local_file::LocalFile;
+use crate::os::mutex::Mutex;
 use crate::os::retry::{self, Check};
 use crate::os::sigint::Watch;
 use crate::plan::Read;
@@ -18,7 +19,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Bytes of one request.
 const REQUEST_BYTES: usize = 512 << 10;
@@ -68,14 +69,10 @@ impl<K: RingKernel> Rings<K> {
     }
 
     fn take(&self) -> io::Result<K::Ring> {
-        if let Some(ring) = self.spare().pop() {
+        if let Some(ring) = self.spare.lock().pop() {
             return Ok(ring);
         }
         self.kernel.ring(u32::try_from(self.depth(usize::MAX)).unwrap_or(u32::MAX))
-    }
-
-    fn spare(&self) -> MutexGuard<'_, Vec<K::Ring>> {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -162,7 +159,7 @@ impl<K: RingKernel> UringReader<K> {
         let mut ring = self.rings.take()?;
         match self.run(&mut ring, aligned_reads, bytes, check) {
             Ok(outcome) => {
-                self.rings.spare().push(ring);
+                self.rings.spare.lock().push(ring);
                 Ok(outcome)
             }
             Err(error) => {

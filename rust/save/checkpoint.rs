@@ -33,6 +33,7 @@ use super::temp_file;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use crate::options::Options;
+use crate::os::mutex::Mutex;
 use crate::os::retry::Check;
 use crate::source::index::STATE;
 use serde::{Deserialize, Serialize};
@@ -43,7 +44,6 @@ use std::iter::once;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Time in which the objects of a save that failed are removed.
@@ -164,7 +164,7 @@ impl CheckpointSave {
             save.is_staged_in_index = is_indexed && lock.has_links;
             save.is_staged = save.is_staged_in_index || (target.is_shared && !has_index);
             save.has_new_names = save.is_staged || has_index;
-            save.lock().lock = Some(lock);
+            save.state.lock().lock = Some(lock);
             save.token = token;
         }
         if save.is_staged {
@@ -189,7 +189,7 @@ impl CheckpointSave {
     /// Creates the files with these lengths in bytes, or begins uploads, for several processes. Returns the ids of the
     /// uploads, which are empty for files.
     pub fn create(&self, lengths: &[u64], check: Check<'_>) -> Result<Vec<String>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let files = self.names.iter().zip(&self.written).zip(lengths).enumerate();
         let create = |(file, ((name, written), &length)): (usize, ((&String, &String), &u64))| {
             let permissions = self.permissions_from(name).map(|from| self.path.beside(from));
@@ -206,7 +206,7 @@ impl CheckpointSave {
     /// Ctrl-C does not end the steps on local files. Fails with the errors of the file system or of the store, with the
     /// old checkpoint in place unless the message says otherwise.
     pub fn commit(&self, content: &Content, check: Check<'_>) -> Result<()> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.step != Step::Writing {
             return Err(Error::new(Kind::InvalidArgument, "the save has ended; begin another").at(&self.path.path));
         }
@@ -225,7 +225,7 @@ impl CheckpointSave {
     /// Ends a save that has failed. Removes its files, unless they are the checkpoint already. Does nothing after a commit,
     /// and in a forked child.
     pub fn abandon(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.step == Step::Ended || self.process != process::id() {
             return;
         }
@@ -348,10 +348,6 @@ impl CheckpointSave {
         let directory = self.path.directory();
         let opened = File::open(&directory).map_err(|error| Error::from_io(error, &directory, NOT_FLUSHED))?;
         atomic_file::flush_directory(&opened, &directory, NOT_FLUSHED, &*(self.kernel)(), &|| Ok(()))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -6,6 +6,7 @@ use crate::device::{Fetch, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
+use crate::os::mutex::Mutex;
 use crate::os::retry::Check;
 use crate::os::sigint::Watch;
 use crate::os::threads;
@@ -13,7 +14,6 @@ use crate::staging::pool;
 use crate::staging::{PAGE_BYTES, Request, Slot};
 use std::iter;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
 
 /// Range of a file to write.
 pub(super) struct FileRange<'a> {
@@ -90,14 +90,14 @@ impl Chunks {
             match (written, &range.file.digester) {
                 (Ok(partial), _) if partial.is_empty() => Ok(()),
                 (Ok(partial), _) => {
-                    *rest.lock().unwrap_or_else(PoisonError::into_inner) = partial;
+                    *rest.lock() = partial;
                     Ok(())
                 }
                 (Err(error), Some(digester)) => Err(digester.turns.fail(error)),
                 (Err(error), None) => Err(error),
             }
         })?;
-        Ok(rest.into_inner().unwrap_or_else(PoisonError::into_inner))
+        Ok(rest.into_inner())
     }
 
     /// Gathers a chunk in a slot, hashes it and writes its whole blocks. Returns the other bytes.

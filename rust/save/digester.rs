@@ -8,11 +8,11 @@ use crate::error::{Error, Kind, Result};
 use crate::format::digests;
 use crate::format::layout::Layout;
 use crate::num::{to_u64, to_usize};
+use crate::os::mutex::Mutex;
 use crate::os::retry::Check;
 use crate::profile::{self, Stage};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
 
 /// Chunks by their first byte in the file.
 pub(super) type Chunks = BTreeMap<u64, Vec<u8>>;
@@ -69,7 +69,7 @@ impl Digester {
 
     /// Keeps the chunk at `first`.
     pub(super) fn keep(&self, first: u64, chunk: &[u8]) {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).insert(first, chunk.to_vec());
+        self.kept.lock().insert(first, chunk.to_vec());
     }
 
     /// Appends what is known of the tensors of which some bytes were added: the position of each in the file, and its hash.
@@ -104,7 +104,7 @@ impl Digester {
         let digests = self.tensors.into_iter().map(|tensor| tensor.hash.finish()).collect::<Result<Vec<_>>>()?;
         let mut header = layout.header().to_vec();
         digests::seal(&mut header, self.algorithm, &digests)?;
-        let mut kept = self.kept.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.into_inner();
         for (&first, chunk) in &mut kept {
             let own = header.get(to_usize(first)..).unwrap_or_default();
             chunk.iter_mut().zip(own).for_each(|(byte, &sealed)| *byte = sealed);

@@ -3,12 +3,13 @@
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use crate::options::Options;
+use crate::os::mutex::{Condvar, Mutex};
 use crate::os::sigint::{POLL_INTERVAL, Watch};
 use crate::profile::{self, Stage};
 use crate::save::output::Output;
 use crate::staging::Block;
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -90,7 +91,7 @@ impl WriteThreads {
         let block_count_min = if self.shared.output.is_object() { 2 } else { 1 };
         let block_count_max = (self.staging_bytes / bytes.max(1)).clamp(block_count_min, BLOCKS_MAX);
         let mut watch = None;
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         loop {
             // The parts of a long object grow.
             let count = state.free.len();
@@ -109,13 +110,13 @@ impl WriteThreads {
                 return Ok(block);
             }
             watch.check()?;
-            state = self.shared.wait(state);
+            state = self.shared.has_changed.wait_timeout(state, POLL_INTERVAL);
         }
     }
 
     /// Submits the write of a block.
     pub fn submit(&self, job: Job) -> Result<()> {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         if let Some(error) = &state.failure {
             return Err(error.clone());
         }
@@ -139,17 +140,17 @@ impl WriteThreads {
     /// Waits until all jobs are complete.
     pub fn finish(&self) -> Result<()> {
         let watch = Watch::begin();
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         while state.failure.is_none() && state.open_count > 0 {
             watch.check()?;
-            state = self.shared.wait(state);
+            state = self.shared.has_changed.wait_timeout(state, POLL_INTERVAL);
         }
         state.failure.clone().map_or(Ok(()), Err)
     }
 
     /// Waits for writes in progress, for writes to a server at most [`STOP_TIMEOUT`], and discards the others.
     pub fn stop(&mut self) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.closed_at.get_or_insert_with(Instant::now);
         state.jobs.clear();
         drop(state);
@@ -174,7 +175,7 @@ impl Shared {
             let span = profile::span(Stage::Write).bytes(job.length);
             let written = self.output.write(job.block, job.length, job.offset, &|| self.check());
             drop(span);
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             state.open_count -= 1;
             match written {
                 Ok(Some(block)) => state.free.push(block),
@@ -190,7 +191,7 @@ impl Shared {
 
     /// Fails if the threads were stopped and writes in progress have had their time.
     fn check(&self) -> Result<()> {
-        match self.lock().closed_at {
+        match self.state.lock().closed_at {
             Some(closed_at) if closed_at.elapsed() > STOP_TIMEOUT => {
                 Err(Error::new(Kind::Interrupted, "the writer was dropped"))
             }
@@ -201,15 +202,7 @@ impl Shared {
     /// Returns the next job, or `None` if no job will follow or a write has failed.
     fn next(&self) -> Option<Job> {
         let is_idle = |state: &mut State| state.closed_at.is_none() && state.failure.is_none() && state.jobs.is_empty();
-        let mut state = self.has_work.wait_while(self.lock(), is_idle).unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.has_work.wait_while(self.state.lock(), is_idle);
         if state.failure.is_some() { None } else { state.jobs.pop_front() }
-    }
-
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.has_changed.wait_timeout(state, POLL_INTERVAL).map_or_else(|e| e.into_inner().0, |(state, _)| state)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

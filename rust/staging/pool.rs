@@ -6,6 +6,7 @@ use crate::device::{CopyInFlight, Pinned};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::os::huge_pages;
+use crate::os::mutex::{Condvar, Mutex};
 use crate::os::numa::{self, Node};
 use crate::os::per_process::PerProcess;
 use crate::os::retry::Check;
@@ -14,7 +15,6 @@ use memmap2::{Advice, MmapMut, MmapRaw};
 use std::mem::{self, ManuallyDrop};
 use std::ops::{Deref, DerefMut};
 use std::ptr;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Alignment of slots, in bytes. It satisfies the alignment of direct reads.
@@ -122,7 +122,7 @@ impl Drop for Block {
             return;
         }
         let Block { begin, bytes, node, .. } = *self;
-        let mut blocks = POOL.get().lock();
+        let mut blocks = POOL.get().blocks.lock();
         blocks.total_bytes += bytes;
         blocks.free.push(Block { copy, pinned, memory: ManuallyDrop::new(memory), begin, bytes, node });
     }
@@ -166,7 +166,7 @@ impl Drop for Slot {
         if ptr::eq(self.pool, POOL.get()) {
             // SAFETY: the slot does not use the block any more.
             let block = unsafe { ManuallyDrop::take(&mut self.block) };
-            let mut blocks = self.pool.lock();
+            let mut blocks = self.pool.blocks.lock();
             blocks.free.push(block);
             if blocks.waiting > 0 {
                 self.pool.changed.notify_all();
@@ -203,11 +203,7 @@ struct Blocks {
 
 static POOL: PerProcess<Pool> = PerProcess::new(|| Pool { blocks: Mutex::default(), changed: Condvar::new() });
 
-impl Pool {
-    fn lock(&self) -> MutexGuard<'_, Blocks> {
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Pool {}
 
 impl Blocks {
     /// Removes the block without a copy that fits best, or the best of those that are pinned.
@@ -247,7 +243,7 @@ impl Blocks {
 /// `out-of-memory` if the host has none; `device` if such a copy failed; the error of `check`.
 pub fn take(request: &Request, check: Check<'_>) -> Result<Option<Slot>> {
     let pool = POOL.get();
-    let mut blocks = pool.lock();
+    let mut blocks = pool.blocks.lock();
     profile::memory(Memory::Staging, blocks.total_bytes);
     if let Some(block) = blocks.find(request, false) {
         return Ok(Some(Slot::new(block, pool)));
@@ -259,7 +255,7 @@ pub fn take(request: &Request, check: Check<'_>) -> Result<Option<Slot>> {
         if settled == Ok(true) {
             return Ok(Some(Slot::new(block, pool)));
         }
-        blocks = pool.lock();
+        blocks = pool.blocks.lock();
         blocks.free.insert(0, block);
         settled?;
     }
@@ -267,11 +263,11 @@ pub fn take(request: &Request, check: Check<'_>) -> Result<Option<Slot>> {
     blocks.total_bytes += request.bytes;
     profile::memory(Memory::Staging, blocks.total_bytes);
     drop(blocks);
-    free(removed, check).inspect_err(|_| pool.lock().total_bytes -= request.bytes)?;
+    free(removed, check).inspect_err(|_| pool.blocks.lock().total_bytes -= request.bytes)?;
     match Block::allocate(request.bytes, request.node) {
         Ok(block) => Ok(Some(Slot::new(block, pool))),
         Err(error) => {
-            pool.lock().total_bytes -= request.bytes;
+            pool.blocks.lock().total_bytes -= request.bytes;
             Err(error)
         }
     }
@@ -280,7 +276,7 @@ pub fn take(request: &Request, check: Check<'_>) -> Result<Option<Slot>> {
 /// Returns a free slot that is pinned, if there is one.
 pub fn take_pinned(request: &Request) -> Option<Slot> {
     let pool = POOL.get();
-    let mut blocks = pool.lock();
+    let mut blocks = pool.blocks.lock();
     let block = blocks.find(request, true)?;
     profile::memory(Memory::Staging, blocks.total_bytes);
     Some(Slot::new(block, pool))
@@ -304,10 +300,10 @@ pub fn acquire(request: &Request, check: Check<'_>) -> Result<Slot> {
 /// Waits until a slot may have returned to the pool, at most for [`POLL_INTERVAL`].
 pub fn wait() {
     let pool = POOL.get();
-    let mut blocks = pool.lock();
+    let mut blocks = pool.blocks.lock();
     blocks.waiting += 1;
-    let waited = pool.changed.wait_timeout(blocks, POLL_INTERVAL);
-    waited.map_or_else(|poisoned| poisoned.into_inner().0, |(blocks, _)| blocks).waiting -= 1;
+    blocks = pool.changed.wait_timeout(blocks, POLL_INTERVAL);
+    blocks.waiting -= 1;
 }
 
 /// Frees all memory of the pool that is not in use, after the copies in flight from it, and returns its size in bytes.
@@ -315,7 +311,7 @@ pub fn wait() {
 /// # Errors
 /// The error of `check`.
 pub fn release(check: Check<'_>) -> Result<usize> {
-    let mut blocks = POOL.get().lock();
+    let mut blocks = POOL.get().blocks.lock();
     let removed = mem::take(&mut blocks.free);
     let bytes = removed.iter().map(|block| block.bytes).sum();
     blocks.total_bytes -= bytes;
@@ -335,7 +331,7 @@ fn free(mut removed: Vec<Block>, check: Check<'_>) -> Result<()> {
     if removed.is_empty() {
         return Ok(());
     }
-    let mut blocks = POOL.get().lock();
+    let mut blocks = POOL.get().blocks.lock();
     blocks.total_bytes += removed.iter().map(|block| block.bytes).sum::<usize>();
     blocks.free.append(&mut removed);
     drop(blocks);

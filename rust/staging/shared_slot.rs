@@ -6,11 +6,11 @@ use super::{PAGE_BYTES, Slot, Staging};
 use crate::device::Device;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
+use crate::os::mutex::Mutex;
 use crate::plan::{Read, SlotCopy};
 use std::mem;
 use std::ops::Range;
 use std::slice;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Smallest part of a chunk, in bytes. A thread copies it in about 20 us, and takes some microseconds to wake up.
 const PART_BYTES_MIN: usize = 64 << 10;
@@ -57,13 +57,9 @@ impl SharedSlot {
         SharedSlot { state: Mutex::new(state), memory, chunk_bytes, part_bytes }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes a part, and returns its range in the slot, or `None` if there is no such part or another one has failed.
     fn take(&self, part: usize) -> Result<Option<Range<usize>>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let has_failed = state.has_failed;
         let Some(is_taken) = state.is_taken.get_mut(part).filter(|_| !has_failed) else { return Ok(None) };
         if mem::replace(is_taken, true) {
@@ -76,7 +72,7 @@ impl SharedSlot {
 
     /// Ends the filling of a part. Returns the slot, and whether a part has failed, if no other part will be filled.
     fn end(&self, has_failed: bool) -> Option<(Slot, bool)> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.filling -= 1;
         state.unfilled -= 1;
         state.has_failed |= has_failed;

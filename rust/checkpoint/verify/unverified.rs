@@ -3,9 +3,9 @@
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::TensorRegion;
 use crate::error::Result;
+use crate::os::mutex::Mutex;
 use std::collections::BTreeSet;
 use std::mem;
-use std::sync::{Mutex, PoisonError};
 
 /// Maximum number of tensors that a warning names. The log has all of them.
 const NAMES_MAX: usize = 20;
@@ -21,7 +21,7 @@ impl Checkpoint {
         let names = self.without_digests(regions)?;
         if !names.is_empty() {
             tracing::warn!(?names, "the digests do not cover these tensors or parts of tensors");
-            let mut kept = self.unverified.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut kept = self.unverified.0.lock();
             kept.extend(names.into_iter().map(str::to_owned));
         }
         Ok(())
@@ -30,7 +30,7 @@ impl Checkpoint {
     /// Returns the text of a warning about the tensors that loads have not verified since the last call. Empty if there
     /// are none.
     pub fn take_unverified(&self) -> String {
-        let names = mem::take(&mut *self.unverified.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let names = mem::take(&mut *self.unverified.0.lock());
         if names.is_empty() {
             return String::new();
         }

@@ -6,6 +6,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::num::to_usize;
+use crate::os::mutex::Mutex;
 use crate::os::per_process::PerProcess;
 use cudarc::cufile::sys::{self, CUfileOpError};
 use libloading::Library;
@@ -15,7 +16,7 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Names of the library, the runtime package's name first.
 const LIBRARY_NAMES: [&str; 2] = ["libcufile.so.0", "libcufile.so"];
@@ -46,7 +47,7 @@ impl Driver {
     /// Opens the library and its driver, if they are not open. The context of a GPU must be current. Fails with
     /// `device` if the library is missing or its driver does not open.
     pub fn open() -> Result<Arc<Driver>> {
-        let mut opened = OPENED.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut opened = OPENED.get().lock();
         if let Some(driver) = &*opened {
             return Ok(Arc::clone(driver));
         }

@@ -24,6 +24,7 @@ use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::local_file::LocalFile;
+use crate::os::mutex::Mutex;
 use crate::os::retry::{self, Check};
 use crate::os::sigint::Watch;
 use crate::plan::{Chunk, Limits, Read, SlotCopy};
@@ -31,7 +32,7 @@ use crate::profile::{self, Count, Stage};
 use crate::reader::{ChosenReader, ReadLimits, ReaderKind};
 use crate::source::Source;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Alignment of reads in the file and in memory, in bytes. cuFile copies other reads through buffers of its own.
 const BLOCK_BYTES: u64 = 4 << 10;
@@ -104,10 +105,6 @@ impl DirectEngine {
             kernels,
             cuda: Arc::clone(cuda),
         })
-    }
-
-    fn slots(&self) -> MutexGuard<'_, Slots> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn unregister(&self, registered: Option<RegisteredBuffer>) {
@@ -210,7 +207,7 @@ impl Engine<Vec<Arc<Lent<Event>>>> for DirectEngine {
             |error| tracing::info!(%error, "scratch memory is not registered; reads go through cuFile's buffers"),
         );
         let slot = |index: usize| (Slot { base, begin: to_u64(index * slot_bytes) }, None);
-        *self.slots() = Slots { queue: (0..count).map(slot).collect(), registered: registered.ok() };
+        *self.slots.lock() = Slots { queue: (0..count).map(slot).collect(), registered: registered.ok() };
         Ok(Workers { threads: self.workers_max.min(count.div_ceil(SLOTS_PER_WORKER)), per_chunk: 1 })
     }
 
@@ -220,7 +217,7 @@ impl Engine<Vec<Arc<Lent<Event>>>> for DirectEngine {
             return Err(internal("a read into host memory"));
         };
         let file = self.files.get(*source).ok_or_else(|| internal("no such file"))?;
-        let taken = self.slots().queue.pop_front();
+        let taken = self.slots.lock().queue.pop_front();
         let (slot, emptied) = taken.ok_or_else(|| internal("more workers than slots"))?;
         let (event, result) = match emptied.as_ref().map_or(Ok(()), |event| event.wait(check)) {
             Ok(()) => match self.read_and_copy(&slot, file, reads, copies, check) {
@@ -230,17 +227,17 @@ impl Engine<Vec<Arc<Lent<Event>>>> for DirectEngine {
             // A kernel still reads the slot.
             Err(error) => (emptied, Err(error)),
         };
-        self.slots().queue.push_back((slot, event));
+        self.slots.lock().queue.push_back((slot, event));
         result.map(|()| true)
     }
 
     fn end_reads(&self) {
-        let registered = self.slots().registered.take();
+        let registered = self.slots.lock().registered.take();
         self.unregister(registered);
     }
 
     fn drain(&self, check: Check<'_>) -> Result<()> {
-        let Slots { queue, registered } = std::mem::take(&mut *self.slots());
+        let Slots { queue, registered } = std::mem::take(&mut *self.slots.lock());
         self.unregister(registered);
         let mut result = Ok(());
         for event in queue.into_iter().filter_map(|(_, event)| event) {

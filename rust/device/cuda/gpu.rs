@@ -4,12 +4,13 @@
 use super::COPY_STREAMS;
 use super::driver::{Context, Event, Stream};
 use crate::error::Result;
+use crate::os::mutex::Mutex;
 use crate::os::numa::{self, Node};
 use crate::os::per_process::PerProcess;
 use cudarc::driver::sys;
 use std::mem::{self, ManuallyDrop};
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Copy streams of one load at a time: two loads on one stream would wait for each other's callers.
 pub type CopyStreams = [Stream; COPY_STREAMS];
@@ -31,13 +32,9 @@ pub struct Spare {
 
 static GPUS: PerProcess<Mutex<Vec<Arc<Gpu>>>> = PerProcess::new(Mutex::default);
 
-fn gpus() -> MutexGuard<'static, Vec<Arc<Gpu>>> {
-    GPUS.get().lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Forgets all GPUs. Each is given back to the driver when the last load that uses it has ended.
 pub fn release() {
-    let forgotten = mem::take(&mut *gpus());
+    let forgotten = mem::take(&mut *GPUS.get().lock());
     // The driver may take its time, and no lock is held.
     drop(forgotten);
 }
@@ -48,7 +45,7 @@ impl Gpu {
     /// # Errors
     /// `device` if there is no driver or no such GPU.
     pub fn of(ordinal: i32) -> Result<Arc<Gpu>> {
-        let mut gpus = gpus();
+        let mut gpus = GPUS.get().lock();
         if let Some(gpu) = gpus.iter().find(|gpu| gpu.ordinal == ordinal) {
             return Ok(Arc::clone(gpu));
         }
@@ -78,12 +75,8 @@ impl Gpu {
     }
 
     fn lend<T: Kept>(self: &Arc<Gpu>, create: impl FnOnce() -> Result<T>) -> Result<Lent<T>> {
-        let spare = T::list(&mut self.spare()).pop();
+        let spare = T::list(&mut self.spare.lock()).pop();
         Ok(Lent { object: ManuallyDrop::new(spare.map_or_else(create, Ok)?), gpu: Arc::clone(self) })
-    }
-
-    fn spare(&self) -> MutexGuard<'_, Spare> {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -126,6 +119,6 @@ impl<T: Kept> Drop for Lent<T> {
     fn drop(&mut self) {
         // SAFETY: the object is not used any more.
         let object = unsafe { ManuallyDrop::take(&mut self.object) };
-        T::list(&mut self.gpu.spare()).push(object);
+        T::list(&mut self.gpu.spare.lock()).push(object);
     }
 }

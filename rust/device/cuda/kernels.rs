@@ -13,13 +13,14 @@
 use super::driver::{Context, check, report};
 use crate::cast::scatter::{Batch, Table};
 use crate::error::{Error, Kind, Result};
+use crate::os::mutex::Mutex;
 use crate::os::per_process::PerProcess;
 use crate::profile;
 use cudarc::driver::sys;
 use std::ffi::{CStr, c_void};
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Fatbin for compute capability 7.5 and up, for `cuModuleLoadData`; `None` in a build without nvcc.
 pub const IMAGE: Option<&[u8]> = image();
@@ -86,18 +87,17 @@ type Loaded = Vec<(sys::CUdevice, std::result::Result<Arc<Kernels>, String>)>;
 
 static LOADED: PerProcess<Mutex<Loaded>> = PerProcess::new(Mutex::default);
 
-fn loaded() -> MutexGuard<'static, Loaded> {
-    LOADED.get().lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Unloads the kernels. The next load that needs them loads them again.
 pub fn release() {
-    loaded().retain(|(_, kernels)| kernels.as_ref().is_ok_and(|kernels| kernels.is_kept.load(Ordering::Relaxed)));
+    LOADED
+        .get()
+        .lock()
+        .retain(|(_, kernels)| kernels.as_ref().is_ok_and(|kernels| kernels.is_kept.load(Ordering::Relaxed)));
 }
 
 /// Returns why a GPU that was used has no kernels, or `None` if it has some.
 pub fn missing(ordinal: i32) -> Option<String> {
-    let loaded = loaded();
+    let loaded = LOADED.get().lock();
     let (_, kernels) = loaded.iter().find(|(device, _)| *device == ordinal)?;
     kernels.as_ref().err().cloned()
 }
@@ -106,7 +106,7 @@ impl Kernels {
     /// Returns the kernels of the context's GPU, or `None` if they cannot be loaded; log and profile have the reason. The
     /// next call tries again, unless this driver has none for the GPU.
     pub fn of(context: &Arc<Context>) -> Option<Arc<Kernels>> {
-        let mut loaded = loaded();
+        let mut loaded = LOADED.get().lock();
         if let Some((_, kernels)) = loaded.iter().find(|(device, _)| *device == context.device) {
             return kernels.as_ref().inspect_err(|why| profile::missing_kernels(context.device, why)).ok().cloned();
         }

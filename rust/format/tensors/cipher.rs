@@ -7,10 +7,11 @@ use crate::encryption::wipe::with_wiped_stack;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::os::compute_pool;
+use crate::os::mutex::Mutex;
 use crypto_secretbox::aead::AeadInPlace;
 use crypto_secretbox::{KeyInit, XSalsa20Poly1305};
 use ring::rand::{SecureRandom, SystemRandom};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 /// Size of the pieces of new files in bytes.
 const PIECE_BYTES: usize = 2 << 20;
@@ -65,7 +66,7 @@ impl Cipher {
         let work: Vec<(Piece<'_>, OnceLock<Mac>)> =
             pieces(data, PIECE_BYTES, &nonce).into_iter().map(|piece| (piece, OnceLock::new())).collect();
         compute_pool::for_each(threads, &work, |(piece, mac)| {
-            let mut data = piece.data.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut data = piece.data.lock();
             let encrypt = || {
                 let cipher = XSalsa20Poly1305::new(self.key.secret().into());
                 cipher.encrypt_in_place_detached(&piece.nonce.into(), b"", &mut data)

@@ -3,13 +3,13 @@
 //! A connection tries the addresses of a name one after the other, and gives each a part of its time. An address that does
 //! not answer would cost that time for each connection. So new addresses are tried side by side, and silent ones come last.
 
+use crate::os::mutex::Mutex;
 use crate::os::per_process::PerProcess;
 use futures_util::future::select_ok;
 use http::Uri;
 use std::collections::HashMap;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::time::sleep;
@@ -54,7 +54,7 @@ pub(super) async fn sort(addresses: &mut [SocketAddr]) {
         })
     });
     let Ok((first, _)) = select_ok(attempts).await else { return };
-    let mut known = KNOWN.get().lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = KNOWN.get().lock();
     known.retain(|_, (since, _)| since.elapsed() < KNOWN_TIME);
     known.extend(
         addresses.iter().take(first + 1).enumerate().map(|(i, address)| (*address, (Instant::now(), i == first))),
@@ -64,6 +64,6 @@ pub(super) async fn sort(addresses: &mut [SocketAddr]) {
 }
 
 fn known(address: &SocketAddr) -> Option<bool> {
-    let known = KNOWN.get().lock().unwrap_or_else(PoisonError::into_inner);
+    let known = KNOWN.get().lock();
     known.get(address).filter(|(since, _)| since.elapsed() < KNOWN_TIME).map(|(_, accepts)| *accepts)
 }

@@ -7,6 +7,7 @@ use super::transport::Transport;
 use super::{Answer, Attempt, Failure, FailureClass, Store, Uploads};
 use crate::error::{Error, Kind, Result};
 use crate::options;
+use crate::os::mutex::Mutex;
 use crate::remote::credentials::aws_profile::Profile;
 use crate::remote::find::listing::{self, Keys};
 use crate::remote::find::location::{Location, Service};
@@ -29,8 +30,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(super) struct Bucket {
     location: Location,
@@ -67,11 +68,7 @@ impl Bucket {
     }
 
     fn opened(&self) -> Arc<Opened> {
-        Arc::clone(&self.lock())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Arc<Opened>> {
-        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+        Arc::clone(&self.opened.lock())
     }
 
     /// Notes how a request ended, and explains its failure. If the service names another region, or the keys have expired,
@@ -101,7 +98,7 @@ impl Bucket {
             }
             _ => return None,
         };
-        let mut current = self.lock();
+        let mut current = self.opened.lock();
         // Another request may have done so.
         if Arc::ptr_eq(&current, opened) {
             tracing::info!(url = %self.location, why = message, "the bucket is opened again");

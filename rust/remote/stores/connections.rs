@@ -5,11 +5,12 @@ use super::http_error::{HttpResult, refused};
 use super::trust::{self, Trust};
 use crate::error::Result;
 use crate::options;
+use crate::os::mutex::Mutex;
 use object_store::client::HttpError;
 use reqwest::redirect::Policy;
 use rustls::ClientConfig;
 use std::any::Any;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// Time for a connection to open.
@@ -54,7 +55,7 @@ impl Client {
     /// Returns the connections to places that trust these certificates.
     pub(super) fn connections(&self, trust: &Trust) -> Connections {
         let Trust::Place(tls) = trust else { return self.http.clone() };
-        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut others = self.others.lock();
         if let Some((_, known)) = others.iter().find(|(known, _)| known.as_ptr() == Arc::as_ptr(tls)) {
             return known.clone();
         }
@@ -108,7 +109,7 @@ struct Unused {
 impl Idle {
     pub(super) fn take<C: Any>(&self, credentials: &Arc<impl Any + Send + Sync>) -> Option<C> {
         let credentials: Arc<dyn Any + Send + Sync> = credentials.clone();
-        let mut connections = self.lock();
+        let mut connections = self.0.lock();
         connections.retain(|unused| unused.since.elapsed() < IDLE_TIMEOUT);
         let found = connections.iter().position(|unused| Arc::ptr_eq(&unused.credentials, &credentials))?;
         connections.swap_remove(found).connection.downcast().ok().map(|connection| *connection)
@@ -116,11 +117,7 @@ impl Idle {
 
     pub(super) fn keep(&self, credentials: &Arc<impl Any + Send + Sync>, connection: impl Any + Send) {
         let credentials: Arc<dyn Any + Send + Sync> = credentials.clone();
-        self.lock().push(Unused { credentials, since: Instant::now(), connection: Box::new(connection) });
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Unused>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().push(Unused { credentials, since: Instant::now(), connection: Box::new(connection) });
     }
 }
 

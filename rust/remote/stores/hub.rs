@@ -15,6 +15,7 @@ use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use crate::options;
 use crate::os::local_file::open_regular;
+use crate::os::mutex::Mutex;
 use crate::remote::find::below::{is_below, url_below};
 use crate::remote::find::listing::{self, ANSWER_BYTES_MAX};
 use crate::remote::find::location::Location;
@@ -32,7 +33,6 @@ use std::fs;
 use std::io::Read;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const ENDPOINT: &str = "https://huggingface.co";
 /// Upper bound for the description of a repository, in bytes.
@@ -221,10 +221,6 @@ impl HubStore {
         Ok(HubStore { access: Access::new(settings, transport, &url)?, repository, links: Mutex::default() })
     }
 
-    fn links(&self) -> MutexGuard<'_, HashMap<String, Link>> {
-        self.links.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Asks the Hub for a file. The answer is the file, or a redirect.
     async fn ask(&self, path: &str, range: &Range<u64>) -> Attempt<Asked> {
         let mut address = url_below(&self.access.endpoint, self.repository.files().chain(path.split('/')))?.to_string();
@@ -277,7 +273,7 @@ impl Store for HubStore {
             Some(id) => Version { id: Some(id.to_owned()), etag, modified: None },
             None => Version { etag: etag.or_else(|| found.etag.clone()), ..found.clone() },
         };
-        let known = self.links().get(path).cloned();
+        let known = self.links.lock().get(path).cloned();
         if let Some(link) = known {
             let response = self.follow(&link, &range).await?;
             // Storages refuse an expired link with 400, 401, 403, 404 or 410. Others of these statuses are not about the link.
@@ -287,13 +283,13 @@ impl Store for HubStore {
                 return answer(response, &range)
                     .map(|answer| Answer { version: version(link.etag, &answer.version), ..answer });
             }
-            self.links().remove(path);
+            self.links.lock().remove(path);
         }
         let (response, etag) = match self.ask(path, &range).await? {
             Asked::File(response) => (response, None),
             Asked::Link(link) => {
                 let response = self.follow(&link, &range).await?;
-                self.links().insert(path.to_owned(), link.clone());
+                self.links.lock().insert(path.to_owned(), link.clone());
                 (response, link.etag)
             }
         };

@@ -18,6 +18,7 @@ use super::trust::Trust;
 use super::{Answer, Attempt, Failure, FailureClass, Store, Uploads};
 use crate::error::Result;
 use crate::num::{to_u64, to_usize};
+use crate::os::mutex::Mutex;
 use crate::remote::credentials::redis::Credentials;
 pub use crate::remote::credentials::redis::split_port;
 use crate::remote::find::listing::{self, Bounds};
@@ -34,7 +35,7 @@ use futures_util::stream::{self, BoxStream};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::vec;
 
 /// Number of keys that the server looks at for each step of a search.
@@ -81,10 +82,6 @@ impl Redis {
             Some(connection) => Ok(connection),
             None => Connection::open(&self.credentials, runtime.stall()).await,
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<[Value]>>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Requests a range of the value of one key. Returns `None` if there is no such key.
@@ -165,12 +162,12 @@ impl Redis {
 impl Store for Redis {
     async fn get(&self, key: &str, range: Range<u64>, version: Option<&Version>) -> Attempt<Answer> {
         let mut connection = self.connect().await?;
-        let known = version.and_then(|_| self.lock().get(key).cloned());
+        let known = version.and_then(|_| self.files.lock().get(key).cloned());
         if let Some(values) = known {
             return self.get_values(connection, &values, &range).await;
         }
         if let Some(length) = self.get_value(&mut connection, key, &range).await? {
-            self.lock().remove(key);
+            self.files.lock().remove(key);
             let range = clip(&range, length);
             let body = self.body(connection, vec![range.end - range.start]);
             return Ok(Answer { length: Some(length), version: Version::default(), range, body });
@@ -179,7 +176,7 @@ impl Store for Redis {
             let message = "the server has no key of this name; check the key and the number of the database";
             return Err(Failure::new(FailureClass::NotFound, message));
         };
-        self.lock().insert(key.to_owned(), Arc::clone(&values));
+        self.files.lock().insert(key.to_owned(), Arc::clone(&values));
         self.get_values(connection, &values, &range).await
     }
 

@@ -11,12 +11,13 @@ use super::transport::Transport;
 use super::trust::Trust;
 use crate::error::{Error, Kind, Result};
 use crate::options;
+use crate::os::mutex::Mutex;
 use crate::os::per_process::PerProcess;
 use crate::remote::find::location::{Location, Service};
 use http::header::{self, HeaderMap, HeaderValue};
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Variables that decide about buckets begin with these.
 const PREFIXES: [&str; 6] = ["AWS_", "GOOGLE_", "AZURE_", "HF_", "STORAGE_EMULATOR_HOST", "REDISCLI_AUTH"];
@@ -28,13 +29,9 @@ type Known = HashMap<String, (u64, Arc<dyn Store>)>;
 
 static STORES: PerProcess<Mutex<Known>> = PerProcess::new(Mutex::default);
 
-fn lock() -> MutexGuard<'static, Known> {
-    STORES.get().lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Forgets the stores with their tokens.
 pub fn release() {
-    lock().clear();
+    STORES.get().lock().clear();
 }
 
 /// Returns the store of a location, and the key of the location there. Fails with `invalid-argument` for options or
@@ -52,7 +49,7 @@ pub fn store_of(location: &Location) -> Result<(Arc<dyn Store>, String)> {
     };
     let name = format!("{}://{}", location.scheme(), location.host());
     let digest = digest(location, &settings);
-    if let Some((known, store)) = lock().get(&name)
+    if let Some((known, store)) = STORES.get().lock().get(&name)
         && *known == digest
     {
         return Ok((Arc::clone(store), key));
@@ -68,7 +65,7 @@ pub fn store_of(location: &Location) -> Result<(Arc<dyn Store>, String)> {
         Service::S3 | Service::Gcs | Service::Azure => Arc::new(Bucket::open(location, &settings, transport)?),
         Service::Redis => Arc::new(Redis::open(location, &settings, trust)?),
     };
-    lock().insert(name, (digest, Arc::clone(&store)));
+    STORES.get().lock().insert(name, (digest, Arc::clone(&store)));
     Ok((store, key))
 }
 

@@ -1,26 +1,22 @@
 //! Options of stores that a program sets for one place, besides the environment.
 
 use crate::error::{Error, Kind, Result};
+use crate::os::mutex::Mutex;
 use crate::os::per_process::PerProcess;
 use crate::remote::find::location::{Location, Service};
 use reqwest::Url;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Options by the beginning of the URLs for which they are.
 type Configurations = BTreeMap<String, BTreeMap<String, String>>;
 
 static CONFIGURATIONS: PerProcess<Mutex<Configurations>> = PerProcess::settings();
 
-fn lock() -> MutexGuard<'static, Configurations> {
-    CONFIGURATIONS.get().lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Sets the options of all URLs that begin with `prefix`, in place of those that were set before. Without options, the
 /// environment alone decides again. Fails with `invalid-argument` if the prefix is not a URL.
 pub fn configure(prefix: &str, options: BTreeMap<String, String>) -> Result<()> {
     let prefix = normalized(&Location::parse(prefix)?);
-    let mut configurations = lock();
+    let mut configurations = CONFIGURATIONS.get().lock();
     if options.is_empty() {
         configurations.remove(&prefix);
     } else {
@@ -38,7 +34,7 @@ pub(in crate::remote) fn options_of(location: &Location) -> BTreeMap<String, Str
         let ends: &[char] = if location.service() == Service::Hub { &['/', '@'] } else { &['/'] };
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(ends))
     };
-    let configurations = lock();
+    let configurations = CONFIGURATIONS.get().lock();
     let longest = configurations.iter().filter(|(prefix, _)| is_prefix(prefix)).max_by_key(|(prefix, _)| prefix.len());
     longest.map(|(_, options)| options.clone()).unwrap_or_default()
 }

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::options;
+use crate::os::mutex::Mutex;
 use crate::os::per_process::PerProcess;
 use rustls::client::WantsClientCert;
 use rustls::client::WebPkiServerVerifier;
@@ -14,7 +15,7 @@ use rustls_native_certs::{CertificateResult, load_certs_from_paths, load_native_
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// Options for one place: a file or a directory with certificates of authorities, in place of the system's, or
 /// no check of certificates at all.
@@ -91,7 +92,7 @@ pub(super) fn variables() -> impl Iterator<Item = Option<String>> {
 /// Returns the configuration of TLS for places without options, a new one if the variables that name certificates change.
 pub(super) fn environment() -> Result<Arc<ClientConfig>> {
     let variables: Vec<_> = variables().collect();
-    let mut known = KNOWN.get().lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = KNOWN.get().lock();
     if let Some((_, config)) = known.as_ref().filter(|(used, _)| *used == variables) {
         return Ok(Arc::clone(config));
     }

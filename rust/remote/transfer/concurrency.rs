@@ -5,11 +5,12 @@
 
 use super::adaptive_limit::AdaptiveLimit;
 use crate::error::Result;
+use crate::os::mutex::{Condvar, Mutex};
 use crate::os::per_process::PerProcess;
 use crate::os::retry::Check;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Bytes of a request after which they are counted, so that threads seldom wait for each other's counts.
@@ -65,25 +66,22 @@ pub struct Permit<'a> {
 impl Host {
     /// Returns the host of this name, which all loads of the process share.
     pub fn of(name: &str) -> Arc<Host> {
-        let mut hosts = HOSTS.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hosts = HOSTS.get().lock();
         Arc::clone(hosts.entry(name.to_owned()).or_default())
     }
 
     /// Returns the host of this name for uploads, which all saves of the process share.
     pub fn of_uploads(name: &str) -> Arc<Host> {
-        let mut hosts = UPLOAD_HOSTS.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hosts = UPLOAD_HOSTS.get().lock();
         let state = || Mutex::new(State { adaptive_limit: AdaptiveLimit::of_uploads(), ..State::default() });
         Arc::clone(hosts.entry(name.to_owned()).or_insert_with(|| Arc::new(Host { state: state(), ..Host::default() })))
     }
 
     /// Waits until the host may get another request.
     pub fn wait(&self, check: Check<'_>) -> Result<Permit<'_>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while state.active >= state.adaptive_limit.limit() {
-            state = self
-                .free
-                .wait_timeout(state, POLL_INTERVAL)
-                .map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
+            state = self.free.wait_timeout(state, POLL_INTERVAL);
             check()?;
         }
         state.active += 1;
@@ -93,7 +91,7 @@ impl Host {
 
     /// Records the time in which a range arrived.
     pub fn arrived(&self, bytes: u64, time: Duration) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.usual = Some(match state.usual {
             None => Usual { bytes, time },
             Some(usual) => {
@@ -105,7 +103,7 @@ impl Host {
     /// Returns a permit to request a range of `bytes` bytes a second time, which was first requested `elapsed` ago. `None`
     /// if that is not much longer than usual, or if no permit is free.
     pub fn hedge(&self, bytes: u64, elapsed: Duration) -> Option<Permit<'_>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let late = state.usual?.time_of(bytes).saturating_mul(HEDGE_FACTOR).max(HEDGE_AFTER_MIN);
         if elapsed < late || state.active >= state.adaptive_limit.limit() || state.hedges >= HEDGES_MAX {
             return None;
@@ -117,16 +115,12 @@ impl Host {
 
     /// Halves the number of requests, because the host asked for fewer.
     pub fn halve(&self) {
-        self.lock().adaptive_limit.halve(Instant::now());
+        self.state.lock().adaptive_limit.halve(Instant::now());
     }
 
     /// Returns how many requests the host gets at once.
     pub fn limit(&self) -> usize {
-        self.lock().adaptive_limit.limit()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().adaptive_limit.limit()
     }
 }
 
@@ -154,7 +148,7 @@ impl<'a> Permit<'a> {
         let all = self.bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
         let is_first = !self.has_begun.swap(true, Ordering::Relaxed);
         if is_first || all >= COUNT_BYTES {
-            self.count(&mut self.host.lock(), is_first);
+            self.count(&mut self.host.state.lock(), is_first);
         }
     }
 
@@ -170,7 +164,7 @@ impl<'a> Permit<'a> {
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        let mut state = self.host.lock();
+        let mut state = self.host.state.lock();
         self.count(&mut state, false);
         state.active -= 1;
         state.hedges -= usize::from(self.is_hedge);

@@ -5,6 +5,7 @@
 //! wait in the process's pool with their connections open, for the next load.
 
 use crate::error::{Error, Kind, Result};
+use crate::os::mutex::Mutex;
 use crate::os::per_process::PerProcess;
 use crate::os::retry::Check;
 use crate::remote::stores::connections::{Client, IDLE_TIMEOUT};
@@ -14,7 +15,6 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Handle};
@@ -45,7 +45,7 @@ impl Runtime {
     /// Takes the runtime that was used last, whose connections are the likeliest to be open, or creates one. Fails with
     /// `out-of-memory` if no runtime can be created; `invalid-argument` for the settings of connections.
     pub(super) fn take() -> Result<Runtime> {
-        let free = lock().pop();
+        let free = RUNTIMES.get().lock().pop();
         if let Some(runtime) = free.filter(|runtime| runtime.client.is_current()) {
             return Ok(runtime);
         }
@@ -55,7 +55,7 @@ impl Runtime {
     }
 
     pub(super) fn free(self) {
-        lock().push(self);
+        RUNTIMES.get().lock().push(self);
     }
 
     /// Gives the runtime to later requests, the first of which receives the rest of an answer unless it is late. The
@@ -141,10 +141,6 @@ impl Drop for Runtime {
     }
 }
 
-fn lock() -> MutexGuard<'static, Vec<Runtime>> {
-    RUNTIMES.get().lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Runs requests on this thread. Ends them with the error of `check`, which is called from time to time.
 pub fn block_on<T: Send>(check: Check<'_>, request: impl Future<Output = Result<T>> + Send) -> Result<T> {
     let (runtime, result) = Runtime::take()?.run(check, request);
@@ -176,6 +172,6 @@ pub(super) fn discard() {
 
 /// Closes the connections that no request uses.
 pub(in crate::remote) fn release() {
-    let runtimes = std::mem::take(&mut *lock());
+    let runtimes = std::mem::take(&mut *RUNTIMES.get().lock());
     drop(runtimes);
 }

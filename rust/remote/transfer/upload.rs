@@ -13,6 +13,7 @@ use super::retry::repeat;
 use super::runtime;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_usize;
+use crate::os::mutex::Mutex;
 use crate::os::retry::Check;
 use crate::remote::find::location::{Location, Service};
 use crate::remote::stores::registry;
@@ -23,8 +24,8 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
@@ -94,33 +95,33 @@ impl Upload {
     pub fn begin_shared(location: &Location, length: u64, check: Check<'_>) -> Result<String> {
         let upload = Upload::open(location)?;
         upload.begin(Some(length), check)?;
-        Ok(upload.lock().id.take().unwrap_or_default())
+        Ok(upload.state.lock().id.take().unwrap_or_default())
     }
 
     /// Joins an upload that [`begin_shared`](Upload::begin_shared) began, in this process or another.
     pub fn join(location: &Location, id: String) -> Result<Upload> {
         let mut upload = Upload::open(location)?;
         upload.is_shared = true;
-        upload.lock().id = Some(id);
+        upload.state.lock().id = Some(id);
         Ok(upload)
     }
 
     /// Returns the indices and the ids of the parts that this process has sent.
     pub fn sent_parts(&self) -> Vec<(usize, String)> {
-        self.lock().parts.iter().map(|(&index, id)| (index, id.clone())).collect()
+        self.state.lock().parts.iter().map(|(&index, id)| (index, id.clone())).collect()
     }
 
     /// Ends a shared upload with the parts of all processes, so that the object appears and replaces an older one.
     pub fn finish_shared(location: &Location, id: String, parts: Vec<(usize, String)>, check: Check<'_>) -> Result<()> {
         let upload = Upload::join(location, id)?;
-        upload.lock().parts = parts.into_iter().collect();
+        upload.state.lock().parts = parts.into_iter().collect();
         upload.finish(check)
     }
 
     /// Aborts a shared upload. The service may no longer know it.
     pub fn abort_shared(location: &Location, id: String) -> Result<()> {
         let upload = Upload::open(location)?;
-        upload.lock().id = Some(id);
+        upload.state.lock().id = Some(id);
         upload.abort(ABORT_TIMEOUT)
     }
 
@@ -148,7 +149,7 @@ impl Upload {
                 "the first request was repeated, so another upload of this object may remain"
             );
         }
-        self.lock().id = Some(id?);
+        self.state.lock().id = Some(id?);
         Ok(())
     }
 
@@ -161,7 +162,7 @@ impl Upload {
         let returned = Arc::new(Mutex::new(None));
         let bytes = Bytes::from_owner(Sent { memory: Some(memory), length, returned: Arc::clone(&returned) });
         let id = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             let Some(id) = state.id.clone() else {
                 state.whole = Some(bytes);
                 return Ok(None);
@@ -171,14 +172,14 @@ impl Upload {
         let uploads = self.uploads()?;
         let put = || uploads.put_part(&self.key, &id, index, offset, bytes.clone());
         let sent = self.run(Some(offset), length, check, put)?;
-        self.lock().parts.insert(index, sent);
+        self.state.lock().parts.insert(index, sent);
         drop(bytes);
-        Ok(returned.lock().unwrap_or_else(PoisonError::into_inner).take())
+        Ok(returned.lock().take())
     }
 
     /// Moves `length` bytes of parts that were sent, from `begin` on, by `distance` bytes towards the end.
     pub fn shift(&self, begin: u64, length: u64, distance: u64, check: Check<'_>) -> Result<()> {
-        let (uploads, id) = (self.uploads()?, self.lock().id.clone());
+        let (uploads, id) = (self.uploads()?, self.state.lock().id.clone());
         let mut end = begin.saturating_add(length);
         while let Some(id) = id.as_deref().filter(|_| begin < end) {
             // From the end on, and not onto themselves, so that a piece can be moved again.
@@ -195,7 +196,7 @@ impl Upload {
     pub fn finish(&self, check: Check<'_>) -> Result<()> {
         let uploads = self.uploads()?;
         let (id, parts, whole) = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             (state.id.clone(), state.parts.values().cloned().collect::<Vec<_>>(), state.whole.take())
         };
         let Some(id) = id else {
@@ -210,7 +211,7 @@ impl Upload {
                 _ => error,
             }
         })?;
-        self.lock().id = None;
+        self.state.lock().id = None;
         Ok(())
     }
 
@@ -231,7 +232,7 @@ impl Upload {
             return Ok(());
         }
         let Some(id) = ({
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             state.whole = None;
             state.id.take()
         }) else {
@@ -286,10 +287,6 @@ impl Upload {
     fn uploads(&self) -> Result<&dyn Uploads> {
         self.store.uploads().ok_or_else(|| Error::new(Kind::Internal, "the store takes no objects").at(&self.path))
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for Upload {
@@ -316,7 +313,7 @@ impl<M: AsRef<[u8]>> AsRef<[u8]> for Sent<M> {
 
 impl<M> Drop for Sent<M> {
     fn drop(&mut self) {
-        *self.returned.lock().unwrap_or_else(PoisonError::into_inner) = self.memory.take();
+        *self.returned.lock() = self.memory.take();
     }
 }
 

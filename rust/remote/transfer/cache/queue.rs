@@ -5,11 +5,12 @@
 
 use super::part::Part;
 use crate::num::{to_u64, to_usize};
+use crate::os::mutex::{Condvar, Mutex};
 use crate::os::per_process::PerProcess;
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -44,11 +45,7 @@ struct Piece {
     bytes: Vec<u8>,
 }
 
-impl Queue {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Queue {}
 
 /// Copies the bytes of a range into the queue, or drops them if it is full. `bytes` are all of the range, in parts.
 pub(in crate::remote) fn add<'a>(part: &Arc<Part>, range: Range<u64>, bytes: impl Iterator<Item = &'a [u8]>) {
@@ -57,7 +54,7 @@ pub(in crate::remote) fn add<'a>(part: &Arc<Part>, range: Range<u64>, bytes: imp
     }
     let length = to_usize(range.end - range.start);
     let queue = QUEUE.get();
-    let mut state = queue.lock();
+    let mut state = queue.state.lock();
     if state.bytes.saturating_add(length) > QUEUE_BYTES_MAX {
         tracing::debug!(?range, "the disk of the cache is slower than the load; dropped a copy");
         return;
@@ -68,7 +65,7 @@ pub(in crate::remote) fn add<'a>(part: &Arc<Part>, range: Range<u64>, bytes: imp
     memory.clear();
     memory.reserve(length);
     bytes.for_each(|bytes| memory.extend_from_slice(bytes));
-    let mut state = queue.lock();
+    let mut state = queue.state.lock();
     state.waiting.push_back(Piece { part: Arc::clone(part), offset: range.start, bytes: memory });
     if !state.is_running {
         write_at_exit();
@@ -84,7 +81,7 @@ pub(in crate::remote) fn add<'a>(part: &Arc<Part>, range: Range<u64>, bytes: imp
 
 fn run(queue: &Queue) {
     loop {
-        let mut state = queue.lock();
+        let mut state = queue.state.lock();
         if state.waiting.is_empty() {
             state.is_running = false;
             state.free.clear();
@@ -119,7 +116,7 @@ fn write(queue: &Queue, batch: Vec<Piece>) {
             }
             Err(error) => part.fail(&error),
         }
-        let mut state = queue.lock();
+        let mut state = queue.state.lock();
         state.bytes -= bytes.len();
         state.free.push(bytes);
     }
@@ -138,10 +135,10 @@ pub fn flush() {
 fn wait(timeout: Option<Duration>) {
     let begin = Instant::now();
     let queue = QUEUE.get();
-    let mut state = queue.lock();
+    let mut state = queue.state.lock();
     while state.is_running && timeout.is_none_or(|timeout| begin.elapsed() < timeout) {
         let step = Duration::from_millis(100);
-        state = queue.written.wait_timeout(state, step).map_or_else(|error| error.into_inner().0, |(state, _)| state);
+        state = queue.written.wait_timeout(state, step);
     }
 }
 
