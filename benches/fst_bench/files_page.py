@@ -107,19 +107,19 @@ def gpu_goals(run: Run) -> Iterator[Goal]:
         dense, moe = (cell(workload, "load", state, "fst") for workload in ("dense", "moe"))
         for key, which in (("load_seconds", ""), ("second_load_seconds", ", second load in a process")):
             share = quotient(load_rate(run, dense, key), pinned)
-            yield at_least(f"{route}, dense{which}: of the pinned rate", share, HARDWARE_SHARE)
+            yield at_least(f"{route}, dense{which}: rate over pinned copies", share, HARDWARE_SHARE)
         yield compared(run, f"{route}, dense: ahead of every peer", dense, others(dense), "load_seconds")
         of_dense = quotient(load_rate(run, moe), load_rate(run, dense))
-        yield at_least(f"{route}, mixture of experts: of the rate of dense", of_dense, HARDWARE_SHARE)
+        yield at_least(f"{route}, mixture of experts: rate over dense", of_dense, HARDWARE_SHARE)
         title = f"{route}, mixture of experts: time a tensor beyond its bytes"
         yield Goal(title, _tensor_seconds(run, moe, pinned), TENSOR_SECONDS, text.microseconds)
     cold = load_rate(run, cell("dense", "load", "cold", "fst"))
-    yield at_least(f"Cold -> GPU, dense: of the rate of {DISK}", quotient(cold, run.rate(DISK)), HARDWARE_SHARE)
+    yield at_least(f"Cold -> GPU, dense: rate over {DISK}", quotient(cold, run.rate(DISK)), HARDWARE_SHARE)
     second = run.median(cell("adapter", "load", "warm", "fst"), "second_load_seconds")
     yield Goal("Adapter -> GPU, second load in a process", second, ADAPTER_SECONDS, text.seconds)
     cells = (cell("dense", "cast", "warm", "fst"), cell("dense", "load", "warm", "fst"))
     cast = quotient(*(run.median(name, "load_seconds") for name in cells))
-    yield Goal("Cast on load -> GPU, dense, of the time without", cast, CAST_COST, text.share)
+    yield Goal("Cast on load -> GPU, dense: time over a load without", cast, CAST_COST, text.share)
     host = run.largest({"peer": "fst"}, "beyond_host_bytes")
     yield Goal("Host memory of a load to the GPU, largest of all", host, STAGING_BYTES, text.size)
     scratch = run.largest({"peer": "fst"}, "device_scratch_bytes")
@@ -137,7 +137,7 @@ def _tensor_seconds(run: Run, own: Cell, pinned: float | None) -> float | None:
 
 def cpu_goals(run: Run) -> Iterator[Goal]:
     own = quotient(load_rate(run, cell("dense", "load", "cold", "fst"), READ), run.rate(DISK))
-    yield at_least(f"Cold -> CPU, dense, every byte read: of the rate of {DISK}", own, HARDWARE_SHARE)
+    yield at_least(f"Cold -> CPU, dense, every byte read: rate over {DISK}", own, HARDWARE_SHARE)
     titles = {"dense": "dense", "moe": "mixture of experts"}
     for workload, state in product(titles, ("warm", "cold", "tmpfs")):
         mine = cell(workload, "load", state, "fst")
@@ -149,7 +149,7 @@ def cpu_goals(run: Run) -> Iterator[Goal]:
     yield Goal("Ten tensors of `many` by name -> CPU: half the time of safetensors", fst_seconds, bound, text.seconds)
     cells = (cell("dense", "cast", "warm", "fst"), cell("dense", "load", "warm", "fst-pread"))
     cast = quotient(*(run.median(name, READ) for name in cells))
-    yield Goal("Cast on load -> CPU, dense, of the time of reading into memory without", cast, CAST_COST, text.share)
+    yield Goal("Cast on load -> CPU, dense: time over reading into memory without", cast, CAST_COST, text.share)
     host = run.largest({"peer": "fst-pread"}, "beyond_host_bytes")
     yield Goal("Host memory beyond the tensors of a load that reads, largest of all", host, STAGING_BYTES, text.size)
     for state in ("warm", "cold"):
@@ -164,7 +164,7 @@ def cpu_goals(run: Run) -> Iterator[Goal]:
     mine = cell("dense", "save", "disk", "fst")
     saved = run.median(mine, "save_seconds")
     own = quotient(run.workloads["dense"]["bytes"] / saved if saved else None, run.rate("direct-writes"))
-    yield at_least("Save, dense, flushed: of the rate of direct-writes", own, WRITE_SHARE)
+    yield at_least("Save, dense, flushed: rate over direct writes", own, WRITE_SHARE)
     for peer, name in (("safetensors-flushed", ""), ("safetensors", ", which leaves the flushing for later")):
         title = f"Save, dense, flushed: at least as fast as safetensors{name}"
         yield compared(run, title, mine, [mine | {"peer": peer}], "save_seconds")
@@ -203,7 +203,7 @@ def verified_goals(run: Run) -> Iterator[Goal]:
         alone = run.rate(algorithm)
         beyond = None if with_it is None or without is None else max(0.0, with_it - without)
         share = None if beyond is None or alone is None else beyond / (1e9 / alone)
-        title = f"Warm cache -> CPU, dense, {name}, of OpenSSL's"
+        title = f"Warm cache -> CPU, dense, {name} over OpenSSL's"
         yield Goal(title, share, VERIFICATION_COST, text.share)
 
 

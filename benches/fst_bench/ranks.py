@@ -192,8 +192,8 @@ def goals(run: Run) -> Iterator[Goal]:
     for layout in CUTS:
         exchanged = {ranks: group_cell(layout, ranks, "cold", "fst-exchange") for ranks in GROUP_SIZES}
         for key, name in (
-            ("storage_bytes", "read, of the checkpoint"),
-            ("link_bytes", "sent, of the bytes needed"),
+            ("storage_bytes", "read over the checkpoint's"),
+            ("link_bytes", "sent over the bytes needed"),
         ):
             shares = []
             for ranks, own in exchanged.items():

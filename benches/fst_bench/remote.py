@@ -199,7 +199,7 @@ def goals(run: Run) -> Iterator[Goal]:
     for service, workload in product(("http", "s3"), ("dense", "moe")):
         for peer, which in (("fst-into", "existing"), ("fst", "new")):
             share = quotient(load_rate(run, cell(workload, "load", service, peer)), run.rate(service))
-            title = f"{TITLES[service]} -> CPU, {workload}, {which} tensors: of the rate of the server, drained"
+            title = f"{TITLES[service]} -> CPU, {workload}, {which} tensors: rate over the drained server's"
             yield at_least(title, share, SERVER_SHARE)
     for service, workload in product(TITLES, ("dense", "moe", "adapter")):
         own, route = cell(workload, "load", service, "fst"), f"{TITLES[service]} -> CPU, {workload}"
@@ -209,7 +209,7 @@ def goals(run: Run) -> Iterator[Goal]:
     host = run.largest({"peer": "fst"}, "beyond_host_bytes")
     yield Goal("Remote -> CPU: host memory beyond the tensors, largest of all", host, STAGING_BYTES, text.size)
     of_streams = run.median(cell("dense", "load", "far", "fst"), "share_of_streams")
-    yield at_least(f"{TITLES['far']} -> CPU, dense: of the rates of its connections", of_streams, SERVER_SHARE)
+    yield at_least(f"{TITLES['far']} -> CPU, dense: rate over its connections'", of_streams, SERVER_SHARE)
     adapter = cell("adapter", "load", "far", "fst")
     streams = run.median(adapter, "streams_seconds")
     bound = None if streams is None else ROUND_TRIPS * LATENCY_SECONDS + streams
@@ -217,7 +217,7 @@ def goals(run: Run) -> Iterator[Goal]:
     yield Goal(title, run.median(adapter, "load_seconds"), bound, text.seconds)
     for layout in RANKED_LAYOUTS:
         groups = (group_cell(layout, ranks, RANKED_SERVICE, RANKED_PEER) for ranks in GROUP_SIZES)
-        title = f"HTTP -> CPU, {layout} on up to {max(GROUP_SIZES)} ranks: bytes sent, of the files"
+        title = f"HTTP -> CPU, {layout} on up to {max(GROUP_SIZES)} ranks: bytes sent over the files'"
         fetched = largest(run.median(group, "share_of_object") for group in groups)
         yield Goal(title, fetched, SHARE_FETCHED, text.quotient)
 

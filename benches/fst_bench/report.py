@@ -39,14 +39,14 @@ RECORDS = Path("docs", "benchmarks")
 # Headings of BENCHMARKS.md with their parts, each with a pattern of the goals that the page shows.
 SECTIONS = {
     "On the CPU": {
-        "cpu": "^(?!tmpfs|Cold.*(pretrained|column)|.*(largest|flushed: of))",
+        "cpu": "^(?!tmpfs|Cold.*(pretrained|column)|.*(largest|flushed: rate))",
         "verified": "^Warm cache -> CPU, dense, (manifest|signature|.tensors, |digests)",
         "small_calls": "of (get_tensor|get_slice|load_file, a tensor|.*two tensors, a tensor):",
     },
     "On a GPU": {"cuda": ""},
     "Several ranks": {
         "ranks": "4 ranks: .* safetensors|^Cold.*4 ranks, exchange|columns, cold: bytes read",
-        "saves": "^(FSDP2|tensor).* 4 ranks: time, of (direct|a save that all)|^HSDP.* 4 .*direct",
+        "saves": "^(FSDP2|tensor).* 4 ranks: time over (direct|a save that all)|^HSDP.* 4 .*direct",
         "dcp": "(rows|columns), cold.*4 ranks|mixed, cold",
     },
     "Remote checkpoints": {"remote": "(dense|moe), every|dense, new"},

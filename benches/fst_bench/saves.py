@@ -274,7 +274,7 @@ def goals(run: Run) -> Iterator[Goal]:
             ("consolidated-on-all", "a save that all ranks consolidate", CONSOLIDATED_SHARE),
         ):
             if run.some(theirs := group | {"method": other}):
-                yield ratio(run, f"{where}: time, of {title}", (own, theirs), "durable_seconds", bound)
+                yield ratio(run, f"{where}: time over {title}", (own, theirs), "durable_seconds", bound)
 
 
 def tables(run: Run) -> Iterator[str]:

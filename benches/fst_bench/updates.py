@@ -234,7 +234,7 @@ def goals(run: Run) -> Iterator[Goal]:
         return one, other
 
     for state, title in STATES.items():
-        goal = f"Update, {title}: time of the commit, of a copy in memory"
+        goal = f"Update, {title}: time of the commit over a copy in memory"
         yield ratio(run, goal, of(state, "update", "copy"), "blocked_seconds", COPY_SHARE)
     for encoding in ENCODINGS:
         for other, name, bound in (
@@ -242,10 +242,10 @@ def goals(run: Run) -> Iterator[Goal]:
             ("patch", "a patched file that is loaded", PATCH_SHARE),
         ):
             for key, what in (("storage_bytes", "bytes read"), ("seconds", "time"), ("cpu_seconds", "CPU time")):
-                goal = f"Delta, {encoding}, cold page cache: {what}, of {name}"
+                goal = f"Delta, {encoding}, cold page cache: {what} over {name}"
                 yield ratio(run, goal, of("cold", f"delta-{encoding}", other), key, bound, text.share)
         for state, title in STATES.items():
-            goal = f"Delta made, {encoding}, {title}: of the rate of reading both checkpoints"
+            goal = f"Delta made, {encoding}, {title}: rate over reading both checkpoints"
             cells = of(state, "read-both", f"make-{encoding}")
             yield ratio(run, goal, cells, "seconds", READ_SHARE, text.share, at_least=True)
 
