@@ -194,6 +194,7 @@ def test_devices(tmp_path):
         *((device, r"cuda:256 .* from 0 to 127$") for device in ("cuda:256", 256)),
         (torch.device("cuda:999"), "PyTorch counts devices from 0 to 127"),
         *((device, "cpu, cuda and meta") for device in ("mps:0", "hpu", torch.device("xla"))),
+        *((device, "^cuda") for device in ("cuda", 0, torch.device("cuda", 1)) if not torch.cuda.is_available()),
     ]:
         with pytest.raises(ValueError, match=message):
             fst.load_file(path, device)

@@ -68,6 +68,8 @@ def test_unsupported_tensors_are_named():
     ):
         with pytest.raises(ValueError, match=r"tensor 1 is"):
             fst.cast([torch.ones(1), tensor], torch.float32)
+    with pytest.raises(ValueError, match="floating-point"):
+        fst.cast(torch.ones(2), torch.float4_e2m1fn_x2)
 
 
 def test_gradients_match_to():

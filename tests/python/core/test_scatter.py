@@ -129,3 +129,5 @@ def test_invalid_arguments():
     for raw in (RAW.view(50, 100), RAW.view(torch.int8), torch.ones(3)):
         with pytest.raises(ValueError, match="1-d uint8 tensor"):
             fst.scatter(raw, [0], [torch.bool], [[1]])
+    with pytest.raises(ValueError, match="floating-point"):
+        fst.scatter(RAW, [0], [torch.float32], [[1]], torch.int32)

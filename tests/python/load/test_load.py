@@ -45,7 +45,12 @@ def test_shapes(tmp_path, device):
     assert_all_same(fst.load_file(write(tmp_path / "shapes.safetensors", tensors), device), tensors)
 
 
-@pytest.mark.parametrize("metadata", [None, {}, {"format": "pt", "Grüße": '日本 \u0000 "\\'}])
+@pytest.mark.parametrize(
+    ("metadata", "reader"),
+    list(zip([None, {}, {"format": "pt", "Grüße": '日本 \u0000 "\\'}], READERS, strict=False)),
+    indirect=["reader"],
+)
+@pytest.mark.usefixtures("reader")
 def test_file_without_tensors(tmp_path, metadata):
     path = write(tmp_path / "empty.safetensors", {}, metadata)
     assert fst.load_file(path) == {}

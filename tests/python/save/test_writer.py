@@ -83,6 +83,8 @@ def test_invalid_metadata(tmp_path):
     for metadata in ({"a": 1}, {1: "a"}, {"a": None}, ["a"], "a"):
         with pytest.raises(TypeError, match="metadata"):
             fst.Writer(tmp_path / "x", metadata)
+    with pytest.raises(TypeError, match="path"):
+        fst.Writer(3)
     assert os.listdir(tmp_path) == []
 
 

@@ -77,6 +77,21 @@ def test_chain_results_in_the_last_version(versions, tmp_path):
         apply_delta(tmp_path / "full1", paths[0], tmp_path / "other")
 
 
+def test_changes_hold_only_what_differs(versions):
+    (first, _, third), paths = versions
+    chain = UpdateSource(paths)
+    assert (chain.base_version(), chain.version(), chain.names()) == ("000000", "000002", ["a", "b", "c"])
+    old = [first[name] for name in chain.names()]
+    changes = chain.changes(chain.names(), old)
+    assert_all_same(dict(zip(chain.names(), apply(old, changes), strict=True)), {name: third[name] for name in "abc"})
+    [(positions, values), (no_positions, all_values), _] = changes
+    assert torch.equal(positions.to(torch.int64), (first["a"] != third["a"]).view(-1).nonzero().view(-1))
+    assert (positions.dtype, values.dtype, values.shape) == (torch.uint32, torch.bfloat16, positions.shape)
+    # Most elements change, so that positions would take more memory than all values.
+    assert no_positions is None
+    assert torch.equal(all_values, third["b"])
+
+
 def test_old_values_with_strides_and_of_mapped_files(versions, tmp_path):
     (first, _, third), paths = versions
     fst.save_file(first, tmp_path / "first.safetensors")
