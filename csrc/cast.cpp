@@ -2,7 +2,9 @@
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/safe_numerics.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -42,9 +44,14 @@ void split_from(const at::Tensor& tensor, uint64_t element_bytes, uint64_t begin
   }
 }
 
-bool run_on_cuda(rust::Slice<const Conversion> conversions, c10::Device device) {
+// Returns whether the core has an implementation.
+bool run_in_core(rust::Slice<const Conversion> conversions, c10::Device device) {
+  if (!device.is_cpu() && !device.is_cuda()) {
+    return false;
+  }
   const auto stream = current_stream_handle(device);
-  return call_core([&] { return convert_on_cuda(conversions, device.index(), stream); });
+  const int ordinal = device.is_cuda() ? device.index() : -1;
+  return call_core([&] { return convert(conversions, ordinal, stream, at::get_num_threads()); });
 }
 
 // Differentiable cast, as in `Tensor.to`.
@@ -182,6 +189,12 @@ void copy_elements(const at::Tensor& target, const at::Tensor& source, bool non_
   }
 }
 
+at::Tensor contiguous_copy(const at::Tensor& tensor, bool non_blocking) {
+  auto copy = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+  copy_elements(copy, tensor, non_blocking);
+  return copy;
+}
+
 void split(const at::Tensor& tensor, uint64_t element_bytes,
            const std::function<void(const at::Tensor&, uint64_t)>& use, uint64_t bytes_max) {
   split_from(tensor, element_bytes, 0, use, bytes_max);
@@ -221,10 +234,7 @@ void CastBatch::push(size_t index, c10::Device device, const Conversion& convers
 
 void CastBatch::run(const std::function<void(size_t)>& fallback) const {
   for (const auto& [device, batch] : batches_) {
-    const auto conversions = slice_of(batch.conversions);
-    if (device.is_cpu()) {
-      call_core([&] { convert_on_host(conversions, at::get_num_threads()); });
-    } else if (!device.is_cuda() || !run_on_cuda(conversions, device)) {
+    if (!run_in_core(slice_of(batch.conversions), device)) {
       for (const size_t index : batch.indices) {
         fallback(index);
       }

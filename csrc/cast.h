@@ -27,6 +27,9 @@ at::Tensor as_bits(const at::Tensor& tensor);
 // Copies all elements. If the dtypes are equal, the copy preserves the bits of NaNs.
 void copy_elements(const at::Tensor& target, const at::Tensor& source, bool non_blocking = true);
 
+// Returns a contiguous copy on the device of the tensor.
+at::Tensor contiguous_copy(const at::Tensor& tensor, bool non_blocking = true);
+
 // Splits a tensor into views and calls `use` with each of them and the number of elements before it. A view takes at
 // most this number of bytes, with `element_bytes` for each element.
 void split(const at::Tensor& tensor, uint64_t element_bytes,

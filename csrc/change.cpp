@@ -4,6 +4,7 @@
 #include <ATen/ops/atleast_1d.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <utility>
 

@@ -1,9 +1,7 @@
 #include "checkpoint.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "error.h"
@@ -14,12 +12,6 @@
 namespace fst {
 
 namespace {
-
-at::Tensor bytes_tensor(const rust::Vec<uint8_t>& bytes) {
-  auto tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
-  std::ranges::copy(bytes, mutable_bytes_of(tensor).begin());
-  return tensor;
-}
 
 c10::Dict<std::string, std::string> to_dict(const rust::Vec<MetadataEntry>& entries) {
   c10::Dict<std::string, std::string> texts;
@@ -32,13 +24,14 @@ c10::Dict<std::string, std::string> to_dict(const rust::Vec<MetadataEntry>& entr
 }  // namespace
 
 OpenCheckpoint::OpenCheckpoint(Strings paths, const OpenOptions& options)
-    : OpenCheckpoint(open_checkpoint(paths, options), !options.verify.empty()) {}
+    : OpenCheckpoint(call_core([&] { return open(slice_of(to_rust(paths)), *request_of(options)); }),
+                     !options.verify.empty()) {}
 
 OpenCheckpoint::OpenCheckpoint(rust::Box<Checkpoint> checkpoint, bool is_verified)
     : checkpoint_(std::move(checkpoint)), is_verified_(is_verified) {}
 
 at::Tensor OpenCheckpoint::headers() const {
-  return bytes_tensor(call_core([&] { return checkpoint_->export_headers(); }));
+  return to_tensor(call_core([&] { return checkpoint_->export_headers(); }));
 }
 
 std::vector<std::string> OpenCheckpoint::names() const {
@@ -47,12 +40,13 @@ std::vector<std::string> OpenCheckpoint::names() const {
 }
 
 c10::Dict<std::string, std::string> OpenCheckpoint::metadata() const {
-  return to_dict(call_core([&] { return checkpoint_->metadata(); }));
+  const auto files = call_core([&] { return checkpoint_->metadata(/*is_one_file=*/true); });
+  return files.empty() ? to_dict({}) : to_dict(files.front().entries);
 }
 
 std::vector<OpenCheckpoint::Texts> OpenCheckpoint::texts() const {
   std::vector<Texts> files;
-  for (const auto& file : checkpoint_->metadata_by_file()) {
+  for (const auto& file : call_core([&] { return checkpoint_->metadata(/*is_one_file=*/false); })) {
     files.emplace_back(std::string(file.path), to_dict(file.entries));
   }
   return files;
@@ -67,14 +61,11 @@ OpenCheckpoint::Entry OpenCheckpoint::entry(const std::string& name) const {
 
 std::vector<OpenCheckpoint::DifferingHash> OpenCheckpoint::differing_hashes(
     Strings names, const std::vector<at::Tensor>& tensors) const {
-  if (tensors.size() != names.size()) {
-    throw_invalid_argument("there must be a tensor for each name");
-  }
+  check_counts(names.size(), "names", tensors.size(), "tensors; give one for each");
   std::vector<at::Tensor> held;
   std::vector<MemoryRange> data;
   for (size_t index = 0; index < tensors.size(); ++index) {
-    const auto bytes = bytes_of(held.emplace_back(in_memory(names.get(index), tensors[index])));
-    data.push_back({reinterpret_cast<uintptr_t>(bytes.data()), bytes.size()});
+    data.push_back(range_of(held.emplace_back(in_memory(names.get(index), tensors[index]))));
   }
   const auto converted = to_rust(names);
   std::vector<DifferingHash> differing;
@@ -92,12 +83,12 @@ std::string OpenCheckpoint::reader(c10::Device device) const {
 
 std::vector<at::Tensor> OpenCheckpoint::load(const Selected& selected, const LoadOptions& options) const {
   const auto selection = select(*checkpoint_, selected);
-  return fst::load(*selection, specs_of(*selection), options);
+  return fst::load(*selection, specs_of(*selection, options.dtypes), options);
 }
 
 c10::Dict<std::string, at::Tensor> OpenCheckpoint::load_all(const LoadOptions& options) const {
   const auto selection = select(*checkpoint_, {});
-  const auto specs = specs_of(*selection);
+  const auto specs = specs_of(*selection, options.dtypes);
   auto tensors = fst::load(*selection, specs, options);
   c10::Dict<std::string, at::Tensor> named;
   named.reserve(tensors.size());
@@ -111,7 +102,7 @@ at::Tensor OpenCheckpoint::load_region(const std::string& name, c10::IntArrayRef
                                        bool is_mapped) const {
   const auto selection = call_core([&] { return checkpoint_->select_region(to_rust(name), slice_of(ranges)); });
   const auto specs = specs_of(*selection);
-  if (device.is_cpu() && selection->is_small()) {
+  if (device.is_cpu() && specs[0].is_small) {
     const auto recording = selection->record("cpu");
     auto tensor = allocate(specs[0], device, stored_type(specs[0]), &*selection);
     if (call_core([&] { return selection->read_small(mutable_address_of(tensor)); })) {

@@ -8,6 +8,7 @@
 #include <c10/util/ArrayRef.h>
 #include <torch/custom_class.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <tuple>

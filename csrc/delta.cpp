@@ -8,6 +8,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <utility>
@@ -22,11 +23,6 @@
 namespace fst {
 
 namespace {
-
-MemoryRange host_range_of(const at::Tensor& tensor) {
-  const auto bytes = bytes_of(tensor);
-  return MemoryRange{reinterpret_cast<uint64_t>(bytes.data()), bytes.size()};
-}
 
 // Returns whether the core reads the values of a tensor in place. It reads mapped files with system calls, since they
 // may have become shorter.
@@ -54,7 +50,7 @@ struct HostValues {
   // Begins to copy the values of a tensor, unless they are in host memory. Events must be recorded afterwards.
   void add(const std::string& name, const at::Tensor& tensor, bool is_mapping_read) {
     const bool is_direct = is_mapping_read && is_read_by_core(tensor);
-    memory.push_back(host_range_of(held.emplace_back(is_direct ? tensor : old_on_host(name, tensor))));
+    memory.push_back(range_of(held.emplace_back(is_direct ? tensor : old_on_host(name, tensor))));
     if (tensor.is_cuda()) {
       copied.try_emplace(tensor.device(), tensor.device().type());
     }
@@ -114,12 +110,6 @@ void check_ties(Strings names, const std::vector<Change>& changes, const OpenUpd
   }
 }
 
-void check_delta_count(const char* what, size_t count, size_t expected) {
-  if (count != expected) {
-    throw_invalid_argument(c10::str(expected, " names, but ", count, " ", what, "; give one for each"));
-  }
-}
-
 }  // namespace
 
 OpenUpdateSource::OpenUpdateSource(Strings paths, const OpenOptions& options)
@@ -138,9 +128,9 @@ c10::intrusive_ptr<OpenCheckpoint> OpenUpdateSource::checkpoint() const {
 
 std::vector<Change> OpenUpdateSource::changes(Strings names, const std::vector<at::Tensor>& old, const Numbers& shapes,
                                               const Numbers& ranges, int64_t limit_bytes) const {
-  check_delta_count("tensors", old.size(), names.size());
-  check_delta_count("shapes", shapes.size(), names.size());
-  check_delta_count("index regions", ranges.size(), names.size());
+  check_counts(names.size(), "names", old.size(), "tensors; give one for each");
+  check_counts(names.size(), "names", shapes.size(), "shapes; give one for each");
+  check_counts(names.size(), "names", ranges.size(), "index regions; give one for each");
   std::vector<HeldTensor> tensors;
   for (size_t index = 0; index < names.size(); ++index) {
     const auto& tensor = old[index];
@@ -192,8 +182,8 @@ std::tuple<std::vector<at::Tensor>, std::vector<std::string>> encode_delta(Strin
                                                                            at::TensorList changed,
                                                                            const std::string& encoding,
                                                                            const std::string& checksum) {
-  check_delta_count("old tensors", old.size(), names.size());
-  check_delta_count("new tensors", changed.size(), names.size());
+  check_counts(names.size(), "names", old.size(), "old tensors; give one for each");
+  check_counts(names.size(), "names", changed.size(), "new tensors; give one for each");
   HostValues old_values;
   HostValues new_values;
   for (size_t index = 0; index < names.size(); ++index) {

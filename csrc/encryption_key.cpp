@@ -16,18 +16,14 @@ rust::Slice<const uint8_t> key_bytes_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-OpenEncryptionKey::OpenEncryptionKey(const at::Tensor& key, const std::string& label)
-    : OpenEncryptionKey(call_core([&] { return encryption_key(key_bytes_of(key), to_rust(label)); })) {}
+OpenEncryptionKey::OpenEncryptionKey(const at::Tensor& secret, const std::string& label,
+                                     const std::vector<int64_t>& limits, const std::optional<at::Tensor>& salt)
+    : OpenEncryptionKey(call_core([&] {
+        return encryption_key(key_bytes_of(secret), to_rust(label), slice_of(limits),
+                              salt ? bytes_of(*salt) : rust::Slice<const uint8_t>());
+      })) {}
 
 OpenEncryptionKey::OpenEncryptionKey(rust::Box<EncryptionKey> key) : key_(std::move(key)) {}
-
-c10::intrusive_ptr<OpenEncryptionKey> OpenEncryptionKey::of_passphrase(const at::Tensor& passphrase, int64_t passes,
-                                                                       int64_t memory_bytes, const std::string& label) {
-  return c10::make_intrusive<OpenEncryptionKey>(call_core([&] {
-    return key_of_passphrase(key_bytes_of(passphrase), static_cast<uint64_t>(passes),
-                             static_cast<uint64_t>(memory_bytes), to_rust(label));
-  }));
-}
 
 c10::intrusive_ptr<OpenEncryptionKey> OpenEncryptionKey::of_file(const std::string& path, const std::string& label) {
   return c10::make_intrusive<OpenEncryptionKey>(call_core([&] { return key_of_file(to_rust(path), to_rust(label)); }));
@@ -42,18 +38,9 @@ bool OpenEncryptionKey::rotate(const std::string& path, const c10::intrusive_ptr
   return call_core([&] { return rotate_key(to_rust(path), *key_, key->key(), limit_ms); });
 }
 
-OpenCipher::OpenCipher(const at::Tensor& key, const at::Tensor& salt, int64_t opslimit, int64_t memlimit)
-    : cipher_(call_core([&] {
-        return new_cipher(bytes_of(key), bytes_of(salt), static_cast<uint64_t>(opslimit),
-                          static_cast<uint64_t>(memlimit));
-      })) {}
-
-void OpenCipher::derive(const at::Tensor& string, const at::Tensor& salt, int64_t opslimit, int64_t memlimit,
-                        const at::Tensor& key) {
-  call_core([&] {
-    derive_key(bytes_of(string), bytes_of(salt), static_cast<uint64_t>(opslimit), static_cast<uint64_t>(memlimit),
-               mutable_bytes_of(key));
-  });
+void OpenEncryptionKey::derive(const at::Tensor& string, const std::vector<int64_t>& limits, const at::Tensor& salt,
+                               const at::Tensor& key) {
+  call_core([&] { derive_key(bytes_of(string), slice_of(limits), bytes_of(salt), mutable_bytes_of(key)); });
 }
 
 }  // namespace fst

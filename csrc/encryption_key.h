@@ -1,4 +1,4 @@
-// Script classes for keys of encrypted files, in the formats of safetensors and of tensorizer.
+// Script class for keys of encrypted files, in the formats of safetensors and of tensorizer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "fst/rust/bridge.rs.h"
 
@@ -19,25 +20,26 @@ class OpenEncryptionKey : public torch::CustomClassHolder {
  public:
   using Optional = std::optional<c10::intrusive_ptr<OpenEncryptionKey>>;
 
-  // Copies 32 bytes. New files show the label to everybody.
-  OpenEncryptionKey(const at::Tensor& key, const std::string& label);
+  // Copies 32 bytes. Or, with limits of Argon2id, which are the passes and the memory in bytes, a passphrase, from
+  // which keys are derived when files are opened or written. Or, with a salt, too, the 32 bytes that were derived with
+  // them. New files show the label to everybody.
+  OpenEncryptionKey(const at::Tensor& secret, const std::string& label, const std::vector<int64_t>& limits,
+                    const std::optional<at::Tensor>& salt);
   explicit OpenEncryptionKey(rust::Box<EncryptionKey> key);
-
-  // Copies a passphrase, from which keys are derived when files are opened or written. The limits are Argon2id's
-  // for new files.
-  static c10::intrusive_ptr<OpenEncryptionKey> of_passphrase(const at::Tensor& passphrase, int64_t passes,
-                                                             int64_t memory_bytes, const std::string& label);
 
   // Reads a key from a local file: 32 bytes, or as many hexadecimal numbers.
   static c10::intrusive_ptr<OpenEncryptionKey> of_file(const std::string& path, const std::string& label);
 
+  // Derives a key from a string into `key`.
+  static void derive(const at::Tensor& string, const std::vector<int64_t>& limits, const at::Tensor& salt,
+                     const at::Tensor& key);
+
   // Returns the key for the files of one save, which share one salt if the key is from a passphrase.
   c10::intrusive_ptr<OpenEncryptionKey> for_save() const;
 
-  // Makes all loads without a key use this one for encrypted files, and saves whose metadata name its label, until
-  // `unregister_key`.
-  void register_key() const { key_->register_key(); }
-  void unregister_key() const { key_->unregister_key(); }
+  // Makes all loads without a key use this one for encrypted files, and saves whose metadata name its label, or ends
+  // that.
+  void set_registered(bool is_registered) const { key_->set_registered(is_registered); }
 
   // Makes the local files that a path leads to open with another key, without encrypting their data again.
   // Returns false if one stays locked for so long. A negative limit is none.
@@ -47,23 +49,6 @@ class OpenEncryptionKey : public torch::CustomClassHolder {
 
  private:
   const rust::Box<EncryptionKey> key_;
-};
-
-// `torch.classes.fst.Cipher`: a secret key, which is overwritten in memory when the object is freed. All arguments are
-// contiguous uint8 tensors on the CPU.
-class OpenCipher : public torch::CustomClassHolder {
- public:
-  // Copies a key. `salt` is empty if the key was not derived from a string.
-  OpenCipher(const at::Tensor& key, const at::Tensor& salt, int64_t opslimit, int64_t memlimit);
-
-  // Derives a key from a string into `key`.
-  static void derive(const at::Tensor& string, const at::Tensor& salt, int64_t opslimit, int64_t memlimit,
-                     const at::Tensor& key);
-
-  const Cipher& cipher() const { return *cipher_; }
-
- private:
-  const rust::Box<Cipher> cipher_;
 };
 
 }  // namespace fst

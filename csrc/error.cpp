@@ -32,6 +32,12 @@ namespace {
 
 void throw_invalid_argument(const std::string& message) { throw_with_code("invalid-argument", message); }
 
+void check_counts(size_t expected, const char* items, size_t found, const char* others) {
+  if (expected != found) {
+    throw_invalid_argument(c10::str(expected, " ", items, ", but ", found, " ", others));
+  }
+}
+
 void throw_version_conflict(const std::string& message) { throw_with_code("version", message); }
 
 void throw_mismatch(const std::string& message) { throw_with_code("mismatch", message); }

@@ -19,6 +19,9 @@ namespace fst {
 // Throws c10::ValueError with the code for invalid arguments.
 [[noreturn]] void throw_invalid_argument(const std::string& message);
 
+// Throws c10::ValueError, with the names of the items, unless there are equally many of two sorts.
+void check_counts(size_t expected, const char* items, size_t found, const char* others);
+
 // Throws c10::ValueError with the code for tensors that do not hold the version that an update needs.
 [[noreturn]] void throw_version_conflict(const std::string& message);
 
@@ -47,9 +50,6 @@ template <typename List>
 auto slice_of(const List& list) {
   return rust::Slice<const typename List::value_type>(list.data(), list.size());
 }
-
-// Copies numbers of the core.
-inline std::vector<int64_t> to_vector(const rust::Vec<int64_t>& numbers) { return {numbers.begin(), numbers.end()}; }
 
 // Converts a path or name. Throws c10::ValueError if it is not UTF-8.
 inline rust::String to_rust(const std::string& text) {

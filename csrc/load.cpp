@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -55,12 +56,12 @@ void warm_up(c10::Device device) {
 std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, const LoadOptions& options) {
   const auto device = resolve_device(options.device);
   const auto recording = selection.record(rust::String(device.str()));
-  const auto types = target_types(selection, specs, options.dtypes);
-  check_coverage(selection, device);
+  if (!device.is_meta()) {
+    call_core([&] { selection.check(Target::New); });
+  }
   std::optional<MappedFiles> mapped;
   if (device.is_cpu() && options.is_mapped) {
-    mapped.emplace(selection, types);
-    mapped->verify();
+    mapped.emplace(selection, specs, /*is_verified=*/true);
   }
   DeviceTransfer transfer(selection, specs, device);
   size_t windows = 1;
@@ -78,7 +79,7 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
     const Spec& spec = specs[index];
     auto tensor = mapped ? mapped->view(index, spec) : at::Tensor();
     if (!tensor.defined()) {
-      tensor = allocate(spec, device, static_cast<c10::ScalarType>(types[index]), &selection, index);
+      tensor = allocate(spec, device, target_type(spec), &selection, index);
       if (!device.is_meta() && has_data(spec)) {
         transfer.add(index, 0, tensor);
       }
@@ -107,16 +108,8 @@ std::tuple<std::vector<std::string>, std::vector<at::Tensor>> load_bytes(const a
   return {std::move(names), std::move(tensors)};
 }
 
-void check_coverage(const Selection& selection, c10::Device device) {
-  if (!device.is_meta()) {
-    call_core([&] { selection.check_coverage(); });
-  }
-}
-
 void check_outputs(const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype dtype) {
-  if (out.size() != specs.size()) {
-    throw_invalid_argument(c10::str(specs.size(), " names, but ", out.size(), " outputs; give one for every name"));
-  }
+  check_counts(specs.size(), "names", out.size(), "outputs; give one for every name");
   for (size_t index = 0; index < specs.size(); ++index) {
     check_output(specs[index], out[index], dtype);
   }
@@ -124,8 +117,7 @@ void check_outputs(const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype
 
 void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype dtype) {
   check_outputs(specs, out, dtype);
-  check_coverage(selection, c10::kCPU);
-  call_core([&] { selection.check_digests(); });
+  call_core([&] { selection.check(Target::Existing); });
   const auto recording = selection.record(rust::String(out.empty() ? "cpu" : out[0].device().str()));
   const auto mark_written = [&] {
     mark_changed(out);

@@ -23,7 +23,7 @@ struct LoadOptions {
   bool is_mapped = true;
 };
 
-// Loads the selection into new tensors, in its order.
+// Loads the selection into new tensors of the dtypes in `specs`, in its order.
 std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, const LoadOptions& options);
 
 // Copies all tensors of a file in memory. Returns their names and the tensors, in the order of their bytes.
@@ -41,9 +41,5 @@ void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::Ten
 // Makes ready what large loads to a device need, and what the process keeps between loads: pinned memory, streams and
 // kernels. Only GPUs need any.
 void warm_up(c10::Device device);
-
-// Throws if digests were requested that do not cover a load of the selection to a device. If the request allows that,
-// the checkpoint keeps the names of the tensors for a warning.
-void check_coverage(const Selection& selection, c10::Device device);
 
 }  // namespace fst

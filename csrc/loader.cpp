@@ -43,18 +43,16 @@ uint64_t bytes_as(const Spec& spec, c10::ScalarType type) {
 Loader::Loader(rust::Box<Selection> selection, const LoadOptions& options, int64_t window_bytes,
                const std::string& order)
     : selection_(std::move(selection)),
-      specs_(specs_of(*selection_)),
+      specs_(specs_of(*selection_, options.dtypes)),
       device_(resolve_device(options.device)),
-      types_(target_types(*selection_, specs_, options.dtypes)),
       window_bytes_(checked_window(window_bytes)),
       order_(checked_order(order)),
       recording_(selection_->record(rust::String(device_.str()))) {
   if (!device_.is_meta()) {
-    call_core([&] { selection_->check_streamable(); });
+    call_core([&] { selection_->check(Target::Streamed); });
   }
-  check_coverage(*selection_, device_);
   if (device_.is_cpu() && options.is_mapped) {
-    mapped_.emplace(*selection_, types_);
+    mapped_.emplace(*selection_, specs_, /*is_verified=*/false);
   }
   const auto in_file_order = selection_->in_file_order();
   queue_.assign(in_file_order.begin(), in_file_order.end());
@@ -135,8 +133,8 @@ void Loader::close() {
 
 int64_t Loader::total_bytes() const {
   uint64_t total = 0;
-  for (size_t index = 0; index < specs_.size(); ++index) {
-    total += bytes_as(specs_[index], static_cast<c10::ScalarType>(types_[index]));
+  for (const Spec& spec : specs_) {
+    total += bytes_as(spec, target_type(spec));
   }
   return static_cast<int64_t>(total);
 }
@@ -166,13 +164,13 @@ std::optional<Loader::Item> Loader::advance() {
     if (pending_.empty()) {
       std::rethrow_exception(allocation_failure_);
     }
-    use_current_stream();
-    index = call_core([&] { return stream().take(); });
+    const auto handle = use_current_stream();
+    index = call_core([&] { return stream().take(handle); });
     tensor = take(index);
   } else if (has_data(specs_[index]) && mapped_) {
     tensor = mapped_->view(index, specs_[index]);
   } else {
-    tensor = allocate(specs_[index], device_, static_cast<c10::ScalarType>(types_[index]), &*selection_, index);
+    tensor = allocate(specs_[index], device_, target_type(specs_[index]), &*selection_, index);
   }
   ++returned_;
   prefetch();
@@ -200,21 +198,22 @@ void Loader::prefetch() {
     }
     const Spec& spec = specs_[index];
     // PyTorch casts the tensor in `take` if the core cannot.
-    const bool is_direct = types_[index] == spec.scalar_type || stream().can_cast(spec.scalar_type, types_[index]);
-    const int8_t type = is_direct ? types_[index] : spec.scalar_type;
-    const uint64_t bytes = bytes_as(spec, static_cast<c10::ScalarType>(type));
+    const bool is_direct =
+        spec.target_type == spec.scalar_type || stream().can_cast(spec.scalar_type, spec.target_type);
+    const auto type = is_direct ? target_type(spec) : stored_type(spec);
+    const uint64_t bytes = bytes_as(spec, type);
     if (pending_bytes_ > 0 && bytes > window_bytes_ - std::min(pending_bytes_, window_bytes_)) {
       break;
     }
     at::Tensor tensor;
     try {
-      tensor = allocate(spec, device_, static_cast<c10::ScalarType>(type), &*selection_, index);
+      tensor = allocate(spec, device_, type, &*selection_, index);
     } catch (const c10::OutOfMemoryError&) {
       // The caller may free earlier tensors before it requests this one.
       allocation_failure_ = std::current_exception();
       break;
     }
-    destinations.push_back(Destination{index, 0, spec.bytes, mutable_address_of(tensor), type});
+    destinations.push_back(Destination{index, 0, spec.bytes, mutable_address_of(tensor), static_cast<int8_t>(type)});
     pending_.emplace(index, Pending{std::move(tensor), {}, current_stream(device_)});
     pending_bytes_ += bytes;
   }
@@ -224,7 +223,7 @@ void Loader::prefetch() {
 }
 
 void Loader::submit(const std::vector<Destination>& destinations) {
-  use_current_stream();
+  const auto handle = use_current_stream();
   const auto current = current_stream(device_);
   const bool is_kept = scratch_.defined() && scratch_stream_ == current;
   const auto grown = allocate_scratch(device_, [&](uint64_t most) {
@@ -235,12 +234,11 @@ void Loader::submit(const std::vector<Destination>& destinations) {
   if (!is_kept || grown.nbytes() > scratch_.nbytes()) {
     scratch_ = grown;
     scratch_stream_ = current;
-    call_core([&] { stream().set_scratch(mutable_address_of(scratch_), scratch_.nbytes()); });
   }
   for (const Destination& destination : destinations) {
     pending_.at(destination.tensor).scratch = scratch_;
   }
-  call_core([&] { stream().submit(); });
+  call_core([&] { stream().submit(mutable_address_of(scratch_), scratch_.nbytes(), handle); });
 }
 
 // Removes a tensor that is ready from the pending ones. The current stream waits for its copies, which are the last use
@@ -249,7 +247,7 @@ at::Tensor Loader::take(size_t index) {
   const Pending pending = std::move(pending_.extract(index).mapped());
   pending_bytes_ -= pending.tensor.nbytes();
   record_use(pending, current_stream(device_));
-  return pending.tensor.to(static_cast<c10::ScalarType>(types_[index]));
+  return pending.tensor.to(target_type(specs_[index]));
 }
 
 // Lets the allocator reuse memory on its own stream only once another stream has completed the work queued on it.
@@ -271,10 +269,10 @@ AnyStream& Loader::stream() {
   return **stream_;
 }
 
-void Loader::use_current_stream() {
-  const auto handle = current_stream_handle(device_);
-  call_core([&] { stream().set_stream(handle); });
+// Returns the handle of the current stream, which the caller passes to the core.
+uint64_t Loader::use_current_stream() {
   core_stream_ = current_stream(device_);
+  return current_stream_handle(device_);
 }
 
 void Loader::release() {

@@ -7,6 +7,7 @@
 #include <torch/custom_class.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <exception>
 #include <map>
 #include <mutex>
@@ -70,13 +71,12 @@ class Loader : public torch::CustomClassHolder {
   at::Tensor take(size_t index);
   void record_use(const Pending& pending, c10::Stream stream) const;
   AnyStream& stream();
-  void use_current_stream();
+  uint64_t use_current_stream();
   void release();
 
   const rust::Box<Selection> selection_;
   const rust::Vec<Spec> specs_;
   const c10::Device device_;
-  std::vector<int8_t> types_;
   const uint64_t window_bytes_;
   const Order order_;
   const pid_t process_ = getpid();

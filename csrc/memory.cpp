@@ -1,7 +1,10 @@
 #include "memory.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
+
+#include <algorithm>
 
 #include "error.h"
 
@@ -114,6 +117,17 @@ rust::Slice<const uint8_t> bytes_of(const at::Tensor& tensor) {
 rust::Slice<uint8_t> mutable_bytes_of(const at::Tensor& tensor) {
   check_bytes(tensor);
   return {static_cast<uint8_t*>(tensor.mutable_data_ptr()), tensor.nbytes()};
+}
+
+MemoryRange range_of(const at::Tensor& tensor) {
+  const auto bytes = bytes_of(tensor);
+  return {reinterpret_cast<uint64_t>(bytes.data()), bytes.size()};
+}
+
+at::Tensor to_tensor(const rust::Vec<uint8_t>& bytes) {
+  auto tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
+  std::ranges::copy(bytes, mutable_bytes_of(tensor).begin());
+  return tensor;
 }
 
 }  // namespace fst

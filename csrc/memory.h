@@ -10,6 +10,8 @@
 #include <tuple>
 #include <vector>
 
+#include "fst/rust/bridge.rs.h"
+
 namespace fst {
 
 // Returns whether the elements of a tensor are in the memory of its storage. False for sparse, nested and meta tensors,
@@ -45,6 +47,12 @@ rust::Slice<const int64_t> numbers_of(const std::string& argument, const at::Ten
 // Return the bytes of a contiguous tensor on the CPU. Throw c10::ValueError for any other tensor.
 rust::Slice<const uint8_t> bytes_of(const at::Tensor& tensor);
 rust::Slice<uint8_t> mutable_bytes_of(const at::Tensor& tensor);
+
+// Returns the range of bytes of a contiguous tensor on the CPU. Throws c10::ValueError for any other tensor.
+MemoryRange range_of(const at::Tensor& tensor);
+
+// Copies bytes of the core to a uint8 tensor on the CPU.
+at::Tensor to_tensor(const rust::Vec<uint8_t>& bytes);
 
 // Error text for a tensor without memory, which says what to pass instead.
 std::string describe_missing_memory(const at::Tensor& tensor);

@@ -2,12 +2,14 @@
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
+#include <c10/util/Exception.h>
 #include <torch/library.h>
 #include <torch/version.h>
 
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "cast.h"
@@ -162,8 +164,24 @@ c10::intrusive_ptr<OpenUpdateSource> open_update_source(Strings paths, const std
       paths, OpenOptions{.verify = verify, .key = key, .accepts_plain = accepts_plain});
 }
 
-int64_t release_memory() {
-  return call_core([&] { return release(); });
+// The answers of these are numbers, which are the same in JSON.
+int64_t release_memory() { return std::stoll(call_function("release_memory", "")); }
+
+int64_t start_profile() { return std::stoll(call_function("profile_start", "")); }
+
+std::string stop_profile(int64_t profile) { return call_function("profile_stop", std::to_string(profile)); }
+
+// Sets options of the URLs that begin with `url`.
+void configure_stores(const std::string& url, Strings names, Strings values) {
+  const auto rust_names = to_rust(names);
+  const auto rust_values = to_rust(values);
+  call_core([&] { ::fst::configure_storage(to_rust(url), slice_of(rust_names), slice_of(rust_values)); });
+}
+
+// Reads all data of a checkpoint, and compares their digests and authentication codes.
+void verify_files_of(Strings paths, const std::string& verify) {
+  const auto converted = to_rust(paths);
+  call_core([&] { verify_checkpoint(slice_of(converted), to_rust(verify)); });
 }
 
 void wait_for_cuda_event(int64_t event, c10::Device device) {
@@ -172,17 +190,6 @@ void wait_for_cuda_event(int64_t event, c10::Device device) {
 
 void save_tensors(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata) {
   save_file(tensors, names, path, metadata);
-}
-
-void save_shard(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata,
-                const std::string& permissions_from) {
-  save_file(tensors, names, path, metadata, permissions_from);
-}
-
-void save_encrypted_shard(const c10::intrusive_ptr<OpenEncryptionKey>& key, const std::vector<at::Tensor>& tensors,
-                          Strings names, const std::string& path, const Metadata& metadata,
-                          const std::string& permissions_from) {
-  save_file(tensors, names, path, metadata, permissions_from, key);
 }
 
 // Changes as lists: positions (`None` if every element changes), and values.
@@ -196,13 +203,6 @@ std::tuple<std::vector<std::optional<at::Tensor>>, std::vector<at::Tensor>> chan
     values.push_back(std::move(change.values));
   }
   return {std::move(positions), std::move(values)};
-}
-
-// PyTorch does not accept noexcept functions as kernels, and infallible functions of Rust are noexcept.
-int64_t start_profile() { return profile_start(); }
-
-std::string stop_profile(int64_t profile) {
-  return std::string(call_core([&] { return profile_stop(profile); }));
 }
 
 }  // namespace
@@ -238,8 +238,6 @@ TORCH_LIBRARY(fst, m) {
   // `a! -> *` declares that the elements may alias anything.
   m.def("load_into(str[] paths, str[] names, Tensor(a! -> *)[] out, *, str verify=\"\") -> ()", tags);
   def_io("save_file(Tensor[] tensors, str[] names, str path, *, Dict(str, str)? metadata=None) -> ()");
-  // Steps of a save in several files, and the files of a checkpoint, for the Python package only.
-  def_io("_save_shard(Tensor[] tensors, str[] names, str path, Dict(str, str)? metadata, str permissions_from) -> ()");
   def_io("_load_bytes(Tensor file) -> (str[], Tensor[])");
   // Steps of new deltas, for the Python package only.
   def_io("_encode_delta(str[] names, Tensor[] old, Tensor[] new, str encoding, str checksum) -> (Tensor[], str[])");
@@ -268,16 +266,21 @@ TORCH_LIBRARY(fst, m) {
 
   const auto none = c10::IValue();
   m.class_<OpenEncryptionKey>("EncryptionKey")
-      .def(torch::init<const at::Tensor&, const std::string&>(), "Secret key of encrypted safetensors files.",
-           {torch::arg("key"), torch::arg("label") = ""})
-      .def_static("of_passphrase", &OpenEncryptionKey::of_passphrase)
+      .def(torch::init<const at::Tensor&, const std::string&, const std::vector<int64_t>&,
+                       const std::optional<at::Tensor>&>(),
+           "Secret key of encrypted files.",
+           {torch::arg("secret"), torch::arg("label") = "", torch::arg("limits") = std::vector<int64_t>(),
+            torch::arg("salt") = none})
       .def_static("of_file", &OpenEncryptionKey::of_file)
-      .def("register_key", &OpenEncryptionKey::register_key)
-      .def("unregister_key", &OpenEncryptionKey::unregister_key)
-      .def("save_shard", save_encrypted_shard)
+      .def_static("derive", &OpenEncryptionKey::derive)
+      .def("set_registered", &OpenEncryptionKey::set_registered)
       .def("for_save", &OpenEncryptionKey::for_save)
       .def("rotate", &OpenEncryptionKey::rotate, "",
            {torch::arg("path"), torch::arg("key"), torch::arg("limit_ms") = -1});
+  // Saves of one file of several, for the Python package only.
+  def_io(
+      "_save_shard(Tensor[] tensors, str[] names, str path, Dict(str, str)? metadata, str permissions_from, "
+      "__torch__.torch.classes.fst.EncryptionKey? key=None) -> ()");
   m.class_<Loader>("Loader")
       .def(torch::init(stream_files), "Returns tensors one by one while the next ones load.",
            {torch::arg("paths"), torch::arg("device") = c10::Device(c10::kCPU), torch::arg("names") = none,
@@ -383,21 +386,15 @@ TORCH_LIBRARY(fst, m) {
       .def("hashes", &RanksSave::hashes)
       .def("seal", &RanksSave::seal, "", {torch::arg("hashes")})
       .def("finish", &RanksSave::finish);
-  m.class_<OpenCipher>("Cipher")
-      .def(torch::init<const at::Tensor&, const at::Tensor&, int64_t, int64_t>(),
-           "Secret key of encrypted files in tensorizer's format.",
-           {torch::arg("key"), torch::arg("salt"), torch::arg("opslimit"), torch::arg("memlimit")})
-      .def_static("derive", &OpenCipher::derive);
   m.class_<Memory>("Memory")
       .def_static("check", &Memory::check)
       .def_static("is_mapped", &Memory::is_mapped)
       .def_static("copy", &Memory::copy);
   m.class_<Writer>("Writer")
-      .def(torch::init<const std::string&, const Metadata&, bool, const Writer::OptionalCipher&,
-                       const OpenEncryptionKey::Optional&>(),
+      .def(torch::init<const std::string&, const Metadata&, bool, const OpenEncryptionKey::Optional&>(),
            "Writes tensors to a file one by one.",
            {torch::arg("path"), torch::arg("metadata") = none, torch::arg("tensorizer") = false,
-            torch::arg("cipher") = none, torch::arg("key") = none})
+            torch::arg("key") = none})
       .def("write", &Writer::write)
       .def("write_hashed", &Writer::write_hashed)
       .def("close", &Writer::close)
@@ -415,7 +412,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("version_of", version_of);
   m.impl("set_version", set_version);
   m.impl("save_file", save_tensors);
-  m.impl("_save_shard", save_shard);
+  m.impl("_save_shard", save_file);
   m.impl("_load_bytes", load_bytes);
   m.impl("_call", call_function);
   m.impl("_encode_delta", encode_delta);

@@ -10,6 +10,7 @@
 #include "load.h"
 #include "memory.h"
 #include "select.h"
+#include "tensors.h"
 #include "version.h"
 
 namespace fst {
@@ -32,7 +33,7 @@ OpenLoadPlan::OpenLoadPlan(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint,
 std::vector<at::Tensor> OpenLoadPlan::load_own(const LoadOptions& options, int64_t rank,
                                                const std::vector<int64_t>& items) const {
   const auto selection = select_own(rank, items);
-  return load(*selection, specs_of(*selection), options);
+  return load(*selection, specs_of(*selection, options.dtypes), options);
 }
 
 void OpenLoadPlan::load_own_into(int64_t rank, const std::vector<int64_t>& items,

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -24,9 +25,7 @@ namespace {
 
 template <typename Describe>
 std::vector<NewTensor> describe_all(at::TensorList tensors, Strings names, Describe&& describe) {
-  if (tensors.size() != names.size()) {
-    throw_invalid_argument(c10::str(tensors.size(), " tensors, but ", names.size(), " names; give one for each"));
-  }
+  check_counts(tensors.size(), "tensors", names.size(), "names; give one for each");
   std::vector<NewTensor> described;
   described.reserve(tensors.size());
   for (size_t index = 0; index < tensors.size(); ++index) {
@@ -59,8 +58,7 @@ class Appender {
       if (copied_bytes_ + part.nbytes() > kScratchBytes) {
         flush();
       }
-      auto copy = at::empty(part.sizes(), part.options().memory_format(at::MemoryFormat::Contiguous));
-      copy_elements(copy, part);
+      auto copy = contiguous_copy(part);
       push(copy);
       copied_bytes_ += copy.nbytes();
       copies_.push_back(std::move(copy));
@@ -108,7 +106,7 @@ NewTensor describe_dense(const std::string& name, const at::Tensor& tensor) {
   NewTensor described{to_rust(name), static_cast<int8_t>(tensor.scalar_type()), std::move(shape)};
   if (tensor.is_quantized()) {
     // PyTorch allocates no memory for a copy from its options alone, but ends the process.
-    call_core([&] { check_tensor(described); });
+    call_core([&] { lay_out_file({&described, 1}, {}, false); });
   }
   return described;
 }
@@ -136,9 +134,7 @@ at::Tensor Memory::copy(const std::string& name, const at::Tensor& tensor) {
   if (is_read_mapped(tensor)) {
     return held;
   }
-  auto copied = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
-  copy_elements(copied, held, /*non_blocking=*/false);
-  return copied;
+  return contiguous_copy(held, /*non_blocking=*/false);
 }
 
 rust::Box<NewFile> describe_file(const std::string& path, const Metadata& metadata, const std::string& permissions_from,

@@ -1,5 +1,5 @@
-// Opens checkpoints, selects tensors, and reads arguments that request their dtypes. The core decides which rule of a
-// name or pattern applies to a tensor.
+// Selects tensors, and reads the arguments that open checkpoints or arguments that request their dtypes. The core
+// decides which rule of a name or pattern applies to a tensor.
 #pragma once
 
 #include <ATen/core/List.h>
@@ -21,13 +21,6 @@ using Strings = const c10::List<std::string>&;
 
 rust::Vec<rust::String> to_rust(Strings strings);
 
-/// Sets options of the URLs that begin with `url`.
-void configure_stores(const std::string& url, Strings names, Strings values);
-
-// Reads all data of a checkpoint, and compares their digests and authentication codes. `verify` as for
-// `open_checkpoint`.
-void verify_files_of(Strings paths, const std::string& verify);
-
 struct OpenOptions {
   // Digests that loads compare: none if it is empty, digests in the files if it is "digests", or from the manifest of
   // which it is the path or the text in JSON.
@@ -41,8 +34,6 @@ struct OpenOptions {
 };
 
 rust::Box<OpenRequest> request_of(const OpenOptions& options);
-
-rust::Box<Checkpoint> open_checkpoint(Strings paths, const OpenOptions& options = {});
 
 // What a load selects of a checkpoint: all tensors, or the named ones, or parts of these.
 struct Selected {
@@ -63,8 +54,6 @@ struct Selected {
 
 rust::Box<Selection> select(const Checkpoint& checkpoint, const Selected& selected);
 
-rust::Vec<Spec> specs_of(const Selection& selection);
-
 using DtypeRules = rust::Vec<DtypeRule>;
 using Patterns = std::optional<c10::List<std::string>>;
 using DtypeNumbers = std::optional<std::vector<int64_t>>;
@@ -73,7 +62,7 @@ using DtypeNumbers = std::optional<std::vector<int64_t>>;
 // dtype, and `dtype` is for all tensors that match no pattern.
 DtypeRules dtype_rules(std::optional<c10::ScalarType> dtype, const Patterns& patterns, const DtypeNumbers& dtypes);
 
-// Returns the c10::ScalarType number of each result of a load. Only floating-point tensors of 16 bits or more are cast.
-std::vector<int8_t> target_types(const Selection& selection, const rust::Vec<Spec>& specs, const DtypeRules& rules);
+// Returns what a load with these rules allocates. Only floating-point tensors of 16 bits or more are cast.
+rust::Vec<Spec> specs_of(const Selection& selection, const DtypeRules& rules = {});
 
 }  // namespace fst

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/custom_class.h>
 
+#include <cstdint>
 #include <string>
 
 #include "fst/rust/bridge.rs.h"

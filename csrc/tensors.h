@@ -28,6 +28,8 @@ uint64_t current_stream_handle(c10::Device device);
 
 inline c10::ScalarType stored_type(const Spec& spec) { return static_cast<c10::ScalarType>(spec.scalar_type); }
 
+inline c10::ScalarType target_type(const Spec& spec) { return static_cast<c10::ScalarType>(spec.target_type); }
+
 inline c10::IntArrayRef shape_of(const Spec& spec) { return {spec.shape.data(), spec.shape.size()}; }
 
 // Returns whether the region has bytes in its file. Otherwise it has no elements, or all of them are zero: the tensor

@@ -10,6 +10,7 @@
 #include "delta.h"
 #include "error.h"
 #include "load.h"
+#include "tensors.h"
 
 namespace fst {
 
@@ -98,9 +99,7 @@ Update::Update(std::vector<std::string> names, std::vector<at::Tensor> tensors)
       memory_(of_each(tensors_, memory_of)),
       autograd_versions_(of_each(tensors_, autograd_version)),
       writes_(writes_of(tensors_)) {
-  if (names_.size() != tensors_.size()) {
-    throw_invalid_argument(c10::str(names_.size(), " names, but ", tensors_.size(), " tensors"));
-  }
+  check_counts(names_.size(), "names", tensors_.size(), "tensors");
 }
 
 void Update::stage(std::vector<Change> changes, Version version) {
@@ -228,16 +227,13 @@ void Update::write_locked(size_t begin, size_t end) {
 
 c10::intrusive_ptr<Update> prepare_update(Strings paths, Strings names, const std::vector<at::Tensor>& out,
                                           const Version& version, const std::string& verify) {
-  if (names.size() != out.size()) {
-    throw_invalid_argument(c10::str(names.size(), " names, but ", out.size(), " tensors; give one for every name"));
-  }
+  check_counts(names.size(), "names", out.size(), "tensors; give one for every name");
   // Writes count before the first value of a tensor is read.
   auto update = c10::make_intrusive<Update>(names.vec(), out);
   const OpenUpdateSource source(paths, {.verify = verify});
-  auto changes =
-      source.core().is_delta() ? delta_changes(source, names, out) : whole_changes(*source.checkpoint(), names, out);
-  const auto stated = source.core().version();
-  update->stage(std::move(changes), version || stated.empty() ? version : std::string(stated.front()));
+  const auto state = source.core().state();
+  auto changes = state.is_delta ? delta_changes(source, names, out) : whole_changes(*source.checkpoint(), names, out);
+  update->stage(std::move(changes), version || state.version.empty() ? version : std::string(state.version.front()));
   return update;
 }
 

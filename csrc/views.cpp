@@ -21,12 +21,8 @@ void release_view(void* guard) { delete static_cast<rust::Box<ViewGuard>*>(guard
 
 }  // namespace
 
-MappedFiles::MappedFiles(const Selection& selection, const std::vector<int8_t>& types)
-    : views_(call_core([&] { return selection.views(slice_of(types)); })) {}
-
-void MappedFiles::verify() const {
-  call_core([&] { views_->verify(); });
-}
+MappedFiles::MappedFiles(const Selection& selection, const rust::Vec<Spec>& specs, bool is_verified)
+    : views_(call_core([&] { return selection.views(slice_of(specs), is_verified); })) {}
 
 at::Tensor MappedFiles::view(size_t index, const Spec& spec) const {
   if (!is_view(index)) {

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "fst/rust/bridge.rs.h"
 
@@ -14,11 +13,9 @@ namespace fst {
 // Private mappings of files. Each view keeps only its own bytes mapped.
 class MappedFiles {
  public:
-  // Maps the files of a selection. Only tensors whose requested dtype in `types` is the stored one become views.
-  MappedFiles(const Selection& selection, const std::vector<int8_t>& types);
-
-  // Compares the digests of all views.
-  void verify() const;
+  // Maps the files of a selection. Only tensors whose target dtype is the stored one become views. With `is_verified`,
+  // their digests are compared.
+  MappedFiles(const Selection& selection, const rust::Vec<Spec>& specs, bool is_verified);
 
   bool is_view(size_t index) const { return views_->address(index) != 0; }
 

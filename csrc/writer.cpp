@@ -1,13 +1,13 @@
 #include "writer.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 
 #include <utility>
 
 #include "cast.h"
 #include "error.h"
 #include "memory.h"
+#include "memory_streams.h"
 #include "views.h"
 
 namespace fst {
@@ -24,35 +24,16 @@ void append_tensor(AnyWriter& writer, const std::string& name, const at::Tensor&
     append(tensor);
     return;
   }
-  split(in_memory(name, tensor), tensor.element_size(), [&](const at::Tensor& part, uint64_t) {
-    auto copy = at::empty(part.sizes(), part.options().memory_format(at::MemoryFormat::Contiguous));
-    copy_elements(copy, part);
-    append(copy);
-  });
+  split(in_memory(name, tensor), tensor.element_size(),
+        [&](const at::Tensor& part, uint64_t) { append(contiguous_copy(part)); });
 }
 
 }  // namespace
 
-Writer::Writer(const std::string& path, const Metadata& metadata, bool is_tensorizer, const OptionalCipher& cipher,
+Writer::Writer(const std::string& path, const Metadata& metadata, bool is_tensorizer,
                const OpenEncryptionKey::Optional& key) {
-  const auto target = to_rust(path);
-  const auto begin_encrypted = [&](const Cipher& secret) {
-    writer_.emplace(call_core([&] { return begin_encrypted_writer(target, secret, at::get_num_threads()); }));
-  };
-  if (cipher) {
-    begin_encrypted((*cipher)->cipher());
-    return;
-  }
-  if (is_tensorizer && key) {
-    begin_encrypted(*call_core([&] { return cipher_of_key((*key)->key()); }));
-    return;
-  }
-  if (is_tensorizer) {
-    writer_.emplace(call_core([&] { return begin_tensors_writer(target); }));
-    return;
-  }
   const auto file = describe_file(path, metadata, "", key);
-  writer_.emplace(call_core([&] { return begin_writer(*file); }));
+  writer_.emplace(call_core([&] { return begin_writer(*file, is_tensorizer, at::get_num_threads()); }));
 }
 
 Writer::~Writer() {

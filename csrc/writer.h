@@ -6,6 +6,7 @@
 #include <torch/custom_class.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -20,12 +21,9 @@ namespace fst {
 // threads run one after another.
 class Writer : public torch::CustomClassHolder {
  public:
-  using OptionalCipher = std::optional<c10::intrusive_ptr<OpenCipher>>;
-
   // Begins a safetensors file with this metadata, or a file in tensorizer's format, which has no metadata. Either is
-  // encrypted if there is a key, and a file in tensorizer's format also if there is a cipher.
-  Writer(const std::string& path, const Metadata& metadata, bool is_tensorizer, const OptionalCipher& cipher,
-         const OpenEncryptionKey::Optional& key);
+  // encrypted if there is a key.
+  Writer(const std::string& path, const Metadata& metadata, bool is_tensorizer, const OpenEncryptionKey::Optional& key);
   ~Writer() override;
 
   // Copies the current values of the tensor. Waits if the disk is slower than the caller.

@@ -4,7 +4,6 @@
 
 mod calls;
 mod checkpoint;
-mod cipher;
 mod cast;
 mod delta;
 mod destinations;
@@ -13,7 +12,6 @@ mod encryption_key;
 mod error;
 mod guard;
 mod hidden;
-mod profile;
 mod ranks;
 mod ranks_load;
 mod ranks_save;
@@ -28,28 +26,24 @@ mod verify;
 mod writer;
 
 use self::calls::call;
-use self::cast::{can_convert, convert_on_cuda, convert_on_host, is_castable, missing_kernels, wait_for_event};
+use self::cast::{can_convert, convert, is_castable, missing_kernels, wait_for_event};
 use self::checkpoint::{Checkpoint, OpenRequest, open, open_request, tensors_of_bytes};
-use self::cipher::{Cipher, cipher_of_key, derive_key, new_cipher};
 use self::delta::{DeltaWork, UpdateSource, encode_changes, join_deltas, open_update};
-use self::encryption_key::{EncryptionKey, encryption_key, key_for_save, key_of_file, key_of_passphrase, rotate_key};
+use self::encryption_key::{EncryptionKey, derive_key, encryption_key, key_for_save, key_of_file, rotate_key};
 use self::error::{error_text, exception_of, out_of_memory};
-use self::profile::profile_stop;
 use self::ranks_load::{LoadPlan, RankPlan, plan_load, plan_rank};
 use self::ranks_save::{RankSave, SavePlan, open_ranks_save, plan_save};
 use self::save::{
-    AnySave, FileLayout, NewFile, SavedFiles, begin_save, check_tensor, finish_save, lay_out_file, new_file,
-    read_mapped, saved_files,
+    AnySave, FileLayout, NewFile, SavedFiles, begin_save, finish_save, lay_out_file, new_file, read_mapped, saved_files,
 };
 use self::selection::{Recording, Selection, ViewGuard, Views};
 use self::source::{Source, open_source};
 use self::storage::configure_storage;
 use self::stream::{AnyStream, finish_stream};
-use self::transfer::{AnyTransfer, finish, prepare_cuda, release};
+use self::transfer::{AnyTransfer, finish, prepare_cuda};
 use self::verify::verify_checkpoint;
-use self::writer::{AnyWriter, begin_encrypted_writer, begin_tensors_writer, begin_writer, finish_writer};
+use self::writer::{AnyWriter, begin_writer, finish_writer};
 use crate::os::huge_pages::advise as advise_huge_pages;
-use crate::profile::start as profile_start;
 
 #[cxx::bridge(namespace = "fst")]
 mod ffi {
@@ -58,8 +52,12 @@ mod ffi {
         name: String,
         /// Value of `c10::ScalarType`.
         scalar_type: i8,
+        /// Dtype of the tensor after the load, as a value of `c10::ScalarType`.
+        target_type: i8,
         shape: Vec<i64>,
         bytes: u64,
+        /// Whether [`Selection::read_small`] may copy the region.
+        is_small: bool,
     }
 
     /// Tensor of a file in memory.
@@ -86,6 +84,15 @@ mod ffi {
         Regions,
         /// A slice along one dimension of each named tensor: starts, lengths and dimensions.
         Slices,
+    }
+
+    /// Tensors that a load fills.
+    enum Target {
+        New,
+        /// New ones, which a stream returns one by one.
+        Streamed,
+        /// Those of the caller.
+        Existing,
     }
 
     /// Destination of bytes `begin..end` of region `tensor`.
@@ -179,6 +186,14 @@ mod ffi {
         bytes: u64,
     }
 
+    /// What an update loads.
+    struct UpdateState {
+        /// Whether it is a chain of deltas, and not one whole checkpoint.
+        is_delta: bool,
+        /// Version of the tensors after the update, if there is one.
+        version: Vec<String>,
+    }
+
     /// Tensor whose changes are computed, or an index region of it.
     struct HeldTensor {
         name: String,
@@ -264,16 +279,14 @@ mod ffi {
         fn call(method: &str, request: &str) -> Result<String>;
 
         type OpenRequest;
-        fn open_request(verify: &str) -> Result<Box<OpenRequest>>;
+        fn open_request(verify: &str, headers: &[u8]) -> Result<Box<OpenRequest>>;
         fn set_key(self: &mut OpenRequest, key: &EncryptionKey, accepts_plain: bool);
-        fn set_headers(self: &mut OpenRequest, headers: &[u8]);
 
         type Checkpoint;
         fn open(paths: &[String], request: &OpenRequest) -> Result<Box<Checkpoint>>;
         fn export_headers(self: &Checkpoint) -> Result<Vec<u8>>;
         fn tensor_names(self: &Checkpoint) -> Vec<String>;
-        fn metadata(self: &Checkpoint) -> Result<Vec<MetadataEntry>>;
-        fn metadata_by_file(self: &Checkpoint) -> Vec<FileMetadata>;
+        fn metadata(self: &Checkpoint, is_one_file: bool) -> Result<Vec<FileMetadata>>;
         fn tensor_info(self: &Checkpoint, name: &str) -> Result<TensorInfo>;
         unsafe fn differing_hashes(
             self: &Checkpoint,
@@ -291,8 +304,7 @@ mod ffi {
         fn open_update(paths: &[String], request: &OpenRequest) -> Result<Box<UpdateSource>>;
         fn join_deltas(older: &UpdateSource, newer: &UpdateSource) -> Result<Box<UpdateSource>>;
         fn call(self: &UpdateSource, method: &str, request: &str) -> Result<String>;
-        fn is_delta(self: &UpdateSource) -> bool;
-        fn version(self: &UpdateSource) -> Vec<String>;
+        fn state(self: &UpdateSource) -> UpdateState;
         fn changing(self: &UpdateSource, names: &[String], held: &[String]) -> Result<Vec<usize>>;
         fn checkpoint(self: &UpdateSource) -> Result<Box<Checkpoint>>;
         fn changes(self: &UpdateSource, tensors: &[HeldTensor], limit_bytes: i64) -> Result<Box<DeltaWork>>;
@@ -311,19 +323,13 @@ mod ffi {
         ) -> Result<Vec<NewFrame>>;
 
         type EncryptionKey;
-        fn encryption_key(bytes: &[u8], label: &str) -> Result<Box<EncryptionKey>>;
-        fn key_of_passphrase(text: &[u8], passes: u64, memory_bytes: u64, label: &str) -> Result<Box<EncryptionKey>>;
+        fn encryption_key(secret: &[u8], label: &str, limits: &[i64], salt: &[u8]) -> Result<Box<EncryptionKey>>;
+        fn derive_key(string: &[u8], limits: &[i64], salt: &[u8], key: &mut [u8]) -> Result<()>;
         fn key_of_file(path: &str, label: &str) -> Result<Box<EncryptionKey>>;
-        fn register_key(self: &EncryptionKey);
-        fn unregister_key(self: &EncryptionKey);
+        fn set_registered(self: &EncryptionKey, is_registered: bool);
         fn key_for_save(key: &EncryptionKey) -> Result<Box<EncryptionKey>>;
         /// Returns false if a file stays locked for this time in milliseconds. A negative one is no limit.
         fn rotate_key(path: &str, old_key: &EncryptionKey, new_key: &EncryptionKey, limit_ms: i64) -> Result<bool>;
-
-        type Cipher;
-        fn new_cipher(key: &[u8], salt: &[u8], opslimit: u64, memlimit: u64) -> Result<Box<Cipher>>;
-        fn cipher_of_key(key: &EncryptionKey) -> Result<Box<Cipher>>;
-        fn derive_key(string: &[u8], salt: &[u8], opslimit: u64, memlimit: u64, key: &mut [u8]) -> Result<()>;
 
         type Selection;
         fn select(
@@ -335,22 +341,17 @@ mod ffi {
             steps_or_dims: &[i64],
         ) -> Result<Box<Selection>>;
         fn select_region(self: &Checkpoint, name: &str, ranges: &[i64]) -> Result<Box<Selection>>;
-        fn specs(self: &Selection) -> Result<Vec<Spec>>;
-        fn is_small(self: &Selection) -> bool;
+        fn specs(self: &Selection, rules: &[DtypeRule]) -> Result<Vec<Spec>>;
         unsafe fn read_small(self: &Selection, address: u64) -> Result<bool>;
-        fn scalar_types(self: &Selection, rules: &[DtypeRule]) -> Result<Vec<i8>>;
         fn in_file_order(self: &Selection) -> Vec<usize>;
-        fn check_digests(self: &Selection) -> Result<()>;
-        fn check_streamable(self: &Selection) -> Result<()>;
-        fn check_coverage(self: &Selection) -> Result<()>;
+        fn check(self: &Selection, target: Target) -> Result<()>;
         fn path(self: &Selection, index: usize) -> String;
 
         fn verify_checkpoint(paths: &[String], verify: &str) -> Result<()>;
 
         type Views;
-        fn views(self: &Selection, scalar_types: &[i8]) -> Result<Box<Views>>;
+        fn views(self: &Selection, specs: &[Spec], is_verified: bool) -> Result<Box<Views>>;
         fn address(self: &Views, tensor: usize) -> u64;
-        fn verify(self: &Views) -> Result<()>;
         fn guard(self: &Views, tensor: usize) -> Result<Box<ViewGuard>>;
         type ViewGuard;
 
@@ -365,25 +366,21 @@ mod ffi {
 
         fn is_castable(scalar_type: i8) -> bool;
         fn can_convert(from: i8, to: i8) -> bool;
-        unsafe fn convert_on_host(conversions: &[Conversion], threads: usize) -> Result<()>;
-        unsafe fn convert_on_cuda(conversions: &[Conversion], ordinal: i32, stream: u64) -> Result<bool>;
+        unsafe fn convert(conversions: &[Conversion], ordinal: i32, stream: u64, threads: usize) -> Result<bool>;
         fn missing_kernels(ordinal: i32) -> String;
         unsafe fn wait_for_event(event: usize, ordinal: i32) -> Result<()>;
 
         type AnyStream;
         fn stream(self: &Selection, ordinal: i32, stream: u64, order: Order) -> Result<Box<AnyStream>>;
-        fn set_stream(self: &AnyStream, stream: u64) -> Result<()>;
         fn can_cast(self: &AnyStream, from: i8, to: i8) -> bool;
         fn prepare(self: &mut AnyStream, destinations: &[Destination], scratch_bytes_max: u64) -> Result<u64>;
-        unsafe fn set_scratch(self: &AnyStream, address: u64, bytes: u64) -> Result<()>;
-        unsafe fn submit(self: &mut AnyStream) -> Result<()>;
-        fn take(self: &AnyStream) -> Result<usize>;
+        unsafe fn submit(self: &mut AnyStream, scratch_address: u64, scratch_bytes: u64, stream: u64) -> Result<()>;
+        fn take(self: &AnyStream, stream: u64) -> Result<usize>;
         fn finish_stream(stream: Box<AnyStream>) -> Result<()>;
 
         fn advise_huge_pages(address: u64, bytes: u64);
 
         fn prepare_cuda(ordinal: i32, stream: u64) -> Result<()>;
-        fn release() -> Result<i64>;
 
         fn configure_storage(url: &str, names: &[String], values: &[String]) -> Result<()>;
 
@@ -398,8 +395,6 @@ mod ffi {
         fn encrypt_with(self: &mut NewFile, key: &EncryptionKey);
 
         unsafe fn read_mapped(tensor: &str, address: u64, into: &mut [u8]) -> Result<()>;
-
-        fn check_tensor(tensor: &NewTensor) -> Result<()>;
 
         type AnySave;
         fn begin_save(file: &NewFile, tensors: &[NewTensor], streams: &[DeviceStream]) -> Result<Box<AnySave>>;
@@ -423,9 +418,7 @@ mod ffi {
         fn file_bytes(self: &FileLayout) -> u64;
 
         type AnyWriter;
-        fn begin_writer(file: &NewFile) -> Result<Box<AnyWriter>>;
-        fn begin_tensors_writer(path: &str) -> Result<Box<AnyWriter>>;
-        fn begin_encrypted_writer(path: &str, cipher: &Cipher, threads: usize) -> Result<Box<AnyWriter>>;
+        fn begin_writer(file: &NewFile, is_tensorizer: bool, threads: usize) -> Result<Box<AnyWriter>>;
         fn add(self: &mut AnyWriter, tensor: &NewTensor) -> Result<()>;
         fn write_hashed(
             self: &mut AnyWriter,
@@ -473,8 +466,6 @@ mod ffi {
 
         type Recording;
         fn record(self: &Selection, device: &str) -> Box<Recording>;
-        fn profile_start() -> i64;
-        fn profile_stop(id: i64) -> Result<String>;
     }
 
     // C++ builds lists of these.

@@ -241,7 +241,7 @@ fn write_visible(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
 }
 
 /// Returns whether a character breaks lines or changes the direction of the text around it, so that a text reads as
-/// another one. torch_ext/fst/_core/formatting.py has the same list.
+/// another one. torch_ext/fst/_profile/formatting.py has the same list.
 fn changes_direction(character: char) -> bool {
     matches!(
         character,

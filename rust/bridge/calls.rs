@@ -4,17 +4,21 @@ use super::dtype_rules;
 use super::guard::{start_log, watched};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::verify::{read_manifest, signature_parts};
+use crate::device;
 use crate::error::{Error, Kind, Result};
 use crate::load::{check, model};
 use crate::num::to_u64;
 use crate::options::Options;
 use crate::os::retry::Check;
+use crate::profile;
 use crate::ranks::mesh::MeshLayout;
+use crate::remote;
 use crate::save::checkpoint::{stale, write_file};
 use crate::save::output::{self, Output};
 use crate::source::Place;
 use crate::source::directory::is_index;
 use crate::source::files::{Files, Listing, check_local};
+use crate::staging::pool;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::ops::Range;
@@ -52,6 +56,17 @@ pub(super) fn call(method: &str, request: &str) -> Result<String> {
         "model_statement" => {
             let (request, path): (_, PathBuf) = parse(request)?;
             encode(&model::statement(&request, &path, &Options::from_env()?)?)
+        }
+        // Starts a profile, and returns its number.
+        "profile_start" => encode(&profile::start()),
+        // Stops a profile, and returns its recording.
+        "profile_stop" => profile::stop(parse(request)?),
+        // Frees what the process keeps between loads, staging memory, kernels and connections, and returns the bytes of
+        // staging memory. Loads in progress keep what they use, and the next load allocates what it needs.
+        "release_memory" => {
+            device::release();
+            remote::release();
+            encode(&pool::release(check)?)
         }
         // Removes the files that killed saves have left in a directory. Returns their paths and sizes.
         "remove_stale_files" => {

@@ -1,7 +1,7 @@
 //! Conversions of tensors to other dtypes.
 
 use super::ffi;
-use super::guard::{guard, guard_with_log};
+use super::guard::guard_with_log;
 use crate::cast::batch;
 use crate::device::cuda;
 use crate::dtype::Dtype;
@@ -18,27 +18,30 @@ pub(super) fn can_convert(from: i8, to: i8) -> bool {
     from.zip(to).is_some_and(|(from, to)| batch::is_possible(from, to))
 }
 
+/// Converts elements on the GPU with this ordinal, or on the host if it is negative. Returns false if the GPU has no
+/// kernels.
+///
 /// # Safety
-/// The error of [`batch::run`].
-pub(super) unsafe fn convert_on_host(conversions: &[ffi::Conversion], threads: usize) -> Result<()> {
-    guard(|| {
-        let conversions: Vec<batch::Conversion> = conversions.iter().map(conversion).collect::<Result<_>>()?;
-        // SAFETY: the caller's promise is the same.
-        unsafe { batch::run(&conversions, threads) }
-    })
-}
-
-/// # Safety
-/// Sources and targets are memory of the GPU. No other stream uses them before this conversion is complete.
-pub(super) unsafe fn convert_on_cuda(conversions: &[ffi::Conversion], ordinal: i32, stream: u64) -> Result<bool> {
+/// The caller meets the conditions of [`batch::run`] on the host. Sources and targets of a GPU are its memory, and no
+/// other stream uses them before this conversion is complete.
+pub(super) unsafe fn convert(
+    conversions: &[ffi::Conversion],
+    ordinal: i32,
+    stream: u64,
+    threads: usize,
+) -> Result<bool> {
     guard_with_log(|| {
         let conversions: Vec<batch::Conversion> = conversions.iter().map(conversion).collect::<Result<_>>()?;
-        cuda::convert::run(&conversions, ordinal, stream)
+        match ordinal {
+            // SAFETY: the caller's promise is the same.
+            ..0 => unsafe { batch::run(&conversions, threads) }.map(|()| true),
+            _ => cuda::convert::run(&conversions, ordinal, stream),
+        }
     })
 }
 
 /// # Safety
-/// The error of [`cuda::wait_for_event`].
+/// The caller meets the conditions of [`cuda::wait_for_event`].
 pub(super) unsafe fn wait_for_event(event: usize, ordinal: i32) -> Result<()> {
     guard_with_log(|| {
         let watch = Watch::begin();
@@ -52,7 +55,7 @@ pub(super) fn missing_kernels(ordinal: i32) -> String {
     cuda::kernels::missing(ordinal).unwrap_or_default()
 }
 
-pub(super) fn conversion(conversion: &ffi::Conversion) -> Result<batch::Conversion> {
+fn conversion(conversion: &ffi::Conversion) -> Result<batch::Conversion> {
     let ffi::Conversion { source, target, elements, from, to, positions, target_elements } = *conversion;
     let dtype = |value: i8| {
         let unknown = || Error::new(Kind::Internal, format!("no dtype has the scalar type {value}"));

@@ -36,11 +36,12 @@ pub(super) struct Checkpoint {
 /// Request to open a checkpoint, to which C++ adds options.
 pub(super) struct OpenRequest(OpenOptions);
 
-/// Creates a request with one to verify the data, which may be empty.
-pub(super) fn open_request(verify: &str) -> Result<Box<OpenRequest>> {
+/// Creates a request with one to verify the data, which may be empty, and with the headers that another process has
+/// exported. No headers are empty.
+pub(super) fn open_request(verify: &str, headers: &[u8]) -> Result<Box<OpenRequest>> {
     guard_with_log(|| {
-        let options = OpenOptions { verify: Request::read(verify)?, ..OpenOptions::default() };
-        Ok(Box::new(OpenRequest(options)))
+        let headers = (!headers.is_empty()).then(|| headers.to_vec());
+        Ok(Box::new(OpenRequest(OpenOptions { verify: Request::read(verify)?, headers, ..OpenOptions::default() })))
     })
 }
 
@@ -53,10 +54,6 @@ impl OpenRequest {
     pub(super) fn set_key(&mut self, key: &EncryptionKey, accepts_plain: bool) {
         self.0.key = Some(key.key().clone());
         self.0.accepts_plain = accepts_plain;
-    }
-
-    pub(super) fn set_headers(&mut self, headers: &[u8]) {
-        self.0.headers = Some(headers.to_vec());
     }
 }
 
@@ -180,16 +177,19 @@ impl Checkpoint {
         Ok((shapes, indices))
     }
 
-    pub(super) fn metadata(&self) -> Result<Vec<ffi::MetadataEntry>> {
-        guard(|| Ok(self.files.metadata()?.map(entries).unwrap_or_default()))
-    }
-
-    pub(super) fn metadata_by_file(&self) -> Vec<ffi::FileMetadata> {
-        let file = |(path, metadata): (&Path, _)| ffi::FileMetadata {
+    /// Returns the metadata of each file that has some. With `is_one_file`, fails if there are several files.
+    pub(super) fn metadata(&self, is_one_file: bool) -> Result<Vec<ffi::FileMetadata>> {
+        let entry = |(key, value): (&String, &String)| ffi::MetadataEntry { key: key.clone(), value: value.clone() };
+        let file = |(path, metadata): (&Path, &BTreeMap<String, String>)| ffi::FileMetadata {
             path: path.to_string_lossy().into_owned(),
-            entries: entries(metadata),
+            entries: metadata.iter().map(entry).collect(),
         };
-        self.files.metadata_by_file().map(file).collect()
+        guard(|| {
+            if is_one_file {
+                self.files.metadata()?;
+            }
+            Ok(self.files.metadata_by_file().map(file).collect())
+        })
     }
 
     pub(super) fn tensor_info(&self, name: &str) -> Result<ffi::TensorInfo> {
@@ -291,8 +291,4 @@ impl Checkpoint {
             Ok(names.join("+"))
         })
     }
-}
-
-pub(super) fn entries(metadata: &BTreeMap<String, String>) -> Vec<ffi::MetadataEntry> {
-    metadata.iter().map(|(key, value)| ffi::MetadataEntry { key: key.clone(), value: value.clone() }).collect()
 }

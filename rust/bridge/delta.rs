@@ -56,28 +56,24 @@ impl UpdateSource {
             "base_version" => encode(&self.0.deltas()?.deltas().first().map(|first| &first.properties.base_version)),
             // Checks that tensors have the version that the first delta changes: one, or none.
             "check_base" => encode(&self.0.deltas()?.check_base(parse::<Option<String>>(request)?.as_deref())?),
-            "is_delta" => encode(&self.is_delta()),
+            "is_delta" => encode(&self.state().is_delta),
             "is_encrypted" => encode(&self.0.files().any(Source::is_encrypted)),
             // Lists the tensors that deltas change, in the order of the deltas and of the bytes in their files.
             "names" => encode(&self.0.deltas()?.names()),
             // Returns the version that the index of a checkpoint states, if any, or in which the last delta results.
-            "version" => encode(&self.version().first()),
+            "version" => encode(&self.state().version.first()),
             _ => Err(unknown(method)),
         })
     }
 
-    /// Returns whether this is a chain of deltas, and not one whole checkpoint.
-    pub(super) fn is_delta(&self) -> bool {
-        matches!(self.0, update_source::UpdateSource::Deltas(_))
-    }
-
-    /// Returns the version of the source, if there is one.
-    pub(super) fn version(&self) -> Vec<String> {
-        let version = match &self.0 {
-            update_source::UpdateSource::Whole(_, version) => version.as_ref(),
-            update_source::UpdateSource::Deltas(chain) => chain.deltas().last().map(|last| &last.properties.version),
+    pub(super) fn state(&self) -> ffi::UpdateState {
+        let (is_delta, version) = match &self.0 {
+            update_source::UpdateSource::Whole(_, version) => (false, version.as_ref()),
+            update_source::UpdateSource::Deltas(chain) => {
+                (true, chain.deltas().last().map(|last| &last.properties.version))
+            }
         };
-        version.into_iter().cloned().collect()
+        ffi::UpdateState { is_delta, version: version.into_iter().cloned().collect() }
     }
 
     /// Checks that tensors have the version that the first delta changes: one, or none. Returns the indices of the names

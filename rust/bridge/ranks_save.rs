@@ -233,7 +233,7 @@ impl RankSave {
     /// Writes the ranges `begin` to `end` of a window, or those up to its last.
     ///
     /// # Safety
-    /// The error of [`ranks_save::RankSave::write`].
+    /// The caller meets the conditions of [`ranks_save::RankSave::write`].
     pub(super) unsafe fn write(&self, window: i64, begin: usize, end: usize, sources: &[ffi::Extent]) -> Result<()> {
         guard(|| {
             let ranges = begin..end.min(self.window(window)?.writes.len());

@@ -55,11 +55,6 @@ pub(super) unsafe fn read_mapped(tensor: &str, address: u64, into: &mut [u8]) ->
     guard(|| unsafe { memory::read(address, into) }.map_err(|_| Mapped::gone().tensor(tensor)))
 }
 
-/// Checks that a file can have a tensor.
-pub(super) fn check_tensor(tensor: &ffi::NewTensor) -> Result<()> {
-    guard(|| new_tensor(tensor).map(drop))
-}
-
 /// Save in progress.
 pub(super) struct AnySave(FileSave);
 
@@ -91,7 +86,7 @@ impl AnySave {
     /// Appends the next bytes of the tensors. `scratch` has memory of each device, or less or none of it.
     ///
     /// # Safety
-    /// The error of [`FileSave::append`].
+    /// The caller meets the conditions of [`FileSave::append`].
     pub(super) unsafe fn append(&mut self, extents: &[ffi::Extent], scratch: &[ffi::MemoryRange]) -> Result<()> {
         let decode = |&ffi::MemoryRange { address, bytes }: &ffi::MemoryRange| Scratch { address, bytes };
         let scratch: Vec<Scratch> = scratch.iter().map(decode).collect();

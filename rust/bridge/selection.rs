@@ -69,21 +69,21 @@ impl Selection {
         Selection { selection, mappings, reads }
     }
 
-    /// Compares the digests of all regions that have one, before a load writes to memory of the caller.
-    pub(super) fn check_digests(&self) -> Result<()> {
+    /// Fails if digests were requested that do not cover the regions, or, for a stream, those of whole files, of which it
+    /// cannot wait for the last byte. If the request allows regions without digests, logs their names, and keeps these for a
+    /// warning of the caller. Before a load writes to memory of the caller, compares the digests of all regions.
+    pub(super) fn check(&self, target: ffi::Target) -> Result<()> {
         let (checkpoint, regions) = (self.selection.checkpoint(), self.selection.regions());
-        guard(|| check::check_regions(checkpoint, regions, &Options::from_env()?))
-    }
-
-    /// Fails if the digests cover whole files, of which a stream cannot wait for the last byte.
-    pub(super) fn check_streamable(&self) -> Result<()> {
-        guard(|| self.selection.checkpoint().check_streamable())
-    }
-
-    /// Fails if digests were requested that do not cover the regions. If the request allows them, logs their names, and
-    /// keeps these for a warning of the caller.
-    pub(super) fn check_coverage(&self) -> Result<()> {
-        guard(|| self.selection.checkpoint().check_coverage(self.selection.regions()))
+        guard(|| {
+            if target == ffi::Target::Streamed {
+                checkpoint.check_streamable()?;
+            }
+            checkpoint.check_coverage(regions)?;
+            if target == ffi::Target::Existing {
+                check::check_regions(checkpoint, regions, &Options::from_env()?)?;
+            }
+            Ok(())
+        })
     }
 
     /// Returns the path or URL of the file that holds a region.
@@ -114,13 +114,16 @@ impl Selection {
         self.selection.in_file_order()
     }
 
-    pub(super) fn specs(&self) -> Result<Vec<ffi::Spec>> {
-        guard(|| self.selection.regions().iter().map(spec).collect())
-    }
-
-    /// Returns whether the first region is small enough for [`read_small`](Selection::read_small).
-    pub(super) fn is_small(&self) -> bool {
-        self.selection.regions().first().is_some_and(small::is_small)
+    /// Returns what C++ allocates for a load with these rules.
+    pub(super) fn specs(&self, rules: &[ffi::DtypeRule]) -> Result<Vec<ffi::Spec>> {
+        let with_target = |(spec, dtype)| Ok(ffi::Spec { target_type: scalar_type(dtype)?, ..spec });
+        guard(|| {
+            let specs: Vec<ffi::Spec> = self.selection.regions().iter().map(spec).collect::<Result<_>>()?;
+            if rules.is_empty() {
+                return Ok(specs);
+            }
+            specs.into_iter().zip(self.selection.dtypes(&dtype_rules::rules(rules))?).map(with_target).collect()
+        })
     }
 
     /// Copies the first region to memory on the host, and returns whether it may be read in this way.
@@ -135,18 +138,17 @@ impl Selection {
         })
     }
 
-    /// Returns the number of the dtype that each tensor has after a load with these rules.
-    pub(super) fn scalar_types(&self, rules: &[ffi::DtypeRule]) -> Result<Vec<i8>> {
-        guard(|| self.selection.dtypes(&dtype_rules::rules(rules))?.into_iter().map(scalar_type).collect())
-    }
-
-    /// Maps the files of tensors that need no copy on the CPU when requested with these dtypes.
-    pub(super) fn views(&self, scalar_types: &[i8]) -> Result<Box<Views>> {
+    /// Maps the files of tensors that need no copy on the CPU for their target dtypes. Compares the digests of these tensors
+    /// with `is_verified`.
+    pub(super) fn views(&self, specs: &[ffi::Spec], is_verified: bool) -> Result<Box<Views>> {
         guard(|| {
-            let dtypes: Vec<_> = scalar_types.iter().map(|&value| Dtype::from_scalar_type(value)).collect();
+            let dtypes: Vec<_> = specs.iter().map(|spec| Dtype::from_scalar_type(spec.target_type)).collect();
             let (checkpoint, regions) = (self.selection.checkpoint(), self.selection.regions());
             let options = Options::from_env()?;
             let views = views::Views::open(checkpoint, &self.mappings, regions, &dtypes, &options)?;
+            if is_verified {
+                views.verify()?;
+            }
             Ok(Box::new(Views(views)))
         })
     }
@@ -194,12 +196,16 @@ impl Selection {
     }
 }
 
+/// Returns what C++ allocates for a region whose dtype stays as it is.
 pub(super) fn spec(region: &TensorRegion) -> Result<ffi::Spec> {
+    let scalar_type = scalar_type(region.dtype)?;
     Ok(ffi::Spec {
         name: region.name.to_string(),
-        scalar_type: scalar_type(region.dtype)?,
+        scalar_type,
+        target_type: scalar_type,
         shape: signed(&region.shape)?,
         bytes: region.bytes(),
+        is_small: small::is_small(region),
     })
 }
 
@@ -212,10 +218,6 @@ impl Views {
     /// Returns the address of a view, or zero if the tensor is not a view.
     pub(super) fn address(&self, tensor: usize) -> u64 {
         self.0.address(tensor).unwrap_or(0)
-    }
-
-    pub(super) fn verify(&self) -> Result<()> {
-        guard(|| self.0.verify())
     }
 
     pub(super) fn guard(&self, tensor: usize) -> Result<Box<ViewGuard>> {

@@ -26,11 +26,6 @@ impl AnyStream {
         AnyStream { stream, regions, prepared: None }
     }
 
-    /// Sets the caller's current stream.
-    pub(super) fn set_stream(&self, stream: u64) -> Result<()> {
-        guard(|| on_device!(&self.stream, own => own.set_stream(stream)))
-    }
-
     pub(super) fn can_cast(&self, from: i8, to: i8) -> bool {
         cast(from, to).is_some_and(|cast| on_device!(&self.stream, stream => stream.planner().can_cast(cast)))
     }
@@ -47,33 +42,33 @@ impl AnyStream {
         })
     }
 
-    /// Sets the block of scratch memory that the batches submitted from now on share.
+    /// Submits the planned batch, which uses a block of scratch memory. `stream` is the caller's current stream.
     ///
     /// # Safety
-    /// The caller meets the conditions of [`Stream::set_scratch`].
-    pub(super) unsafe fn set_scratch(&self, address: u64, bytes: u64) -> Result<()> {
-        guard(|| {
-            // SAFETY: the caller's promise.
-            unsafe { on_device!(&self.stream, stream => stream.set_scratch(Scratch { address, bytes })) };
-            Ok(())
-        })
-    }
-
-    /// Submits the planned batch.
-    ///
-    /// # Safety
-    /// The caller meets the conditions of [`Stream::submit`].
-    pub(super) unsafe fn submit(&mut self) -> Result<()> {
+    /// The caller meets the conditions of [`Stream::set_scratch`] and [`Stream::submit`].
+    pub(super) unsafe fn submit(&mut self, address: u64, bytes: u64, stream: u64) -> Result<()> {
         guard(|| {
             let missing = || Error::new(Kind::Internal, "no batch was prepared");
             let (tensors, batch) = self.prepared.take().ok_or_else(missing)?;
-            // SAFETY: the caller's promise.
-            unsafe { on_device!(&self.stream, stream => stream.submit(&tensors, batch)) }
+            on_device!(&self.stream, own => {
+                own.set_stream(stream)?;
+                // SAFETY: the caller's promise.
+                unsafe {
+                    own.set_scratch(Scratch { address, bytes });
+                    own.submit(&tensors, batch)
+                }
+            })
         })
     }
 
-    pub(super) fn take(&self) -> Result<usize> {
-        guard(|| on_device!(&self.stream, stream => stream.take()))
+    /// Returns the index of the next tensor, which is ready on the caller's current stream.
+    pub(super) fn take(&self, stream: u64) -> Result<usize> {
+        guard(|| {
+            on_device!(&self.stream, own => {
+                own.set_stream(stream)?;
+                own.take()
+            })
+        })
     }
 }
 

@@ -3,18 +3,15 @@
 use super::destinations::{cast, decode_destinations};
 use super::ffi;
 use super::guard::guard;
+use crate::device::Scratch;
 use crate::device::cuda::Cuda;
 use crate::device::host::Host;
-use crate::device::{self, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::load::background::BackgroundTransfer;
 use crate::load::staged;
 use crate::load::transfer::Batch;
 use crate::num::to_u64;
 use crate::options::Options;
-use crate::os::sigint::Watch;
-use crate::remote;
-use crate::staging::pool;
 
 /// Transfer or stream to the host or to a GPU.
 pub(super) enum OnDevice<H, C> {
@@ -102,17 +99,4 @@ pub(super) fn finish(transfer: Box<AnyTransfer>) -> Result<()> {
 /// stream.
 pub(super) fn prepare_cuda(ordinal: i32, stream: u64) -> Result<()> {
     guard(|| staged::warm_up(&Cuda::open(ordinal, stream)?, &Options::from_env()?))
-}
-
-/// Frees what the process keeps between loads, staging memory, kernels and connections, and returns the bytes of staging
-/// memory.
-///
-/// Loads in progress keep what they use, and the next load allocates what it needs.
-pub(super) fn release() -> Result<i64> {
-    guard(|| {
-        let watch = Watch::begin();
-        device::release();
-        remote::release();
-        Ok(i64::try_from(pool::release(&|| watch.check())?).unwrap_or(i64::MAX))
-    })
 }

@@ -1,20 +1,20 @@
 //! Files whose tensors are appended one by one.
 
-use super::cipher::Cipher;
 use super::ffi;
 use super::guard::{guard, guard_with_log};
 use super::save::NewFile;
 use super::tensor::{device_stream, new_tensor};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
+use crate::format::tensors::TensorKind;
+use crate::format::tensors::cipher::Cipher;
 use crate::format::tensors::layout::NewTensor;
-use crate::format::tensors::{TensorKind, cipher};
 use crate::options::Options;
 use crate::save::memory::SourceMemory;
 use crate::save::output::{self, Output};
 use crate::save::writer::Writer;
 use std::collections::btree_map::{BTreeMap, Entry};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Writer of a file, and the devices of its tensors.
@@ -25,27 +25,18 @@ pub(super) struct AnyWriter {
     sources: BTreeMap<(i32, bool), Arc<dyn SourceMemory>>,
 }
 
-pub(super) fn begin_writer(file: &NewFile) -> Result<Box<AnyWriter>> {
+/// Begins a safetensors file, or one in tensorizer's format, whose metadata are ignored. `threads` encrypt the latter.
+pub(super) fn begin_writer(file: &NewFile, is_tensorizer: bool, threads: usize) -> Result<Box<AnyWriter>> {
     guard_with_log(|| {
-        let file = &file.0;
-        let writer = Writer::begin(file.open()?, file.metadata.clone(), file.key.as_ref(), &Options::from_env()?)?;
+        let NewFile(file) = file;
+        let options = Options::from_env()?;
+        let writer = if is_tensorizer {
+            let cipher = file.key.as_ref().map(Cipher::for_new_file).transpose()?.map(|cipher| (cipher, threads));
+            Writer::begin_tensors(Output::open(&file.path, None)?, cipher, &options)?
+        } else {
+            Writer::begin(file.open()?, file.metadata.clone(), file.key.as_ref(), &options)?
+        };
         Ok(Box::new(AnyWriter { writer, path: output::shown(&file.path)?, sources: BTreeMap::new() }))
-    })
-}
-
-pub(super) fn begin_tensors_writer(path: &str) -> Result<Box<AnyWriter>> {
-    begin_tensors(path, None)
-}
-
-pub(super) fn begin_encrypted_writer(path: &str, cipher: &Cipher, threads: usize) -> Result<Box<AnyWriter>> {
-    begin_tensors(path, Some((cipher.cipher().clone(), threads)))
-}
-
-fn begin_tensors(path: &str, cipher: Option<(cipher::Cipher, usize)>) -> Result<Box<AnyWriter>> {
-    guard_with_log(|| {
-        let path = Path::new(path);
-        let writer = Writer::begin_tensors(Output::open(path, None)?, cipher, &Options::from_env()?)?;
-        Ok(Box::new(AnyWriter { writer, path: output::shown(path)?, sources: BTreeMap::new() }))
     })
 }
 

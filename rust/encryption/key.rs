@@ -42,7 +42,8 @@ pub struct EncryptionKey {
 
 #[derive(Clone)]
 enum Secret {
-    Key(Key),
+    /// With its derivation, if it was derived from a string.
+    Key(Key, Option<Derivation>),
     /// With the key of the files of one save, and its derivation.
     Passphrase(Arc<Passphrase>, Option<(Derivation, Key)>),
 }
@@ -58,7 +59,13 @@ struct Passphrase {
 impl EncryptionKey {
     /// Copies a key. Fails with `invalid-argument` if it has another size than [`KEY_BYTES`].
     pub fn from_bytes(bytes: &[u8]) -> Result<EncryptionKey> {
-        Ok(EncryptionKey::of(Secret::Key(Key::new(bytes)?)))
+        Ok(EncryptionKey::of(Secret::Key(Key::new(bytes)?, None)))
+    }
+
+    /// Copies a key that was derived from a string. New files name the derivation. Fails as
+    /// [`from_bytes`](EncryptionKey::from_bytes).
+    pub fn derived(bytes: &[u8], derivation: Derivation) -> Result<EncryptionKey> {
+        Ok(EncryptionKey::of(Secret::Key(Key::new(bytes)?, Some(derivation))))
     }
 
     /// Reads a key from a local file: its bytes, or as many hexadecimal numbers and white space. Fails with
@@ -130,7 +137,7 @@ impl EncryptionKey {
     /// longer than writing a small file.
     pub fn for_save(&self) -> Result<EncryptionKey> {
         let secret = match &self.secret {
-            Secret::Key(key) => Secret::Key(key.clone()),
+            Secret::Key(..) => self.secret.clone(),
             Secret::Passphrase(passphrase, _) => {
                 Secret::Passphrase(Arc::clone(passphrase), Some(passphrase.new_key()?))
             }
@@ -142,7 +149,7 @@ impl EncryptionKey {
     /// one [`for_save`](EncryptionKey::for_save).
     pub(crate) fn for_new_file(&self) -> Result<(Option<Derivation>, Key)> {
         let (derivation, key) = match &self.secret {
-            Secret::Key(key) => return Ok((None, key.clone())),
+            Secret::Key(key, derivation) => return Ok((*derivation, key.clone())),
             Secret::Passphrase(_, Some(of_save)) => of_save.clone(),
             Secret::Passphrase(passphrase, None) => passphrase.new_key()?,
         };
@@ -158,7 +165,7 @@ impl EncryptionKey {
     /// it was not, and this is a passphrase. The file does not say whether a key that is given is its own.
     pub fn for_tensors(&self, derivation: Option<Derivation>) -> Result<Option<Key>> {
         match (&self.secret, derivation) {
-            (Secret::Key(key), _) => Ok(Some(key.clone())),
+            (Secret::Key(key, _), _) => Ok(Some(key.clone())),
             (Secret::Passphrase(passphrase, _), Some(derivation)) => passphrase.key(derivation).map(Some),
             (Secret::Passphrase(..), None) => Ok(None),
         }
@@ -167,7 +174,7 @@ impl EncryptionKey {
     /// Returns whether both keys open the same files.
     pub(super) fn is_same(&self, other: &EncryptionKey) -> bool {
         match (&self.secret, &other.secret) {
-            (Secret::Key(key), Secret::Key(other)) => is_equal(key.secret(), other.secret()),
+            (Secret::Key(key, _), Secret::Key(other, _)) => is_equal(key.secret(), other.secret()),
             (Secret::Passphrase(passphrase, _), Secret::Passphrase(other, _)) => {
                 is_equal(&passphrase.text, &other.text)
             }

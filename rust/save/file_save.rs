@@ -104,7 +104,7 @@ impl FileSave {
     /// none of it.
     ///
     /// # Safety
-    /// The error of [`Save::append`].
+    /// The caller meets the conditions of [`Save::append`].
     ///
     /// # Errors
     /// The errors of [`Save::append`], or of [`Writer::add`] and [`Writer::append`]. After an error the save can only be
@@ -170,7 +170,7 @@ impl EncryptedSave {
     }
 
     /// # Safety
-    /// The error of [`Save::append`].
+    /// The caller meets the conditions of [`Save::append`].
     unsafe fn append(&mut self, extent: &Extent) -> Result<()> {
         self.begin_tensors()?;
         let &Extent { device, address, length } = extent;

@@ -13,7 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import fst
-from fst._core.classes import Checkpoint, Memory
+from fst._core.checkpoint import Checkpoint
+from fst._core.memory import Memory
 from procfs import SLACK_BYTES, read_bytes, storage_bytes
 from rawfile import assert_same, random_raw, write
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fst._core.classes import Memory
+from fst._core.memory import Memory
 
 LONG = f"model.{'long.' * 40}weight"
 SHARDS = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

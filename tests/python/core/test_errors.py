@@ -12,7 +12,7 @@ from multiprocessing import get_context
 import pytest
 
 import fst
-from fst._core import classes, loads, ops
+from fst._core import checkpoint, classes, loads, memory, ops, secret_key
 from fst._core.errors import EXCEPTIONS, OS_EXCEPTIONS
 from suite import CHECKOUT
 
@@ -21,8 +21,9 @@ FUNCTIONS = [
 ]
 WRAPPERS = [
     wrapper
-    for _, wrapper in inspect.getmembers(classes, inspect.isclass)
-    if wrapper.__module__ == classes.__name__ and wrapper is not classes.TensorInfo
+    for module in (checkpoint, classes, memory, secret_key)
+    for _, wrapper in inspect.getmembers(module, inspect.isclass)
+    if wrapper.__module__ == module.__name__ and wrapper is not checkpoint.TensorInfo
 ]
 
 
@@ -32,7 +33,7 @@ def test_all_bindings_translate_errors():
         method
         for wrapper in WRAPPERS
         for _, method in inspect.getmembers(wrapper, inspect.isfunction)
-        if method.__module__ == classes.__name__ and "_object" in inspect.unwrap(method).__code__.co_names
+        if method.__module__ == wrapper.__module__ and "_object" in inspect.unwrap(method).__code__.co_names
     ]
     assert FUNCTIONS
     assert methods

@@ -3,7 +3,7 @@
 import sys
 import unicodedata
 
-from fst._core.formatting import format_count, format_rate, format_seconds, format_size, visible, visible_lines
+from fst._profile.formatting import format_count, format_rate, format_seconds, format_size, visible, visible_lines
 
 
 def test_sizes_rates_times_and_counts():

@@ -61,13 +61,11 @@ CALLS = {
     "Writer.write": 'classes.Writer("new").write("x", t)',
     "Writer.write_hashed": 'classes.Writer("new", None, True).write_hashed("x", t, 0, 0)',
     "EncryptionKey": 'classes.EncryptionKey(t, "")',
-    "EncryptionKey.of_passphrase": 'classes.EncryptionKey.of_passphrase(t, 1, 1 << 20, "")',
-    "EncryptionKey.save_shard": 'classes.EncryptionKey(key, "").save_shard([t], ["x"], "new", None, "")',
-    "Cipher key": "classes.Cipher(t, key[:16], 1, 8192)",
-    "Cipher salt": "classes.Cipher(key, t, 1, 8192)",
-    "Cipher.derive string": "classes.Cipher.derive(t, key[:16], 1, 8192, key.clone())",
-    "Cipher.derive salt": "classes.Cipher.derive(key, t, 1, 8192, key.clone())",
-    "Cipher.derive key": "classes.Cipher.derive(key, key[:16], 1, 8192, t)",
+    "EncryptionKey of a passphrase": 'classes.EncryptionKey(t, "", [1, 1 << 20])',
+    "EncryptionKey salt": 'classes.EncryptionKey(key, "", [1, 8192], t)',
+    "EncryptionKey.derive string": "classes.EncryptionKey.derive(t, [1, 8192], key[:16], key.clone())",
+    "EncryptionKey.derive salt": "classes.EncryptionKey.derive(key, [1, 8192], t, key.clone())",
+    "EncryptionKey.derive key": "classes.EncryptionKey.derive(key, [1, 8192], key[:16], t)",
     "Checkpoint": 'classes.Checkpoint(["a"], t, "", None)',
     "Checkpoint.differing_hashes": 'classes.Checkpoint(["h"]).differing_hashes(["x"], [t])',
     "Checkpoint.load_into": 'classes.Checkpoint(["a"]).load_into(["x"], [t])',
@@ -96,7 +94,6 @@ CALLS = {
 NAMES_TENSOR = {
     "Writer.write",
     "Writer.write_hashed",
-    "EncryptionKey.save_shard",
     "Memory.check",
     "Memory.copy",
     "fst.save_file",
@@ -209,4 +206,4 @@ def test_subclasses_with_memory_are_saved(tmp_path, encrypted):
 def test_key_is_derived_into_memory_of_its_size(size):
     string, salt = torch.ones(4, dtype=torch.uint8), torch.ones(16, dtype=torch.uint8)
     with pytest.raises(ValueError, match=f"the key has {size} bytes, but must have 32"):
-        torch.classes.fst.Cipher.derive(string, salt, 1, 8192, torch.zeros(size, dtype=torch.uint8))
+        torch.classes.fst.EncryptionKey.derive(string, [1, 8192], salt, torch.zeros(size, dtype=torch.uint8))

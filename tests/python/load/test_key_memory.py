@@ -26,17 +26,17 @@ for path in sys.argv[1:]:
         with open(path, "rb", buffering=0) as file:
             file.readinto(secret)
         tensor = torch.frombuffer(secret, dtype=torch.uint8)
-        key = torch.classes.fst.EncryptionKey.of_passphrase(tensor, 1, 1 << 20, "label")
+        key = torch.classes.fst.EncryptionKey(tensor, "label", [1, 1 << 20], None)
         tensor.zero_()
     else:
         key = torch.classes.fst.EncryptionKey.of_file(path, "label")
-    key.register_key()
+    key.set_registered(True)
     model = path + ".safetensors"
     torch.ops.fst.save_file([torch.ones(1 << 20)], ["w"], model, metadata={"fst.encryption": "label"})
     torch.ops.fst.load_file(model)
     torch.ops.fst.load_slices([model], ["w"], [0], [5], [9])
     key.rotate(model, key)
-    key.unregister_key()
+    key.set_registered(False)
     del key
     gc.collect()
 print("ready", flush=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fst._core.arguments import DIGESTS_KEY, Paths, paths_of
-from fst._core.classes import Checkpoint
+from fst._core.checkpoint import Checkpoint
 from fst._core.encryption_key import EncryptionKey, core_key
 from fst._core.errors import SafetensorError, TensorNotFoundError
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint, not_found
 from fst._checkpoint.region import Region
-from fst._core.classes import UNBOUNDED
+from fst._core.checkpoint import UNBOUNDED
 from fst._core.dtypes import shape_in_torch
 from fst._core.errors import SafetensorError, TensorNotFoundError
 from fst._core.index_range import flatten

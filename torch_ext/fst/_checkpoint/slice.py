@@ -11,7 +11,7 @@ from torch import Tensor
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.framework import Output
 from fst._checkpoint.index import IndexedRead, placeholder
-from fst._core.classes import TensorInfo
+from fst._core.checkpoint import TensorInfo
 from fst._core.dtypes import shape_in_torch
 
 # Tensors of a framework.

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fst._core.dtypes import SCALAR_TYPES, dtype_named
-from fst._core.formatting import parse_size
+from fst._core.sizes import parse_size
 from fst._core.urls import is_collapsed, is_url
 
 Path = str | os.PathLike[str]

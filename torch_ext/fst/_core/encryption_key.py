@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Callable
 from typing import NoReturn
 
-from fst._core import classes
+from fst._core import secret_key
 from fst._core.arguments import Path, path_of
 from fst._core.urls import without_secrets
 
@@ -30,17 +30,17 @@ class EncryptionKey:
     """
 
     __slots__ = ("_open", "_registered", "_secret")
-    _open: Callable[[], classes.EncryptionKey]
+    _open: Callable[[], secret_key.EncryptionKey]
     _secret: Callable[[], bytes] | None
     # The key that other loads use.
-    _registered: classes.EncryptionKey | None
+    _registered: secret_key.EncryptionKey | None
 
     def __init__(self) -> None:
         raise TypeError("use EncryptionKey.random, from_bytes, from_file, from_passphrase or from_callback")
 
     @classmethod
     def _of(
-        cls, open_key: "Callable[[], classes.EncryptionKey]", secret: "Callable[[], bytes] | None"
+        cls, open_key: "Callable[[], secret_key.EncryptionKey]", secret: "Callable[[], bytes] | None"
     ) -> "EncryptionKey":
         key = cls.__new__(cls)
         key._open = open_key
@@ -55,7 +55,7 @@ class EncryptionKey:
         Args:
             label: As in `from_bytes`.
         """
-        return cls.from_bytes(secrets.token_bytes(classes.KEY_BYTES), label)
+        return cls.from_bytes(secrets.token_bytes(secret_key.KEY_BYTES), label)
 
     @classmethod
     def from_bytes(cls, key: bytes, label: str = "") -> "EncryptionKey":
@@ -70,7 +70,7 @@ class EncryptionKey:
         """
         # The caller may overwrite its buffer.
         secret = bytes(key)
-        core = classes.EncryptionKey.of_bytes(secret, label)
+        core = secret_key.EncryptionKey.of_bytes(secret, label)
         return cls._of(lambda: core, lambda: secret)
 
     @classmethod
@@ -85,7 +85,7 @@ class EncryptionKey:
             ValueError: The file has something else.
             OSError: The operating system reports an error.
         """
-        core = classes.EncryptionKey.of_file(path_of(path), label)
+        core = secret_key.EncryptionKey.of_file(path_of(path), label)
         return cls._of(lambda: core, None)
 
     @classmethod
@@ -108,7 +108,7 @@ class EncryptionKey:
             ValueError: The passphrase is empty, or a limit is out of bounds.
         """
         text = passphrase.encode() if isinstance(passphrase, str) else bytes(passphrase)
-        core = classes.EncryptionKey.of_passphrase(text, passes, memory_bytes, label)
+        core = secret_key.EncryptionKey.of_passphrase(text, passes, memory_bytes, label)
         return cls._of(lambda: core, None)
 
     @classmethod
@@ -119,7 +119,7 @@ class EncryptionKey:
             callback: Returns the 32 bytes of the key. fst keeps them no longer than the load or save.
             label: As in `from_bytes`.
         """
-        return cls._of(lambda: classes.EncryptionKey.of_bytes(callback(), label), callback)
+        return cls._of(lambda: secret_key.EncryptionKey.of_bytes(callback(), label), callback)
 
     def register(self) -> None:
         """Lets all loads of this process use the key for encrypted files, if they get no `encryption_key`.
@@ -145,12 +145,12 @@ class EncryptionKey:
         """
         if self._registered is None:
             self._registered = self._open()
-        self._registered.register_key()
+        self._registered.set_registered(True)
 
     def unregister(self) -> None:
         """Ends the effect of `register` in this process. Files that are open stay so."""
         if self._registered is not None:
-            self._registered.unregister_key()
+            self._registered.set_registered(False)
             self._registered = None
 
     def to_bytes(self) -> bytes:
@@ -190,7 +190,7 @@ def check_output_key(encrypted: str | None, output: str, key: EncryptionKey | No
         )
 
 
-def core_key(key: EncryptionKey | None) -> classes.EncryptionKey | None:
+def core_key(key: EncryptionKey | None) -> secret_key.EncryptionKey | None:
     """Returns a key for the core."""
     if key is None:
         return None

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fst._core.classes import Checkpoint
+from fst._core.checkpoint import Checkpoint
 from fst._core.interrupts import defer_interrupts
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ import fst._core.compile  # noqa: F401  (registers the operators, their fakes an
 from fst._core.arguments import Device, Dtype, device_of, dtype_arguments
 from fst._core.dtypes import DTYPES, SCALAR_TYPES
 from fst._core.errors import translates_errors
+from fst._core.secret_key import EncryptionKey
 
 _Device = torch.device | str
 
@@ -37,10 +38,16 @@ def save_file(
 
 @translates_errors
 def save_shard(
-    tensors: Sequence[Tensor], names: Sequence[str], path: str, metadata: dict[str, str] | None, permissions_from: str
+    tensors: Sequence[Tensor],
+    names: Sequence[str],
+    path: str,
+    metadata: dict[str, str] | None,
+    permissions_from: str,
+    key: EncryptionKey | None = None,
 ) -> None:
     """Saves tensors in one file. If it is new, it gets the permissions of `permissions_from`, unless that is empty."""
-    torch.ops.fst._save_shard(tensors, names, path, metadata, permissions_from)
+    core_key = None if key is None else key._object
+    torch.ops.fst._save_shard(tensors, names, path, metadata, permissions_from, core_key)
 
 
 @translates_errors

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Dtype
-from fst._core.classes import Memory
 from fst._core.index_range import FlatRegions
+from fst._core.memory import Memory
 
 _Device = torch.device | str
 
 
 class TensorLoader(Protocol):
-    """Load in progress that returns tensors one by one. See `fst._core.classes.Loader`."""
+    """Load in progress that returns tensors one by one. See `fst._core.checkpoint.Loader`."""
 
     def next(self) -> tuple[int, str, Tensor] | None: ...
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fst._core.formatting import format_rate
+from fst._profile.formatting import format_rate
 from fst._profile.stages import Stage
 from fst._profile.trace import Recording
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from fst._core.formatting import format_count, format_rate, format_seconds, format_size, visible
 from fst._profile.bottleneck import bottleneck
+from fst._profile.formatting import format_count, format_rate, format_seconds, format_size, visible
 from fst._profile.stages import OUTER_STAGES, READ_AHEAD, Stage
 from fst._profile.trace import Recording
 

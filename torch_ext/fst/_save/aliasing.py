@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from fst._core.classes import Memory
+from fst._core.memory import Memory
 
 
 def storage_ptr(tensor: Tensor) -> int:

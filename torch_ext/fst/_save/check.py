@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fst._core.arguments import Size, check_kind, names_of, size_of
-from fst._core.classes import Memory
+from fst._core.memory import Memory
 from fst._save.aliasing import shared_groups
 
 # Usual upper bound for the bytes of tensors in one of several files.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fst._core import ops
-from fst._core.classes import Memory
+from fst._core.memory import Memory
 
 
 class HostCopy:

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 from torch import Tensor
 
-from fst._core import classes, ops
+from fst._core import ops, secret_key
 from fst._core.arguments import Digests, Path, Size, digests_of, metadata_of, path_of, size_of
 from fst._core.encryption_key import EncryptionKey, core_key
 from fst._core.urls import below, is_remote, is_url, local_path_of
@@ -149,7 +149,7 @@ def _save(
     path: str,
     metadata: dict[str, str] | None,
     max_shard_bytes: int | None,
-    key: classes.EncryptionKey | None,
+    key: secret_key.EncryptionKey | None,
 ) -> None:
     if max_shard_bytes is None:
         _write_shard(tensors, metadata, path, "", key)
@@ -161,7 +161,7 @@ def _save(
 
 def _shard_writer(
     shard_of: Callable[[Mapping[str, Tensor]], tuple[Mapping[str, Tensor], dict[str, str] | None]],
-    key: classes.EncryptionKey | None,
+    key: secret_key.EncryptionKey | None,
     is_encrypted: bool,
 ) -> Callable[[Mapping[str, Tensor], str, str, int, int], None]:
     """Returns the function that writes one file of a checkpoint. `shard_of` is as in `save_indexed`."""
@@ -183,12 +183,10 @@ def _write_shard(
     metadata: dict[str, str] | None,
     path: str,
     permissions_from: str,
-    key: classes.EncryptionKey | None,
+    key: secret_key.EncryptionKey | None,
 ) -> None:
     """Writes one file. If it is new, it gets the owner and permissions of `permissions_from`, unless that is empty."""
-    # Operators take no keys, since graphs would contain them.
-    save = ops.save_shard if key is None else key.save_shard
-    save(list(tensors.values()), list(tensors), path, metadata, permissions_from)
+    ops.save_shard(list(tensors.values()), list(tensors), path, metadata, permissions_from, key)
 
 
 def write_file(tensors: Mapping[str, Tensor], path: str, metadata: dict[str, str] | None) -> None:

@@ -12,8 +12,8 @@ from fst._core.arguments import Path, Paths, Size, path_of, paths_of
 from fst._core.batches import split_by_size
 from fst._core.encryption_key import EncryptionKey, check_output_key
 from fst._core.errors import VersionError
-from fst._core.formatting import format_count
 from fst._core.urls import without_secrets
+from fst._profile.formatting import format_count
 from fst._ranks.shards import Replicated
 from fst._save.check import DEFAULT_SHARD_BYTES
 from fst._save.save import save_indexed

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from fst._core.build import PACKAGE, layer_for, read_version, torch_releases
-from fst._core.formatting import visible, visible_lines
+from fst._profile.formatting import visible, visible_lines
 from fst.cli import bench, clean, completion, convert, delta, doctor, inspect, key, sign, time, tmpfs, verify
 from fst.cli.message import message_of
 from fst.cli.sigterm import Terminated, end_at_sigterm

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from fst._core.formatting import parse_size
+from fst._core.sizes import parse_size
 from fst._core.urls import is_url
 
 # Names that are compared with a pattern which matches none. A comparison takes 0.1 ms.

@@ -3,8 +3,8 @@
 import argparse
 import json
 
-from fst._core.formatting import format_count, format_size, visible
 from fst._core.urls import is_remote, without_secrets
+from fst._profile.formatting import format_count, format_size, visible
 
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

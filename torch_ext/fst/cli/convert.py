@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fst._core.files import open_regular
-from fst._core.formatting import format_count, format_size, visible
 from fst._core.urls import is_url, without_secrets
+from fst._profile.formatting import format_count, format_size, visible
 from fst.cli.arguments import Paths, check_output, expanded, size
 from fst.cli.pickled import files_of, is_pickled
 from fst.cli.time import add_dtype, requested_dtypes
@@ -290,7 +290,7 @@ def _flatten(path: Path, content: Any, prefix: str, tensors_only: bool) -> Itera
 
 def _unshare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copies tensors that share storage with an earlier one, because a file holds separate bytes for each name."""
-    from fst._core.classes import Memory
+    from fst._core.memory import Memory
 
     seen: set[int] = set()
     unshared = {}

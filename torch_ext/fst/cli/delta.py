@@ -8,13 +8,13 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from fst._core.formatting import format_count, format_size, visible
 from fst._core.urls import is_url
+from fst._profile.formatting import format_count, format_size, visible
 from fst.cli.arguments import Paths, expanded, size
 from fst.cli.table import table
 
 if TYPE_CHECKING:
-    from fst._core.classes import Checkpoint
+    from fst._core.checkpoint import Checkpoint
     from fst._core.encryption_key import EncryptionKey
     from fst._signatures.request import VerifyRequest
 
@@ -112,7 +112,7 @@ def _make(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from fst._core.classes import Checkpoint
+    from fst._core.checkpoint import Checkpoint
     from fst._core.ops import call
     from fst._update.source import UpdateSource
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from fst._core.build import layer_for, torch_releases
 from fst._core.files import safetensors_in
-from fst._core.formatting import format_count, format_size, visible, visible_lines
 from fst._core.urls import is_remote, without_secrets
+from fst._profile.formatting import format_count, format_size, visible, visible_lines
 from fst.cli import machine
 from fst.cli.arguments import Paths
 from fst.cli.message import message_of
@@ -356,7 +356,7 @@ def _test_reads(file: Path) -> dict[str, Any]:
 def _url(path: str) -> Item:
     name = without_secrets(path)
     try:
-        from fst._core.classes import Checkpoint
+        from fst._core.checkpoint import Checkpoint
 
         count = len(Checkpoint([path]).names())
     except _ERRORS as error:

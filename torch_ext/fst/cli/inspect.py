@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fst._core.formatting import format_count, format_size, visible_lines
+from fst._profile.formatting import format_count, format_size, visible_lines
 from fst.cli.arguments import Paths, add_names, positive, select
 from fst.cli.message import message_of
 from fst.cli.table import fit, table

@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 
-from fst._core.formatting import visible
+from fst._profile.formatting import visible
 from fst.cli.arguments import check_output, expanded
 
 

@@ -6,8 +6,8 @@ import argparse
 import json
 import os
 
-from fst._core.formatting import visible
 from fst._core.urls import is_url, without_secrets
+from fst._profile.formatting import visible
 from fst.cli.arguments import check_output, expanded, size
 
 # Name of the signature in the directory of a model.

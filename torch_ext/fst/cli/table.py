@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from fst._core.formatting import visible
+from fst._profile.formatting import visible
 
 _GAP = "  "
 # Smallest width to which a column is cut, and the largest to which a long cell stretches it where lines may be longer

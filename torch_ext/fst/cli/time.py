@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fst._core.formatting import format_count, format_rate, format_seconds, format_size
+from fst._profile.formatting import format_count, format_rate, format_seconds, format_size
 from fst.cli.arguments import Paths, add_names, check_output, expanded, positive, select
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _finish(tensors: dict[str, torch.Tensor], device: torch.device) -> None:
     """
     import torch
 
-    from fst._core.classes import Memory
+    from fst._core.memory import Memory
 
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fst._core.files import open_regular
-from fst._core.formatting import format_size, visible
+from fst._profile.formatting import format_size, visible
 from fst.cli import machine
 from fst.cli.arguments import Paths
 

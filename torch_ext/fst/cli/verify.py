@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from fst._core.files import safetensors_in
-from fst._core.formatting import format_count, format_size, visible
 from fst._core.urls import without_secrets
+from fst._profile.formatting import format_count, format_size, visible
 from fst.cli.arguments import Paths, expanded
 from fst.cli.message import message_of
 from fst.cli.sign import add_rules, rules_of

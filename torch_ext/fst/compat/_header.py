@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fst._core.arguments import Path, path_of
-from fst._core.classes import Checkpoint
+from fst._core.checkpoint import Checkpoint
 from fst._core.files import is_index
 from fst._core.source import Source
 from fst._core.urls import local_path_of

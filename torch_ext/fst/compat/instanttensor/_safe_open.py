@@ -8,7 +8,7 @@ from torch import Tensor
 
 import fst
 from fst._core.arguments import DEFAULT_WINDOW_BYTES, Device, Path, device_of, paths_of
-from fst._core.classes import Checkpoint
+from fst._core.checkpoint import Checkpoint
 from fst._core.group import open_on_all
 from fst.compat._environment import number
 from fst.compat._groups import WHOLE, group_of

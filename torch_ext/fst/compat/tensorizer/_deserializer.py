@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fst
 from fst._core.arguments import device_of, paths_of
-from fst._core.classes import Checkpoint
+from fst._core.checkpoint import Checkpoint
 from fst._core.dtypes import CASTABLE
 from fst._core.encryption_key import core_key
 from fst._core.errors import IntegrityError

@@ -3,8 +3,9 @@
 import secrets
 from enum import IntEnum
 
-from fst._core.classes import KEY_BYTES, Cipher
+from fst._core import secret_key
 from fst._core.encryption_key import EncryptionKey
+from fst._core.secret_key import KEY_BYTES
 
 _SALT_BYTES = 16
 
@@ -90,7 +91,7 @@ class EncryptionParams:
             int(cls.OpsLimit.MODERATE if opslimit is None else opslimit),
             int(cls.MemLimit.MODERATE if memlimit is None else memlimit),
         )
-        params = cls(Cipher.derive(string, salt, *limits))
+        params = cls(secret_key.EncryptionKey.derive(string, salt, *limits))
         params._salt, params._limits = salt, limits
         return params
 
@@ -101,9 +102,11 @@ class EncryptionParams:
             raise ValueError("the key was not derived from a string, so it has no salt")
         return self._salt
 
-    def cipher(self) -> Cipher:
-        """Returns the cipher with this key."""
-        return Cipher(self.key, self._salt, *self._limits)
+    def core_key(self) -> secret_key.EncryptionKey:
+        """Returns the key for the core."""
+        if not self._salt:
+            return secret_key.EncryptionKey.of_bytes(self.key)
+        return secret_key.EncryptionKey.derived(self.key, self._salt, *self._limits)
 
 
 class DecryptionParams:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from fst._core.arguments import names_of, path_of
-from fst._core.classes import Memory, Writer
+from fst._core.classes import Writer
 from fst._core.encryption_key import EncryptionKey, core_key
+from fst._core.memory import Memory
 from fst._core.urls import without_secrets
 from fst.compat.tensorizer._encryption import EncryptionParams
 from fst.compat.tensorizer._files import FileLike, is_path, opened, scheme_of
@@ -93,8 +94,7 @@ class TensorSerializer:
                 path_of(secret_path),
                 {"format": "pt"} if self._is_safetensors else None,
                 tensorizer=not self._is_safetensors,
-                cipher=encryption.cipher() if isinstance(encryption, EncryptionParams) else None,
-                key=core_key(encryption) if isinstance(encryption, EncryptionKey) else None,
+                key=encryption.core_key() if isinstance(encryption, EncryptionParams) else core_key(encryption),
             )
         if isinstance(file_obj, UploadFile) and self._target is None:
             file_obj.discard()

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor
 
 from fst._core.batches import split_by_size
-from fst._core.classes import Checkpoint
+from fst._core.checkpoint import Checkpoint
 
 # Upper bound for the data of tensors that are compared together. Threads hash different tensors.
 _BATCH_BYTES = 64 << 20

@@ -406,7 +406,7 @@ class EncryptionKey {
   // Copies 32 bytes. New files show the label, of up to 64 bytes, to everybody.
   explicit EncryptionKey(c10::ArrayRef<uint8_t> key, const std::string& label = {})
       : object_(c10::ivalue::Object::create(type(), 1)) {
-    detail::call_method(object_, "__init__", copied(key), label);
+    detail::call_method(object_, "__init__", copied(key), label, std::vector<int64_t>(), c10::IValue());
   }
 
   // Reads a local file: 32 bytes, or as many hexadecimal numbers.
@@ -416,10 +416,10 @@ class EncryptionKey {
 
   // Makes all loads of this process use the key for encrypted files, and saves whose metadata name its label. Several
   // keys may be registered.
-  void register_key() const { detail::call_method(object_, "register_key"); }
+  void register_key() const { detail::call_method(object_, "set_registered", true); }
 
   // Unregisters the key.
-  void unregister_key() const { detail::call_method(object_, "unregister_key"); }
+  void unregister_key() const { detail::call_method(object_, "set_registered", false); }
 
  private:
   explicit EncryptionKey(c10::intrusive_ptr<c10::ivalue::Object> object) : object_(std::move(object)) {}
