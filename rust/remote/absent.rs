@@ -21,6 +21,15 @@ impl Location {
     }
 }
 
+/// Defines functions that refuse a URL.
+macro_rules! refused {
+    ($($name:ident($($argument:ty),*) -> $result:ty;)*) => {
+        $(pub fn $name(location: &$crate::remote::find::location::Location, $(_: $argument),*) -> $crate::Result<$result> {
+            Err($crate::remote::absent(location))
+        })*
+    };
+}
+
 /// Defines the methods of a type without values.
 macro_rules! never {
     ($type:ty: $($name:ident $(<$generic:tt>)? ($($argument:ty),*) -> $result:ty;)*) => {
@@ -41,7 +50,6 @@ pub mod find {
     mod repository;
     pub mod version;
 
-    use super::absent;
     use super::transfer::object::Object;
     use crate::error::Result;
     use crate::os::retry::Check;
@@ -56,8 +64,8 @@ pub mod find {
         Local(PathBuf),
     }
 
-    pub fn find(location: &Location, _: &[&str], _: Check<'_>) -> Result<Found> {
-        Err(absent(location))
+    refused! {
+        find(&[&str], Check<'_>) -> Found;
     }
 
     pub fn is_same(one: &Location, other: &Location) -> bool {
@@ -76,7 +84,6 @@ pub mod transfer {
         use crate::error::Result;
         use crate::os::local_file::LocalFile;
         use crate::os::retry::Check;
-        use crate::remote::absent;
         use crate::remote::find::location::Location;
         use crate::remote::find::version::Version;
         use std::convert::Infallible;
@@ -87,12 +94,9 @@ pub mod transfer {
         #[derive(Debug)]
         pub struct Object(Infallible);
 
-        pub fn open(location: &Location, _: u64, _: Check<'_>) -> Result<Object> {
-            Err(absent(location))
-        }
-
-        pub fn open_known(location: &Location, _: u64, _: Version, _: Vec<u8>) -> Result<Object> {
-            Err(absent(location))
+        refused! {
+            open(u64, Check<'_>) -> Object;
+            open_known(u64, Version, Vec<u8>) -> Object;
         }
 
         never! {
@@ -113,41 +117,24 @@ pub mod transfer {
     pub mod upload {
         use crate::error::{Error, Result};
         use crate::os::retry::Check;
-        use crate::remote::absent;
-        use crate::remote::find::location::Location;
         use std::convert::Infallible;
         use std::path::Path;
 
         #[derive(Debug)]
         pub struct Upload(Infallible);
 
-        pub fn names_beside(location: &Location, _: Check<'_>) -> Result<Vec<String>> {
-            Err(absent(location))
-        }
-
-        pub fn remove(location: &Location, _: Check<'_>) -> Result<()> {
-            Err(absent(location))
+        refused! {
+            names_beside(Check<'_>) -> Vec<String>;
+            remove(Check<'_>) -> ();
         }
 
         impl Upload {
-            pub fn open(location: &Location) -> Result<Upload> {
-                Err(absent(location))
-            }
-
-            pub fn begin_shared(location: &Location, _: u64, _: Check<'_>) -> Result<String> {
-                Err(absent(location))
-            }
-
-            pub fn join(location: &Location, _: String) -> Result<Upload> {
-                Err(absent(location))
-            }
-
-            pub fn finish_shared(location: &Location, _: String, _: Vec<(usize, String)>, _: Check<'_>) -> Result<()> {
-                Err(absent(location))
-            }
-
-            pub fn abort_shared(location: &Location, _: String) -> Result<()> {
-                Err(absent(location))
+            refused! {
+                open() -> Upload;
+                begin_shared(u64, Check<'_>) -> String;
+                join(String) -> Upload;
+                finish_shared(String, Vec<(usize, String)>, Check<'_>) -> ();
+                abort_shared(String) -> ();
             }
         }
 
