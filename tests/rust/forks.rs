@@ -3,13 +3,14 @@
 use crate::sigint::{counting, handle_with, handler, interrupt};
 use crate::sim::exclusive;
 use fst::error::Kind;
+use fst::os::mutex::Mutex;
 use fst::os::per_process::PerProcess;
 use fst::os::sigint::Watch;
 use fst::profile::{self, Stage, span};
 use fst::staging::pool::{PAGE_BYTES, Request, take};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Barrier, Mutex};
 use std::{ptr, thread};
 
 /// Seconds after which a child that waits for a lock is killed.
@@ -53,18 +54,18 @@ fn passes(check: &mut Option<impl FnOnce() -> bool>) -> bool {
 #[test]
 fn child_has_a_value_of_its_own() {
     static STATE: PerProcess<Mutex<u32>> = PerProcess::new(|| Mutex::new(1));
-    *STATE.get().lock().unwrap() = 2;
-    assert!(passes_in_child(|| STATE.get().lock(), || *STATE.get().lock().unwrap() == 1));
-    assert_eq!(*STATE.get().lock().unwrap(), 2);
+    *STATE.get().lock() = 2;
+    assert!(passes_in_child(|| STATE.get().lock(), || *STATE.get().lock() == 1));
+    assert_eq!(*STATE.get().lock(), 2);
 }
 
 #[test]
 fn child_keeps_settings_and_waits_for_no_lock() {
     static SETTINGS: PerProcess<Mutex<u32>> = PerProcess::settings();
-    *SETTINGS.get().lock().unwrap() = 2;
-    assert!(passes_in_child(|| (), || *SETTINGS.get().lock().unwrap() == 2));
-    assert!(passes_in_child(|| SETTINGS.get().lock().unwrap(), || *SETTINGS.get().lock().unwrap() == 0));
-    assert_eq!(*SETTINGS.get().lock().unwrap(), 2);
+    *SETTINGS.get().lock() = 2;
+    assert!(passes_in_child(|| (), || *SETTINGS.get().lock() == 2));
+    assert!(passes_in_child(|| SETTINGS.get().lock(), || *SETTINGS.get().lock() == 0));
+    assert_eq!(*SETTINGS.get().lock(), 2);
 }
 
 #[test]
