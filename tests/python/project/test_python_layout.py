@@ -14,6 +14,7 @@ ROOMS = [
     "_core",
     "_signatures",
     "_checkpoint",
+    "_deferred",
     "_load",
     "_save",
     "_profile",
@@ -33,7 +34,7 @@ ROOMS = [
     "__main__",
 ]
 PRIVATE_ROOMS = {room for room in ROOMS if room.startswith("_")} - {"__main__"}
-MAX_ROOMS = 14
+MAX_ROOMS = 15
 MAX_TEST_LINES = 600
 
 

@@ -163,7 +163,7 @@ class _State:
         self.blocks: list[weakref.ref[_Block]] = []
         self.active: Active | None = None
         self.bound: bool | None = False
-        self._replacements = Replacements(lambda: self.active)
+        self._replacements = Replacements(lambda: self.active, self.extend)
         self._bindings = Bindings()
 
     def add(self, call: Patch) -> None:
@@ -182,6 +182,13 @@ class _State:
         if self.bound is False and self._replacements.by_original:
             self.bound, self._bindings = None, Bindings()
         self.apply()
+
+    def extend(self) -> None:
+        """Replaces what programs have imported since the patch began, and what it did not know yet."""
+        if self._replacements.lacks_loader():
+            with self.lock:
+                self.bound = None
+                self.apply()
 
     def apply(self) -> None:
         """Replaces or restores the names if `calls` and `blocks` require it."""

@@ -15,6 +15,7 @@ from fst._checkpoint.slice import Slice
 from fst._core.arguments import Device
 from fst._core.errors import SafetensorError
 from fst._patch.placement import PlacedLoads, Placement, load_file
+from fst._patch.transformers import find_loader, recording
 from fst._safetensors_api import safetensors_errors
 
 _Value = TypeVar("_Value")
@@ -33,13 +34,14 @@ class Replacements:
     of the patch therefore call safetensors.
     """
 
-    def __init__(self, active: Callable[[], Active | None]) -> None:
+    def __init__(self, active: Callable[[], Active | None], on_open: Callable[[], None]) -> None:
         self._active = active
+        self._on_open = on_open
         self.by_original: dict[Any, Any] = {}
         self.namespaces: list[dict[str, Any]] = []
 
     def update(self) -> None:
-        """Adds the functions of safetensors that have no replacement yet.
+        """Adds the functions of safetensors, and the loader of transformers, that have no replacement yet.
 
         Functions by which another program has replaced them are not added. They stay in place and are called.
 
@@ -57,7 +59,7 @@ class Replacements:
         self.namespaces = [vars(safetensors), vars(safetensors.torch)]
         opener = _safetensors_rust.safe_open
         if type(opener) is type and opener not in self.by_original:
-            self.by_original[opener] = _replacement_class(opener, self._active)
+            self.by_original[opener] = _replacement_class(opener, self._active, self._on_open)
         for name in ("load_file", "save_file"):
             function = vars(safetensors.torch).get(name)
             if not isinstance(function, FunctionType) or function in self.by_original:
@@ -65,6 +67,13 @@ class Replacements:
             # Wrappers may copy every other attribute of the function.
             if function.__globals__ is vars(safetensors.torch):
                 self.by_original[function] = _replacement(function, self._active)
+        if (loader := find_loader()) is not None and loader not in self.by_original:
+            self.by_original[loader] = recording(loader, lambda: self._active() is not None)
+
+    def lacks_loader(self) -> bool:
+        """Returns whether a program has imported transformers' loader since the last update."""
+        loader = find_loader()
+        return loader is not None and loader not in self.by_original
 
 
 def _replacement(original: FunctionType, active: Callable[[], Active | None]) -> Callable[..., Any]:
@@ -89,7 +98,7 @@ def _load_file_arguments(filename: Any, device: Any = "cpu", *, backend: Any = "
     return filename, device, backend
 
 
-def _replacement_class(original: type, active: Callable[[], Active | None]) -> type:
+def _replacement_class(original: type, active: Callable[[], Active | None], on_open: Callable[[], None]) -> type:
     # A class, because programs use it in isinstance() and in annotations.
     class metaclass(type):  # noqa: N801
         def __instancecheck__(cls, instance: object) -> bool:
@@ -107,6 +116,7 @@ def _replacement_class(original: type, active: Callable[[], Active | None]) -> t
             super().__init__(filename, framework, *args, **kwargs)
             patch = active()
             self._place(None if patch is None else patch.placement)
+            on_open()
 
     replacement.__name__ = replacement.__qualname__ = "safe_open"
     # Python's errors for missing arguments name it.

@@ -1,0 +1,99 @@
+"""Deferred tensors: recorded operators give the values that PyTorch gives."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fst
+from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._core.classes import Memory
+from fst._deferred.tensor import DeferredTensor, NotRecordedError, load_deferred
+from fst._deferred.view import Stored, View
+from rawfile import assert_same
+
+CPU = torch.device("cpu")
+# Sizes with many divisors, and a prime.
+SIZES = st.sampled_from([1, 2, 3, 4, 6, 7, 12])
+SHAPES = st.lists(SIZES, min_size=1, max_size=3)
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+# More elements than fst copies in place of mapping them.
+LARGE = 1 << 15
+
+
+def deferred(checkpoint, name):
+    meta = checkpoint.tensors[name]
+    return DeferredTensor(View(meta, Stored(meta, checkpoint, name)), CPU)
+
+
+def stored(path, shapes, dtype=torch.float32):
+    """Saves random tensors, and returns them with deferred ones."""
+    tensors = {f"t{index}": torch.randn(shape).to(dtype) for index, shape in enumerate(shapes)}
+    fst.save_file(tensors, path)
+    checkpoint = OpenCheckpoint(path)
+    return [*tensors.values()], [deferred(checkpoint, name) for name in tensors]
+
+
+def split(length):
+    """Strategy for two factors of a length."""
+    return st.sampled_from([factor for factor in range(1, length + 1) if length % factor == 0])
+
+
+def step(draw, tensor):
+    """Draws an operator that a tensor supports, as a function."""
+    dim = draw(st.integers(0, tensor.dim() - 1))
+    length = tensor.shape[dim]
+    begin = draw(st.integers(0, max(length - 1, 0)))
+    inner = draw(split(max(length, 1)))
+    order = draw(st.permutations(range(tensor.dim())))
+    dtype = draw(st.sampled_from(DTYPES))
+    folded = [*tensor.shape[:dim], length // inner, inner, *tensor.shape[dim + 1 :]]
+    operators = {
+        "permute": lambda value: value.permute(order),
+        "narrow": lambda value: value.narrow(dim, begin, length - begin),
+        "every second": lambda value: value[(slice(None),) * dim + (slice(begin, None, 2),)],
+        "fold": lambda value: value.reshape(folded),
+        "flatten": lambda value: value.reshape(-1),
+        "contiguous": lambda value: value.contiguous(),
+        "clone": lambda value: value.clone(),
+        "cast": lambda value: value.to(dtype),
+        "unsqueeze": lambda value: value.unsqueeze(dim),
+        "last chunk": lambda value: torch.chunk(value, 2, dim)[-1],
+        "twice": lambda value: torch.cat([value, value], dim),
+        "stack": lambda value: torch.stack([value, value.clone(), value], dim),
+        "expand": lambda value: value.unsqueeze(0).expand(2, *value.shape),
+    }
+    if tensor.dim() > 1:
+        operators["select"] = lambda value: value.select(dim, begin)
+    return operators[draw(st.sampled_from([*operators]))]
+
+
+@given(st.data())
+def test_recorded_operators_give_the_same_values(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("deferred") / "model.safetensors"
+    expected, found = stored(path, [data.draw(SHAPES)], data.draw(st.sampled_from(DTYPES)))
+    expected, found = expected[0], found[0]
+    for _ in range(data.draw(st.integers(1, 6))):
+        if expected.numel() > 1 << 14:
+            break
+        operator = step(data.draw, expected)
+        expected, found = operator(expected), operator(found)
+        assert isinstance(found, DeferredTensor)
+        assert (found.shape, found.stride(), found.dtype) == (expected.shape, expected.stride(), expected.dtype)
+    [loaded] = load_deferred([found])
+    assert_same(loaded, expected)
+
+
+def test_other_operators_load_values(tmp_path):
+    [expected], [found] = stored(tmp_path / "model.safetensors", [(4, 3)])
+    assert torch.equal(found + 1, expected + 1)
+    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+    assert found.sum().item() == expected.sum().item()
+    with pytest.raises(NotRecordedError, match="add_"):
+        found.add_(1)
+
+
+def test_views_of_stored_tensors_stay_mapped(tmp_path):
+    _, [whole, turned, part, joined] = stored(tmp_path / "model.safetensors", [(2, LARGE)] * 4)
+    loaded = load_deferred([whole, turned.t(), part[1], torch.cat([joined, joined])])
+    assert [Memory.is_mapped(tensor) for tensor in loaded] == [True, True, True, False]

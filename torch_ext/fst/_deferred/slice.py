@@ -1,0 +1,42 @@
+"""Slices whose indexing is recorded."""
+
+from typing import Any, cast
+
+import torch
+
+from fst._checkpoint.framework import PYTORCH, Output
+from fst._checkpoint.slice import Slice
+from fst._deferred.tensor import DeferredTensor
+from fst._deferred.view import Stored, View
+
+_CPU = torch.device("cpu")
+
+
+class DeferredSlice(Slice[Any]):
+    """Tensor of an open checkpoint, whose index regions are deferred tensors on the CPU.
+
+    Args:
+        found: A slice that `accepts` accepts.
+    """
+
+    def __init__(self, found: Slice[Any]) -> None:
+        self._source, self._name = found._source, found._name
+
+    @staticmethod
+    def accepts(found: object) -> bool:
+        """Returns whether an object is a slice of `safe_open` that loads PyTorch's tensors to the CPU."""
+        # Its own class, since slices pose as those of safetensors.
+        kind = type(found)
+        is_plain = issubclass(kind, Slice) and kind.__getitem__ is Slice.__getitem__
+        return is_plain and cast("Slice[Any]", found)._source.output == Output(PYTORCH, _CPU)
+
+    def __getitem__(self, index: Any) -> Any:
+        checkpoint, name = self._source.checkpoint, self._name
+        meta = checkpoint.tensors[name]
+        part = meta[index]
+        # Lists of indices copy elements.
+        return (
+            DeferredTensor(View(part, Stored(meta, checkpoint, name)), _CPU)
+            if part._is_view()
+            else super().__getitem__(index)
+        )

@@ -1,0 +1,119 @@
+"""Tensors that record what is done with them."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fst._deferred.fill import load_views
+from fst._deferred.view import Joined, View, inverse_order, stride_order
+
+_CAT, _STACK = torch.ops.aten.cat.default, torch.ops.aten.stack.default
+_COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
+# Its schema does not say that it is a view.
+_UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+
+
+class NotRecordedError(Exception):
+    """An operator would change a tensor whose values are not loaded yet."""
+
+
+class DeferredTensor(Tensor):
+    """Tensor whose values are loaded later.
+
+    It has a device, a dtype, a shape and strides, but no memory. Views, `cat`, `stack`, `clone` and casts to another
+    dtype or device are recorded. Any other operator loads the values of its arguments. One that would change an
+    argument raises `NotRecordedError`.
+
+    Args:
+        source: The view whose values the tensor has.
+        device: The device to which they are loaded.
+    """
+
+    source: View
+
+    @staticmethod
+    def __new__(cls, source: View, device: torch.device) -> "DeferredTensor":
+        meta = source.meta
+        tensor = Tensor._make_wrapper_subclass(cls, meta.shape, meta.stride(), dtype=meta.dtype, device=device)
+        tensor.source = source
+        return tensor
+
+    # Operators arrive in `__torch_dispatch__`.
+    # pyrefly: ignore[bad-override]
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    # pyrefly: ignore[bad-override]
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        recorded = _record(function, args, kwargs)
+        if recorded is not None:
+            return recorded
+        if function._schema.is_mutable:
+            raise NotRecordedError(f"{function} changes a tensor whose values are not loaded yet")
+        return function(*map(_with_values, args), **{key: _with_values(value) for key, value in kwargs.items()})
+
+
+def load_deferred(tensors: Sequence[DeferredTensor]) -> list[Tensor]:
+    """Loads the values of deferred tensors, all in one load for each checkpoint."""
+    return load_views([tensor.source for tensor in tensors], [tensor.device for tensor in tensors])
+
+
+def _record(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Returns the deferred result of an operator, or None if it cannot be recorded."""
+    if function in (_CAT, _STACK):
+        return _record_join(function, args[0], args[1:], kwargs)
+    if not isinstance(args[0], DeferredTensor):
+        return None
+    if function.is_view or function is _UNSAFE_VIEW:
+        return _record_view(function, args[0], args[1:], kwargs)
+    return _record_copy(function, args[0], kwargs) if function in _COPIES else None
+
+
+def _record_view(function: Any, tensor: DeferredTensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    result = function(tensor.source.meta, *args, **kwargs)
+    metas = [result] if isinstance(result, Tensor) else result
+    if any(meta.dtype != tensor.dtype or meta.is_conj() or meta.is_neg() for meta in metas):
+        # The view interprets the bits in another way.
+        return None
+    views = [DeferredTensor(View(meta, tensor.source.base), tensor.device) for meta in metas]
+    return views[0] if metas is not result else views
+
+
+def _record_copy(function: Any, tensor: DeferredTensor, kwargs: dict[str, Any]) -> DeferredTensor | None:
+    device = kwargs.get("device") or tensor.device
+    if device.type == "meta" or kwargs.get("pin_memory") or kwargs.get("layout") not in (None, torch.strided):
+        return None
+    meta = function(tensor.source.meta, **{**kwargs, **({"device": "meta"} if "device" in kwargs else {})})
+    # A copy may keep the order of the strides.
+    order = stride_order(meta)
+    in_memory = meta.permute(order)
+    if not in_memory.is_contiguous():
+        return None
+    joined = Joined(in_memory.unsqueeze(0), [tensor.source.permute(order)], is_stack=True)
+    return DeferredTensor(View(in_memory.permute(inverse_order(order)), joined), device)
+
+
+def _record_join(
+    function: Any, tensors: Iterable[Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> DeferredTensor | None:
+    deferred = [tensor for tensor in tensors if isinstance(tensor, DeferredTensor)]
+    if len(deferred) != len(list(tensors)) or len({tensor.device for tensor in deferred}) != 1:
+        return None
+    sources = [tensor.source for tensor in deferred]
+    meta = function([source.meta for source in sources], *args, **kwargs)
+    # Also cat() leaves out tensors of shape [0].
+    if not meta.is_contiguous() or not all(source.meta.numel() for source in sources):
+        return None
+    dim = args[0] if args else kwargs.get("dim", 0)
+    joined = Joined(meta, sources, dim % meta.dim(), is_stack=function is _STACK)
+    return DeferredTensor(View(meta, joined), deferred[0].device)
+
+
+def _with_values(value: Any) -> Any:
+    """Returns an argument of an operator, with the values of the deferred tensors in it."""
+    if isinstance(value, DeferredTensor):
+        return load_deferred([value])[0]
+    return type(value)(map(_with_values, value)) if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,122 @@
+"""Loads of transformers' models that fill each parameter once."""
+
+import inspect
+import logging
+import sys
+from collections.abc import Callable
+from functools import wraps
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
+
+from fst._deferred.slice import DeferredSlice
+from fst._deferred.tensor import DeferredTensor, load_deferred
+
+logger = logging.getLogger(__name__)
+
+_NAME = "convert_and_load_state_dict_in_model"
+_PARAMETERS = ["model", "state_dict", "load_config", "disk_offload_index"]
+
+
+def find_loader() -> FunctionType | None:
+    """Returns transformers' function that fills a model, or None if it is not imported, replaced or of another form."""
+    module = sys.modules.get("transformers.core_model_loading")
+    names = {} if module is None else vars(module)
+    function = names.get(_NAME)
+    if not isinstance(function, FunctionType) or function.__globals__ is not names:
+        return None
+    return function if [*inspect.signature(function).parameters] == _PARAMETERS else None
+
+
+def recording(original: FunctionType, is_active: Callable[[], bool]) -> Callable[..., Any]:
+    """Returns a function that fills models as transformers' does, and loads each parameter once.
+
+    transformers' own function runs on deferred tensors: it renames, stacks, splits, transposes and casts them as usual.
+    What the parameters of the model are then is loaded at once. If that is not possible, it runs again, on the slices.
+    """
+
+    @wraps(original)
+    def function(model: Any, state_dict: Any, load_config: Any, disk_offload_index: Any = None) -> Any:
+        def run(values: Any) -> Any:
+            return original(model, values, load_config, disk_offload_index)
+
+        obstacle = _obstacle(state_dict, load_config) if is_active() else "fst.patch is not active"
+        if obstacle:
+            logger.debug("%s: transformers loads it tensor by tensor: %s", type(model).__name__, obstacle)
+            return run(state_dict)
+        before = [(tensors, tensors.copy()) for tensors in _tensor_dicts(model)]
+        result = None
+        try:
+            result = run({name: DeferredSlice(found) for name, found in state_dict.items()})
+            info, _ = result
+            obstacle = next(iter([*info.conversion_errors.values(), *info.error_msgs]), "")
+        except Exception as error:
+            obstacle = repr(error)
+        finally:
+            if obstacle or result is None:
+                _restore(before)
+        if obstacle:
+            logger.debug("%s: transformers loads it tensor by tensor: %s", type(model).__name__, obstacle)
+            return run(state_dict)
+        try:
+            _load(model)
+        except BaseException:
+            _restore(before)
+            raise
+        return result
+
+    return function
+
+
+def _obstacle(state_dict: Any, load_config: Any) -> str:
+    """Returns why a load is not recorded, or "" if it is."""
+    if load_config.hf_quantizer is not None:
+        return "it is quantized"
+    if "disk" in (load_config.device_map or {}).values():
+        return "parameters are offloaded to disk"
+    for name, found in state_dict.items():
+        if not DeferredSlice.accepts(found):
+            return f'"{name}" is a {type(found).__name__}, not a slice on the CPU that fst has opened'
+        if name.endswith(_EXTRA_STATE_KEY_SUFFIX):
+            return f'"{name}" is the extra state of a module'
+    return ""
+
+
+def _tensor_dicts(model: Any) -> list[dict[str, Any]]:
+    """Returns the dicts in which the modules keep their parameters and buffers."""
+    return [tensors for module in model.modules() for tensors in (module._parameters, module._buffers)]
+
+
+def _restore(before: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    for tensors, copy in before:
+        tensors.clear()
+        tensors.update(copy)
+
+
+def _load(model: Any) -> None:
+    """Loads the values of all deferred tensors of a model."""
+    # One tensor may have several names.
+    found = {id(tensor): tensor for tensors in _tensor_dicts(model) for tensor in tensors.values()}
+    # Of a DTensor, the shard of this rank is deferred.
+    shards = {key: getattr(tensor, "_local_tensor", tensor) for key, tensor in found.items()}
+    deferred = {key: shard for key, shard in shards.items() if isinstance(shard, DeferredTensor)}
+    loaded = dict(zip(deferred, load_deferred([*deferred.values()]), strict=True))
+    for key, values in loaded.items():
+        tensor = found[key]
+        if tensor is not deferred[key]:
+            tensor._local_tensor = values
+        else:
+            found[key] = _like(tensor, values)
+    for tensors in _tensor_dicts(model):
+        tensors.update({name: found[id(tensor)] for name, tensor in tensors.items() if id(tensor) in loaded})
+
+
+def _like(tensor: DeferredTensor, values: Tensor) -> Tensor:
+    """Returns values as a parameter or buffer with the attributes that programs have given a deferred tensor."""
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    result = torch.nn.Parameter(values, requires_grad=tensor.requires_grad) if is_parameter else values
+    vars(result).update({name: value for name, value in vars(tensor).items() if name not in ("source", "_is_param")})
+    return result
