@@ -67,7 +67,8 @@ def patch(device: Device | DeviceMap = None) -> Patch:
     `safetensors.safe_open` and `safetensors.torch.load_file`, `load_model`, `save_file` and `save_model`. It replaces
     the names in every module that has imported them, and in modules that import them later. Modules of the standard
     library, PyTorch, NumPy and SymPy, which do not import them, are not searched. Calls that fst does not support, such
-    as those for tensors of frameworks other than PyTorch and NumPy, still go to safetensors.
+    as those for tensors of frameworks other than PyTorch and NumPy, still go to safetensors. Models that transformers
+    converts while it loads them, for example stacked experts, are filled in one load, without a second copy.
 
     The patch affects the whole process and all its threads. A plain call lasts until `unpatch`, even if it is repeated:
 
