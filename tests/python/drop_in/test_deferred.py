@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import fst
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core.classes import Memory
+from fst._core.memory import Memory
 from fst._deferred.tensor import DeferredTensor, NotRecordedError, load_deferred
 from fst._deferred.view import Stored, View
 from rawfile import assert_same
