@@ -26,22 +26,6 @@ std::string describe_type(c10::ScalarType type, c10::IntArrayRef shape) {
   return c10::str(name_of(type), " of shape ", shape);
 }
 
-void check_output(const Spec& spec, const at::Tensor& out, OutputDtype dtype) {
-  const std::string name(spec.name);
-  const auto refuse = [&](const std::string& message) {
-    throw_invalid_argument("tensor \"" + name + "\": " + message + "; nothing was written");
-  };
-  const auto refusal = describe_unwritable(out);
-  if (!refusal.empty()) {
-    refuse("the output " + refusal);
-  }
-  const bool has_dtype = dtype == OutputDtype::kAny || out.scalar_type() == stored_type(spec);
-  if (!has_dtype || out.sizes() != shape_of(spec)) {
-    refuse("the file holds " + describe_type(stored_type(spec), shape_of(spec)) + ", but the output is " +
-           describe_type(out.scalar_type(), out.sizes()) + ", which must be equal");
-  }
-}
-
 }  // namespace
 
 void warm_up(c10::Device device) {
@@ -106,6 +90,22 @@ std::tuple<std::vector<std::string>, std::vector<at::Tensor>> load_bytes(const a
     }
   }
   return {std::move(names), std::move(tensors)};
+}
+
+void check_output(const Spec& spec, const at::Tensor& out, OutputDtype dtype) {
+  const std::string name(spec.name);
+  const auto refuse = [&](const std::string& message) {
+    throw_invalid_argument("tensor \"" + name + "\": " + message + "; nothing was written");
+  };
+  const auto refusal = describe_unwritable(out);
+  if (!refusal.empty()) {
+    refuse("the output " + refusal);
+  }
+  const bool has_dtype = dtype == OutputDtype::kAny || out.scalar_type() == stored_type(spec);
+  if (!has_dtype || out.sizes() != shape_of(spec)) {
+    refuse("the file holds " + describe_type(stored_type(spec), shape_of(spec)) + ", but the output is " +
+           describe_type(out.scalar_type(), out.sizes()) + ", which must be equal");
+  }
 }
 
 void check_outputs(const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype dtype) {

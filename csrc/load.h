@@ -32,6 +32,9 @@ std::tuple<std::vector<std::string>, std::vector<at::Tensor>> load_bytes(const a
 // Whether outputs of another dtype than the stored one are errors, or are written as `Tensor.copy_` does.
 enum class OutputDtype : uint8_t { kStored, kAny };
 
+// Throws unless a load can write a region to an existing tensor.
+void check_output(const Spec& spec, const at::Tensor& out, OutputDtype dtype);
+
 // Throws unless a load can write to existing tensors, one for each tensor of a selection.
 void check_outputs(const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype dtype);
 

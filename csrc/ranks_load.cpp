@@ -57,30 +57,18 @@ RanksLoad::RanksLoad(const c10::intrusive_ptr<OpenLoadPlan>& plan, int64_t rank,
     throw_invalid_argument(c10::str(shards_.size(), " shards, but ", out.size(), " outputs; give one for every shard"));
   }
   for (size_t index = 0; index < out.size(); ++index) {
-    const Spec& shard = shards_[index];
-    const std::optional<at::Tensor> tensor = out.get(index);
-    const auto refuse = [&](const std::string& message) {
-      throw_invalid_argument("tensor \"" + std::string(shard.name) + "\": " + message + "; nothing was written");
-    };
-    if (!tensor || !tensor->defined()) {
+    const auto tensor = out.get(index).value_or(at::Tensor());
+    if (!tensor.defined()) {
       out_.emplace_back();
       continue;
     }
-    const auto from = stored_type(shard);
-    const auto to = tensor->scalar_type();
-    if (!is_dense(*tensor) || !is_plain(*tensor)) {
-      refuse("the output is not a contiguous tensor");
+    const Spec& shard = shards_[index];
+    check_output(shard, tensor, OutputDtype::kAny);
+    if (!is_plain(tensor) || tensor.device() != device_) {
+      throw_invalid_argument(c10::str("tensor \"", std::string(shard.name), "\": the output is on ", tensor.device(),
+                                      ", but must be contiguous on ", device_, "; nothing was written"));
     }
-    if (tensor->sizes() != shape_of(shard)) {
-      refuse(c10::str("the shard has shape ", shape_of(shard), ", but the output ", tensor->sizes()));
-    }
-    if (from != to && !can_convert(static_cast<int8_t>(from), static_cast<int8_t>(to))) {
-      refuse(c10::str("the file holds ", name_of(from), ", which cannot be cast to the output's ", name_of(to)));
-    }
-    if (tensor->device() != device_) {
-      refuse(c10::str("the output is on ", tensor->device(), ", but the load is to ", device_));
-    }
-    out_.push_back(tensor->detach().view({-1}));
+    out_.push_back(tensor.detach().view({-1}));
   }
 }
 
@@ -100,7 +88,7 @@ void RanksLoad::read(int64_t window, const at::Tensor& send) {
     }
     bytes += range.end - range.begin;
   }
-  const auto recording = plan_->record(bytes, rust::String(device_.str()));
+  const auto recording = selection_->record_bytes(bytes, rust::String(device_.str()));
   transfer_.run();
 }
 

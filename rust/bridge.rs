@@ -442,7 +442,6 @@ mod ffi {
         fn shards(self: &RankPlan) -> Result<Vec<Spec>>;
         fn reads(self: &RankPlan, window: i64) -> Result<Vec<RankRange>>;
         fn receives(self: &RankPlan, window: i64) -> Result<Vec<RankRange>>;
-        fn record(self: &RankPlan, bytes: u64, device: &str) -> Box<Recording>;
 
         type SavePlan;
         fn plan_save(numbers: &[i64], request: &str) -> Result<Box<SavePlan>>;
@@ -466,6 +465,7 @@ mod ffi {
 
         type Recording;
         fn record(self: &Selection, device: &str) -> Box<Recording>;
+        fn record_bytes(self: &Selection, bytes: u64, device: &str) -> Box<Recording>;
     }
 
     // C++ builds lists of these.

@@ -5,7 +5,7 @@ use super::checkpoint::Checkpoint;
 use super::ffi;
 use super::guard::guard;
 use super::ranks::{ExchangePlan, rank_range};
-use super::selection::{Reads, Recording, Selection, Shards, spec};
+use super::selection::{Reads, Selection, Shards, spec};
 use crate::checkpoint::region::TensorRegion;
 use crate::checkpoint::selection;
 use crate::error::{Error, Kind, Result};
@@ -205,10 +205,6 @@ impl RankPlan {
                 |(ShardRange { item, begin, end, .. }, offset)| rank_range(item, item, begin..end, Some(offset));
             Ok(incoming.shard_ranges.into_iter().map(received).collect())
         })
-    }
-
-    pub(super) fn record(&self, bytes: u64, device: &str) -> Box<Recording> {
-        self.selection().record_bytes(bytes, device)
     }
 
     fn region_index(&self, shard_range: &ShardRange) -> Result<usize> {

@@ -101,6 +101,7 @@ impl Selection {
         self.record_bytes(bytes, device)
     }
 
+    /// Begins the span of a load of some bytes of this selection to a device.
     pub(super) fn record_bytes(&self, bytes: u64, device: &str) -> Box<Recording> {
         let detail = || {
             let sources = self.selection.checkpoint().sources();
