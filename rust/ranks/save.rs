@@ -253,16 +253,6 @@ impl SavePlan {
         self.tensor(position).map(|tensor| tensor.dtype)
     }
 
-    /// Returns the name of a tensor of the request, with its file.
-    pub fn name(&self, position: usize) -> Option<(usize, &str)> {
-        let index = *self.indices.get(position)?;
-        let tensor = self.tensors.get(index)?;
-        let file = self.files.partition_point(|file| file.tensors.end <= index);
-        let layout = &self.files.get(file)?.layout;
-        let name = layout.tensor_at(tensor.begin).filter(|_| tensor.begin < tensor.end)?;
-        Some((file, name))
-    }
-
     /// Returns the shape of the local tensor of a rank, in elements of PyTorch, or `None` if the rank holds no bytes of the
     /// tensor at `position` of the request.
     pub fn local_shape(&self, position: usize, rank: usize) -> Option<Vec<u64>> {

@@ -1,5 +1,7 @@
 //! Balanced distribution of work over ranks.
 
+use crate::ranks::most;
+
 /// Splits `total` into `count` parts that differ by at most one.
 pub(super) fn split_evenly(total: u64, count: usize) -> Vec<u64> {
     fill_up(&vec![0; count], total)
@@ -9,17 +11,8 @@ pub(super) fn split_evenly(total: u64, count: usize) -> Vec<u64> {
 /// get nothing.
 pub(super) fn fill_up(loads: &[u64], total: u64) -> Vec<u64> {
     let filled = |level: u64| loads.iter().map(|&load| u128::from(level.saturating_sub(load))).sum::<u128>();
-    // Binary search for the highest level that `total` can fill.
     let highest = loads.iter().copied().max().unwrap_or(0).saturating_add(total);
-    let (mut level, mut above) = (0, highest.saturating_add(1));
-    while above - level > 1 {
-        let middle = level + (above - level) / 2;
-        if filled(middle) <= u128::from(total) {
-            level = middle;
-        } else {
-            above = middle;
-        }
-    }
+    let level = most(highest, |level| filled(level) <= u128::from(total));
     let mut left = total.saturating_sub(u64::try_from(filled(level)).unwrap_or(u64::MAX));
     let portion = |&load: &u64| {
         let one_more = u64::from(left > 0 && load <= level);

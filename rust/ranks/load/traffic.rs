@@ -78,17 +78,13 @@ impl LoadPlan {
         match self.collective(window) {
             Collective::None => {}
             Collective::Gather => {
-                let own_range = self.gather_range(rank, window);
-                for file_range in self.gather.file_ranges(&self.tensors, own_range.clone()) {
-                    let mine = self.shard_ranges_of(&file_range, rank).next();
-                    outgoing.sends.extend(mine.map(|shard_range| (shard_range, file_range.begin - own_range.start)));
-                }
+                outgoing.sends.extend(self.gathered(rank, rank, window));
                 outgoing.splits = vec![self.segment_bytes(window)];
             }
             Collective::Exchange => {
                 let mut by_rank = vec![Vec::new(); self.ranks()];
                 for file_range in self.exchanged(rank, window) {
-                    for shard_range in self.shard_ranges(&file_range) {
+                    for shard_range in self.shard_ranges(&file_range, None) {
                         if let Some(shard_ranges) = by_rank.get_mut(shard_range.rank) {
                             shard_ranges.push(shard_range);
                         }
@@ -121,19 +117,14 @@ impl LoadPlan {
             match self.collective(window) {
                 Collective::None => {}
                 Collective::Gather => {
-                    let own_range = self.gather_range(sender, window);
-                    for file_range in self.gather.file_ranges(&self.tensors, own_range.clone()) {
-                        let mine = self.shard_ranges_of(&file_range, rank).next();
-                        incoming
-                            .shard_ranges
-                            .extend(mine.map(|shard_range| (shard_range, begin + file_range.begin - own_range.start)));
-                    }
+                    let gathered = self.gathered(sender, rank, window);
+                    incoming.shard_ranges.extend(gathered.map(|(shard_range, at)| (shard_range, begin + at)));
                     offset += segment_bytes;
                 }
                 Collective::Exchange if sender == rank => {}
                 Collective::Exchange => {
                     for file_range in self.exchanged(sender, window) {
-                        for shard_range in self.shard_ranges_of(&file_range, rank) {
+                        for shard_range in self.shard_ranges(&file_range, Some(rank)) {
                             incoming.shard_ranges.push((shard_range, offset));
                             offset += shard_range.bytes();
                         }
@@ -198,21 +189,25 @@ impl LoadPlan {
         self.exchange.file_ranges(&self.tensors, self.exchange.window(&self.tensors, rank, window))
     }
 
-    /// Returns the parts of all shards in a file range, in the order of ranks and requests.
-    fn shard_ranges<'a>(&'a self, file_range: &'a FileRange) -> impl Iterator<Item = ShardRange> + 'a {
-        let tensor = self.tensors.get(file_range.tensor).into_iter();
-        tensor.flat_map(|tensor| {
-            let shards = tensor.class.shards.iter();
-            shards.filter_map(|shard| ShardRange::within(&file_range.range, tensor, shard))
+    /// Returns the parts of a rank's shards that a sender contributes to an all-gather, with their offsets in its segment.
+    fn gathered(&self, sender: usize, rank: usize, window: usize) -> impl Iterator<Item = (ShardRange, u64)> + '_ {
+        let range = self.gather_range(sender, window);
+        let first = range.start;
+        self.gather.file_ranges(&self.tensors, range).filter_map(move |file_range| {
+            let shard_range = self.shard_ranges(&file_range, Some(rank)).next()?;
+            Some((shard_range, file_range.begin - first))
         })
     }
 
-    /// Returns the parts of one rank's shards in a file range.
-    fn shard_ranges_of<'a>(&'a self, file_range: &'a FileRange, rank: usize) -> impl Iterator<Item = ShardRange> + 'a {
-        let tensor = self.tensors.get(file_range.tensor).into_iter();
-        tensor.flat_map(move |tensor| {
-            let shards = tensor.class.shards_of(rank).iter();
-            shards.filter_map(|shard| ShardRange::within(&file_range.range, tensor, shard))
+    /// Returns the parts of the shards of one rank or of all in a file range, in the order of ranks and requests.
+    fn shard_ranges<'a>(
+        &'a self,
+        file_range: &'a FileRange,
+        rank: Option<usize>,
+    ) -> impl Iterator<Item = ShardRange> + 'a {
+        self.tensors.get(file_range.tensor).into_iter().flat_map(move |tensor| {
+            let shards = rank.map_or(&tensor.class.shards[..], |rank| tensor.class.shards_of(rank));
+            shards.iter().filter_map(|shard| ShardRange::within(&file_range.range, tensor, shard))
         })
     }
 
