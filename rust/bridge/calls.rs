@@ -7,7 +7,6 @@ use crate::checkpoint::verify::{read_manifest, signature_parts};
 use crate::device;
 use crate::error::{Error, Kind, Result};
 use crate::load::{check, model};
-use crate::num::to_u64;
 use crate::options::Options;
 use crate::os::retry::Check;
 use crate::profile;
@@ -48,9 +47,13 @@ pub(super) fn call(method: &str, request: &str) -> Result<String> {
             encode(&files.listings.first().map(Listing::metadata_with_paths).unwrap_or_default())
         }
         "is_index" => encode(&is_index(&parse::<String>(request)?)),
+        // Returns the indices of a tensor that the rank at a coordinate of a mesh has, given a layout as
+        // [`MeshLayout::decode`] takes it: for each dimension the first index and the end of each range.
         "mesh_indices" => {
             let (layout, shape, coordinate): (Vec<i64>, Vec<u64>, Vec<usize>) = parse(request)?;
-            encode(&mesh_indices(&layout, &shape, &coordinate)?)
+            let pairs = |ranges: Vec<Range<u64>>| ranges.into_iter().map(|range| (range.start, range.end)).collect();
+            let indices = MeshLayout::decode(&layout)?.0.indices(&shape, &coordinate).into_iter();
+            encode(&indices.map(pairs).collect::<Vec<Vec<_>>>())
         }
         // Hashes all files of a model, and returns the statement about them, for a new signature.
         "model_statement" => {
@@ -102,17 +105,6 @@ pub(super) fn call(method: &str, request: &str) -> Result<String> {
         }
         _ => Err(unknown(method)),
     })
-}
-
-/// Returns the indices of a tensor that the rank at a coordinate of a mesh has, given a layout as
-/// [`MeshLayout::decode`] takes it: for each dimension the number of ranges, and the first index and the end of each.
-fn mesh_indices(layout: &[i64], shape: &[u64], coordinate: &[usize]) -> Result<Vec<u64>> {
-    let (layout, _) = MeshLayout::decode(layout)?;
-    let numbers = |ranges: Vec<Range<u64>>| {
-        let count = to_u64(ranges.len());
-        std::iter::once(count).chain(ranges.into_iter().flat_map(|range| [range.start, range.end]))
-    };
-    Ok(layout.indices(shape, coordinate).into_iter().flat_map(numbers).collect())
 }
 
 /// Answers a call. Panics become errors, and Ctrl-C makes the check fail.

@@ -93,8 +93,8 @@ def _local_tensor(
 ) -> LocalTensor:
     # Indices do not depend on the numbers of the ranks.
     layout = _encode(mesh_shape, range(math.prod(mesh_shape)), placements)
-    numbers = iter(ops.call("mesh_indices", [layout, shape, coordinate]))
-    indices = [[range(next(numbers), next(numbers)) for _ in range(next(numbers))] for _ in shape]
+    ranges_of = ops.call("mesh_indices", [layout, shape, coordinate])
+    indices = [[range(start, end) for start, end in ranges] for ranges in ranges_of]
     regions = [
         (
             Region((part.start, len(part), 1) for _, part in parts),
