@@ -40,6 +40,8 @@ pub struct Source {
     pub tensor: usize,
     /// The bytes, as a range of the local tensor of the ranks that hold the region.
     pub local: Range<u64>,
+    /// Rank of whose local tensor they are.
+    sender: usize,
     /// Offset in the receive buffer in bytes, or `None` if the bytes belong to the rank's own tensor.
     pub received: Option<u64>,
 }
@@ -49,10 +51,6 @@ pub struct Source {
 pub struct RankWindow {
     /// Ranges to send, grouped by receiver.
     pub sends: Vec<Send>,
-    /// Bytes for each rank that receives some.
-    pub sent: Vec<(usize, u64)>,
-    /// Bytes from each rank that sends some.
-    pub received: Vec<(usize, u64)>,
     /// Ranges to write, in the order of the files.
     pub writes: Vec<Write>,
     /// Sources of the ranges.
@@ -78,12 +76,11 @@ impl SavePlan {
     /// Plans the work of a rank.
     pub fn rank_plan(&self, rank: usize) -> RankPlan {
         let mut plan = RankPlan { rank, windows: vec![RankWindow::default(); self.windows()] };
-        let mut senders: Vec<Vec<(usize, usize)>> = vec![Vec::new(); self.windows()];
         for (number, file) in self.files.iter().enumerate() {
             if rank == 0 {
                 let header = 0..self.block_end(to_u64(file.layout.header().len()));
                 let owned = Owned { range: header, window: file.window };
-                self.add_write(&mut plan, &mut senders, number, file, file.tensors.start, owned);
+                self.add_write(&mut plan, number, file, file.tensors.start, owned);
             }
             for index in file.tensors.clone() {
                 let Some(tensor) = self.tensors.get(index) else { continue };
@@ -91,14 +88,12 @@ impl SavePlan {
                     continue;
                 }
                 self.for_each_owned(tensor, rank, |owned| {
-                    self.add_write(&mut plan, &mut senders, number, file, index, owned);
+                    self.add_write(&mut plan, number, file, index, owned);
                 });
                 self.add_sends(&mut plan, file, index, tensor);
             }
         }
-        for (window, senders) in plan.windows.iter_mut().zip(senders) {
-            window.lay_out_buffers(senders);
-        }
+        plan.windows.iter_mut().for_each(RankWindow::lay_out_buffers);
         plan
     }
 
@@ -129,19 +124,9 @@ impl SavePlan {
     }
 
     /// Adds a range that the rank writes. `index` is the first tensor that may have bytes in it.
-    fn add_write(
-        &self,
-        plan: &mut RankPlan,
-        senders: &mut [Vec<(usize, usize)>],
-        number: usize,
-        file: &File,
-        index: usize,
-        owned: Owned,
-    ) {
+    fn add_write(&self, plan: &mut RankPlan, number: usize, file: &File, index: usize, owned: Owned) {
         let rank = plan.rank;
-        let (Some(window), Some(senders)) = (plan.windows.get_mut(owned.window), senders.get_mut(owned.window)) else {
-            return;
-        };
+        let Some(window) = plan.windows.get_mut(owned.window) else { return };
         let range = owned.range.start..owned.range.end.min(file.layout.file_bytes());
         let first = window.sources.len();
         for index in index..file.tensors.end {
@@ -158,17 +143,14 @@ impl SavePlan {
             for region in regions.overlapping(&own) {
                 let local = regions.local_range(region, &own);
                 let Some(sender) = regions.sender(region, rank).filter(|_| !local.is_empty()) else { continue };
-                let received = (sender != rank).then_some(0);
-                if received.is_some() {
-                    senders.push((sender, window.sources.len()));
-                }
                 window.sources.push(Source {
                     index,
                     region,
                     range: own.clone(),
                     tensor: tensor.position,
                     local,
-                    received,
+                    sender,
+                    received: (sender != rank).then_some(0),
                 });
             }
         }
@@ -285,47 +267,34 @@ impl RankPlan {
 }
 
 impl RankWindow {
-    /// Returns the offsets of ranges in the send and receive buffers. `senders` has the rank and the index of each received
-    /// source.
-    fn lay_out_buffers(&mut self, mut senders: Vec<(usize, usize)>) {
+    /// Sets the offsets of ranges in the send and receive buffers.
+    fn lay_out_buffers(&mut self) {
         // Ranges of the same two ranks keep the order of the files.
         self.sends.sort_by_key(|send| send.rank);
         let mut offset = 0;
         for send in &mut self.sends {
             send.offset = offset;
             offset += length(&send.range);
-            add(&mut self.sent, send.rank, length(&send.range));
         }
-        senders.sort_by_key(|&(sender, _)| sender);
+        let mut received: Vec<&mut Source> =
+            self.sources.iter_mut().filter(|source| source.received.is_some()).collect();
+        received.sort_by_key(|source| source.sender);
         let mut offset = 0;
-        for (sender, source) in senders {
-            if let Some(source) = self.sources.get_mut(source) {
-                source.received = Some(offset);
-                offset += length(&source.local);
-                add(&mut self.received, sender, length(&source.local));
-            }
+        for source in received {
+            source.received = Some(offset);
+            offset += length(&source.local);
         }
     }
 
     /// Returns the bytes for each of `ranks` ranks, and those from each.
     pub fn splits(&self, ranks: usize) -> (Vec<u64>, Vec<u64>) {
-        let dense = |counts: &[(usize, u64)]| {
-            let mut dense = vec![0; ranks];
-            for &(rank, bytes) in counts {
-                if let Some(place) = dense.get_mut(rank) {
-                    *place = bytes;
-                }
-            }
-            dense
+        let mut splits = (vec![0; ranks], vec![0; ranks]);
+        let add = |counts: &mut [u64], rank: usize, range: &Range<u64>| {
+            counts.get_mut(rank).into_iter().for_each(|count| *count += length(range));
         };
-        (dense(&self.sent), dense(&self.received))
-    }
-}
-
-/// Adds bytes of a rank to a list in the order of the ranks.
-fn add(counts: &mut Vec<(usize, u64)>, rank: usize, bytes: u64) {
-    match counts.last_mut() {
-        Some((last, count)) if *last == rank => *count += bytes,
-        _ => counts.push((rank, bytes)),
+        self.sends.iter().for_each(|send| add(&mut splits.0, send.rank, &send.range));
+        let received = self.sources.iter().filter(|source| source.received.is_some());
+        received.for_each(|source| add(&mut splits.1, source.sender, &source.local));
+        splits
     }
 }
