@@ -41,9 +41,10 @@ pub(super) struct Writers {
     regions: Regions,
     /// The run of a group is a range of indices of this dimension. `None` if the whole tensor is one run.
     dim: Option<usize>,
+    /// Groups in the order of their first byte, which is that of their first region.
     groups: Vec<RunGroup>,
-    /// Order of the groups by their first byte, with the largest end up to each.
-    hull_order: Vec<(usize, u64)>,
+    /// For each group, the largest end of a hull up to it.
+    ends: Vec<u64>,
     /// Group of each region.
     group_of_region: Vec<usize>,
     run_bytes_min: u64,
@@ -136,19 +137,17 @@ impl Writers {
                 group.hull = group.hull.start.min(hull.start)..group.hull.end.max(hull.end);
             }
         }
-        let mut order: Vec<usize> = (0..groups.len()).collect();
-        order.sort_by_key(|&group| groups.get(group).map_or(0, |group| group.hull.start));
         let mut end = 0;
-        let with_end = |group: usize| {
-            end = groups.get(group).map_or(0, |group: &RunGroup| group.hull.end).max(end);
-            (group, end)
+        let end_up_to = |group: &RunGroup| {
+            end = group.hull.end.max(end);
+            end
         };
-        let hull_order = order.into_iter().map(with_end).collect();
+        let ends = groups.iter().map(end_up_to).collect();
         let mut writers = Writers {
             regions,
             dim,
             groups,
-            hull_order,
+            ends,
             group_of_region,
             run_bytes_min,
             part_bytes_max: 0,
@@ -251,12 +250,9 @@ impl Writers {
     /// Returns the run that has a byte of the tensor at `position` of the plan.
     pub(super) fn run_at(&self, byte: u64, position: usize) -> Option<Run<'_>> {
         let Some(dim) = self.dim else { return self.run(0, 0, self.bytes(), position) };
-        let end = self
-            .hull_order
-            .partition_point(|&(group, _)| self.groups.get(group).is_some_and(|group| group.hull.start <= byte));
-        let first = self.hull_order.partition_point(|&(_, end)| end <= byte);
-        let candidates = self.hull_order.get(first..end)?;
-        candidates.iter().rev().find_map(|&(group, _)| {
+        let end = self.groups.partition_point(|group| group.hull.start <= byte);
+        let first = self.ends.partition_point(|&end| end <= byte);
+        (first..end).rev().find_map(|group| {
             let region = self.groups.get(group)?.region;
             let range = byte..byte + 1;
             let mut is_here = false;
