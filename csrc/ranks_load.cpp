@@ -64,9 +64,13 @@ RanksLoad::RanksLoad(const c10::intrusive_ptr<OpenLoadPlan>& plan, int64_t rank,
     }
     const Spec& shard = shards_[index];
     check_output(shard, tensor, OutputDtype::kAny);
-    if (!is_plain(tensor) || tensor.device() != device_) {
-      throw_invalid_argument(c10::str("tensor \"", std::string(shard.name), "\": the output is on ", tensor.device(),
-                                      ", but must be contiguous on ", device_, "; nothing was written"));
+    const auto from = stored_type(shard);
+    const auto to = tensor.scalar_type();
+    const bool is_castable = from == to || can_convert(static_cast<int8_t>(from), static_cast<int8_t>(to));
+    if (!is_castable || !is_plain(tensor) || tensor.device() != device_) {
+      throw_invalid_argument(c10::str("tensor \"", std::string(shard.name), "\": the output is ", name_of(to), " on ",
+                                      tensor.device(), ", but must be contiguous on ", device_, ", of a dtype that ",
+                                      name_of(from), " can be cast to; nothing was written"));
     }
     out_.push_back(tensor.detach().view({-1}));
   }
