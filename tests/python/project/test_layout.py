@@ -15,7 +15,7 @@ SOURCES = sorted(path for path in RUST.rglob("*.rs") if not path.is_relative_to(
 CXX_SOURCES = sorted(path for path in (CHECKOUT / "csrc").rglob("*") if path.suffix in {".h", ".cpp", ".cu"})
 # Lines of all files of a folder.
 MAX_LINES = {"benches": 8500}
-CXX_LINES_MAX = 4_980
+CXX_LINES_MAX = 4_975
 # Functions between Rust and C++, operators, and methods of script classes.
 BORDER_MAX = (106, 28, 68)
 PYTHON_SOURCES = sorted((CHECKOUT / "torch_ext").rglob("*.py"))
