@@ -56,7 +56,7 @@ def converter(sources, targets, *operations):
 # Every operation of transformers on one model of llama, in chains as its mapping has them.
 CHAINS = {
     "chunk": [
-        converter("self_attn.qkv.weight", QKV, loading.Chunk(0), loading.PermuteForRope()),
+        converter("self_attn.qkv.weight", QKV, loading.Chunk(0), loading.PermuteForRope(permute_layer_names=["q_proj", "k_proj"])),
         converter(["mlp.up_a.weight", "mlp.up_b.weight"], "mlp.up_proj.weight", loading.Concatenate(0)),
         converter(["mlp.down_a.weight", "mlp.down_b.weight"], "mlp.down_proj.weight", loading.Concatenate(1)),
     ],
