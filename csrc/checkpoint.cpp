@@ -64,6 +64,7 @@ std::vector<OpenCheckpoint::DifferingHash> OpenCheckpoint::differing_hashes(
   check_counts(names.size(), "names", tensors.size(), "tensors; give one for each");
   std::vector<at::Tensor> held;
   std::vector<MemoryRange> data;
+  data.reserve(tensors.size());
   for (size_t index = 0; index < tensors.size(); ++index) {
     data.push_back(range_of(held.emplace_back(in_memory(names.get(index), tensors[index]))));
   }
