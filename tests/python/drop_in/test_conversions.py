@@ -53,10 +53,16 @@ def converter(sources, targets, *operations):
     return loading.WeightConverter(sources, targets, operations=[*operations])
 
 
+ROPE = loading.PermuteForRope(permute_layer_names=["q_proj", "k_proj"])
 # Every operation of transformers on one model of llama, in chains as its mapping has them.
 CHAINS = {
     "chunk": [
-        converter("self_attn.qkv.weight", QKV, loading.Chunk(0), loading.PermuteForRope(permute_layer_names=["q_proj", "k_proj"])),
+        converter(
+            "self_attn.qkv.weight",
+            QKV,
+            loading.Chunk(0),
+            ROPE,
+        ),
         converter(["mlp.up_a.weight", "mlp.up_b.weight"], "mlp.up_proj.weight", loading.Concatenate(0)),
         converter(["mlp.down_a.weight", "mlp.down_b.weight"], "mlp.down_proj.weight", loading.Concatenate(1)),
     ],

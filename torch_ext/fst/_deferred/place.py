@@ -38,6 +38,10 @@ class Placement:
         """Adds what fills a tensor with the values of a view of the same shape."""
         if out.numel() == 0:
             return
+        if isinstance(view.base, Stored) and view.is_whole() and out.is_contiguous():
+            shape = view.base.meta.shape
+            self.pieces.append(Piece(view.base, Region.whole(shape), out.view(shape)))
+            return
         order = stride_order(view.meta)
         view, out = view.permute(order), out.permute(order)
         base = view.base
@@ -54,15 +58,22 @@ class Placement:
 
     def _add_inputs(self, joined: Joined, region: Region, out: Tensor, parts_max: int) -> None:
         """Adds the parts of the inputs of a joined tensor that lie in a region."""
-        first, wanted, _ = region[joined.dim]
+        dim = joined.dim
+        if region.lengths == joined.meta.shape:
+            sizes = [view.meta.shape[dim] for view in joined.inputs] if not joined.is_stack else []
+            parts = out.unbind(dim) if joined.is_stack else out.split(sizes, dim)
+            for view, part in zip(joined.inputs, parts, strict=True):
+                self.add(view, part, parts_max)
+            return
+        first, wanted, _ = region[dim]
         begin = 0
         for view in joined.inputs:
-            count = 1 if joined.is_stack else view.meta.shape[joined.dim]
+            count = 1 if joined.is_stack else view.meta.shape[dim]
             low, high = max(first, begin), min(first + wanted, begin + count)
             if low < high:
-                meta = view.meta.unsqueeze(joined.dim) if joined.is_stack else view.meta
-                part = region.replace(joined.dim, (low - begin, high - low, 1)).view(meta)
-                self.add(View(part, view.base), out.narrow(joined.dim, low - first, high - low), parts_max)
+                meta = view.meta.unsqueeze(dim) if joined.is_stack else view.meta
+                part = region.replace(dim, (low - begin, high - low, 1)).view(meta)
+                self.add(View(part, view.base), out.narrow(dim, low - first, high - low), parts_max)
             begin += count
 
     def _split(self, view: View, out: Tensor, parts_max: int) -> None:

@@ -33,10 +33,8 @@ class DeferredSlice(Slice[Any]):
     def __getitem__(self, index: Any) -> Any:
         checkpoint, name = self._source.checkpoint, self._name
         meta = checkpoint.tensors[name]
-        part = meta[index]
-        # Lists of indices copy elements.
-        return (
-            DeferredTensor(View(part, Stored(meta, checkpoint, name)), _CPU)
-            if part._is_view()
-            else super().__getitem__(index)
-        )
+        part = meta if index is Ellipsis else meta[index]
+        if part is not meta and not part._is_view():
+            # Lists of indices copy elements.
+            return super().__getitem__(index)
+        return DeferredTensor(View(part, Stored(meta, checkpoint, name)), _CPU)
