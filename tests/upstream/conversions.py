@@ -1,0 +1,138 @@
+"""Compares small models of all types that transformers converts, loaded with and without `fst.patch()`.
+
+    python tests/upstream/conversions.py [TYPE ...]
+
+Prints the types whose models differ, were loaded tensor by tensor, or could not be built, and fails if a model differs.
+"""
+
+import argparse
+import contextlib
+import logging
+import sys
+import tempfile
+from collections import Counter
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
+from transformers.conversion_mapping import _build_checkpoint_conversion_mapping
+
+import fst
+
+# What the attributes of configurations are at most.
+LIMITS = {
+    99: "vocab_size",
+    128: "max_position_embeddings",
+    32: "d_model dim embed_dim hidden_size n_embd out_hidden_size output_dim projection_dim text_hidden_size",
+    28: "image_size",
+    24: "decoder_ffn_dim encoder_ffn_dim ffn_dim intermediate_size mlp_dim",
+    16: "mamba_d_head mamba_head_dim",
+    14: "patch_size",
+    8: "head_dim index_head_dim kv_lora_rank linear_key_head_dim linear_value_head_dim moe_intermediate_size "
+    "q_lora_rank qk_head_dim shared_expert_intermediate_size v_head_dim",
+    4: "decoder_attention_heads encoder_attention_heads index_topk linear_num_value_heads mamba_d_state "
+    "mamba_n_heads mamba_num_heads moe_num_experts n_head n_routed_experts num_attention_heads num_experts "
+    "num_heads num_local_experts qk_nope_head_dim qk_rope_head_dim",
+    2: "decoder_layers depth encoder_layers index_n_heads linear_num_key_heads moe_k moe_topk n_layer "
+    "num_experts_per_tok num_hidden_layers num_key_value_heads num_layers",
+    1: "first_k_dense_replace n_group topk_group",
+    0: "bos_token_id eos_token_id num_nextn_predict_layers pad_token_id",
+}
+PARAMETERS_MAX = 30_000_000
+
+
+class Lines(logging.Handler):
+    """Keeps the reasons for which models were loaded tensor by tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def shrink(config):
+    limits = {name: limit for limit, names in LIMITS.items() for name in names.split()}
+    for name, value in vars(config).copy().items():
+        if isinstance(value, PretrainedConfig):
+            shrink(value)
+        elif name in limits and type(value) is int and value > limits[name]:
+            setattr(config, name, limits[name])
+        elif name in ("layer_types", "mlp_layer_types") and isinstance(value, list):
+            # Two layers, of two types if there are two.
+            setattr(config, name, [value[0], next((kind for kind in value if kind != value[0]), value[0])])
+    return config
+
+
+def build(kind):
+    """Returns a small model of a type."""
+    errors = []
+    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModel):
+        try:
+            config = shrink(CONFIG_MAPPING[kind]())
+            with torch.device("meta"):
+                size = sum(parameter.numel() for parameter in auto.from_config(config).parameters())
+            if size > PARAMETERS_MAX:
+                raise ValueError(f"{size} parameters")
+            return auto.from_config(config)
+        except Exception as error:
+            errors.append(error)
+    raise errors[-1]
+
+
+def load(model, folder):
+    # Parameters that the files lack are random.
+    torch.manual_seed(0)
+    return type(model).from_pretrained(folder).state_dict(keep_vars=True)
+
+
+def is_same(actual, expected):
+    traits = [(type(tensor), tensor.dtype, tensor.stride(), tensor.requires_grad) for tensor in (actual, expected)]
+    bits = [tensor.detach().reshape(-1).contiguous().view(torch.uint8) for tensor in (actual, expected)]
+    return traits[0] == traits[1] and torch.equal(*bits)
+
+
+def compare(kind, log):
+    """Returns the outcome for a type, and a reason."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            model = build(kind)
+            model.save_pretrained(folder)
+            expected = load(model, folder)
+        except Exception as error:
+            return "not built", repr(error)
+        log.lines.clear()
+        with fst.patch():
+            actual = load(model, folder)
+        different = [name for name in expected if name not in actual or not is_same(actual[name], expected[name])]
+        if different or actual.keys() != expected.keys():
+            return "different", ", ".join(different[:5])
+        return ("tensor by tensor", log.lines[0]) if log.lines else ("same", "")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("types", nargs="*", metavar="TYPE")
+    kinds = parser.parse_args().types or [
+        kind for kind in _build_checkpoint_conversion_mapping() if kind in CONFIG_MAPPING
+    ]
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    log = Lines()
+    logging.getLogger("fst").addHandler(log)
+    logging.getLogger("fst").setLevel(logging.DEBUG)
+    outcomes = Counter()
+    for kind in kinds:
+        with contextlib.redirect_stderr(None):
+            outcome, reason = compare(kind, log)
+        outcomes[outcome] += 1
+        if outcome != "same":
+            print(f"{kind}: {outcome}: {reason[:160]}", flush=True)
+    print(f"transformers {transformers.__version__}:", ", ".join(f"{count} {name}" for name, count in outcomes.items()))
+    if outcomes["different"]:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
