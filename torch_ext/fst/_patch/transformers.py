@@ -46,17 +46,17 @@ def recording(original: FunctionType, is_active: Callable[[], bool]) -> Callable
         def run(values: Any) -> Any:
             return original(model, values, load_config, disk_offload_index)
 
-        obstacle = _obstacle(state_dict, load_config) if is_active() else "fst.patch is not active"
-        if obstacle:
-            logger.debug("%s: transformers loads it tensor by tensor: %s", type(model).__name__, obstacle)
+        if not is_active():
             return run(state_dict)
         before = [(tensors, tensors.copy()) for tensors in _tensor_dicts(model)]
-        result = None
+        obstacle, result = "", None
         try:
-            with _light_copies(load_config.weight_mapping or []):
-                result = run({name: DeferredSlice(found) for name, found in state_dict.items()})
-            info, _ = result
-            obstacle = next(iter([*info.conversion_errors.values(), *info.error_msgs]), "")
+            obstacle = _obstacle(state_dict, load_config)
+            if not obstacle:
+                with _light_copies(load_config.weight_mapping or []):
+                    result = run({name: DeferredSlice(found) for name, found in state_dict.items()})
+                info, _ = result
+                obstacle = next(iter([*info.conversion_errors.values(), *info.error_msgs]), "")
         except Exception as error:
             obstacle = repr(error)
         finally:
