@@ -186,7 +186,7 @@ mod ffi {
         bytes: u64,
     }
 
-    /// What an update loads.
+    /// Kind and version of the tensors that an update loads.
     struct UpdateState {
         /// Whether it is a chain of deltas, and not one whole checkpoint.
         is_delta: bool,

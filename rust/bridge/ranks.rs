@@ -1,4 +1,4 @@
-//! What the plans of loads and of saves by ranks have in common.
+//! Trait of the plans of loads and of saves by ranks.
 
 use super::calls::{encode, parse, unknown};
 use super::ffi;

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._deferred.place import Piece, Placement
+from fst._deferred.place import FillPlan, Piece
 from fst._deferred.region import region_of
 from fst._deferred.view import Stored, View, inverse_order, stride_order
 
@@ -24,7 +24,7 @@ def load_views(views: Sequence[View], devices: Sequence[torch.device]) -> list[T
     """
     tensors: dict[int, Tensor] = {}
     whole: dict[tuple[OpenCheckpoint, torch.device], list[tuple[int, str]]] = {}
-    placement = Placement()
+    plan = FillPlan()
     for index, (view, device) in enumerate(zip(views, devices, strict=True)):
         if isinstance(view.base, Stored) and view.is_whole():
             whole.setdefault((view.base.checkpoint, device), []).append((index, view.base.name))
@@ -32,13 +32,13 @@ def load_views(views: Sequence[View], devices: Sequence[torch.device]) -> list[T
             tensors[index] = _load_view(view, view.base, device)
         else:
             tensors[index] = out = torch.empty_like(view.meta, device=device)
-            placement.add(view, out)
+            plan.add(view, out)
     for (checkpoint, device), found in whole.items():
         loaded = checkpoint.load_tensors([name for _, name in found], device)
         for (index, _), tensor in zip(found, loaded, strict=True):
             tensors[index] = tensor.view(views[index].meta.shape)
-    _load_pieces(placement.pieces)
-    for source, destination in placement.copies:
+    _load_pieces(plan.pieces)
+    for source, destination in plan.copies:
         destination.copy_(source)
     return [tensors[index] for index in range(len(views))]
 

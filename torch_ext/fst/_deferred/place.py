@@ -1,4 +1,4 @@
-"""Where the elements of stored tensors go."""
+"""Plans of loads that fill tensors with views."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -23,8 +23,8 @@ class Piece(NamedTuple):
 
 
 @dataclass
-class Placement:
-    """What a load does to fill tensors.
+class FillPlan:
+    """Pieces to load and copies to make, which together fill tensors.
 
     Attributes:
         pieces: What is loaded.
