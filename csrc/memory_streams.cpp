@@ -14,6 +14,15 @@ DeviceStream device_stream_of(const at::Tensor& tensor) {
   return DeviceStream{ordinal, current_stream_handle(tensor.device()), is_read_mapped(tensor)};
 }
 
+DeviceStreams DeviceStreams::of_cpu() {
+  DeviceStreams streams;
+  for (const bool is_mapped : {false, true}) {
+    streams.devices_.emplace_back(at::kCPU);
+    streams.streams_.push_back(DeviceStream{-1, current_stream_handle(at::kCPU), is_mapped});
+  }
+  return streams;
+}
+
 size_t DeviceStreams::add(const at::Tensor& tensor) {
   const size_t index = index_of(tensor);
   if (index == devices_.size()) {

@@ -21,11 +21,16 @@ DeviceStream device_stream_of(const at::Tensor& tensor);
 // Memory of a list of tensors, each with its current stream.
 class DeviceStreams {
  public:
+  DeviceStreams() = default;
+
   explicit DeviceStreams(at::TensorList tensors) {
     for (const at::Tensor& tensor : tensors) {
       add(tensor);
     }
   }
+
+  // Returns the memory of all tensors on the CPU, of which the core reads some in mapped files.
+  static DeviceStreams of_cpu();
 
   // Adds the memory of a tensor. Returns its index.
   size_t add(const at::Tensor& tensor);

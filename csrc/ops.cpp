@@ -374,6 +374,16 @@ TORCH_LIBRARY(fst, m) {
            "Plan of a save by a group of ranks: writes and exchanges of each rank.",
            {torch::arg("numbers"), torch::arg("request")})
       .def("call", call_method<OpenSavePlan>);
+  m.class_<FileSave>("FileSave")
+      .def(torch::init<const std::string&, Strings, const std::vector<at::Tensor>&, const Metadata&, const std::string&,
+                       const OpenEncryptionKey::Optional&>(),
+           "Saves one file, whose values come in parts.",
+           {torch::arg("path"), torch::arg("names"), torch::arg("likes"), torch::arg("metadata"),
+            torch::arg("permissions_from"), torch::arg("key")})
+      .def("order", &FileSave::order)
+      .def("append", &FileSave::append)
+      .def("finish", &FileSave::finish)
+      .def("abandon", &FileSave::abandon);
   m.class_<CheckpointSave>("CheckpointSave")
       .def(torch::init<>(), "Files of a checkpoint that a save replaces.")
       .def("call", call_method<CheckpointSave>);

@@ -161,6 +161,52 @@ void save_file(at::TensorList tensors, Strings names, const std::string& path, c
   call_core([&] { finish_save(std::move(save)); });
 }
 
+FileSave::FileSave(const std::string& path, Strings names, const std::vector<at::Tensor>& likes,
+                   const Metadata& metadata, const std::string& permissions_from,
+                   const OpenEncryptionKey::Optional& key) {
+  const auto described = describe_all(likes, names, describe_dense);
+  const auto file = describe_file(path, metadata, permissions_from, key);
+  save_.emplace(call_core([&] { return begin_save(*file, slice_of(described), streams_.all()); }));
+}
+
+FileSave::~FileSave() {
+  if (getpid() != process_ && save_) {
+    // A forked child has none of the threads, and the file belongs to the parent.
+    (void)std::move(*save_).into_raw();
+  }
+}
+
+std::vector<int64_t> FileSave::order() {
+  const auto order = save()->order();
+  return {order.begin(), order.end()};
+}
+
+void FileSave::append(const std::vector<at::Tensor>& parts) {
+  for (const at::Tensor& part : parts) {
+    if (!part.is_cpu() || !is_plain(part)) {
+      throw_invalid_argument("the parts of a file must be contiguous on the CPU");
+    }
+  }
+  Appender appender(save(), streams_);
+  for (const at::Tensor& part : parts) {
+    appender.add("", part);
+  }
+  appender.flush();
+}
+
+void FileSave::finish() {
+  auto save = std::move(this->save());
+  save_.reset();
+  call_core([&] { finish_save(std::move(save)); });
+}
+
+rust::Box<AnySave>& FileSave::save() {
+  if (!save_ || getpid() != process_) {
+    throw_invalid_argument("the save has ended, or belongs to another process; begin a new one");
+  }
+  return *save_;
+}
+
 at::Tensor serialize(at::TensorList tensors, Strings names, const Metadata& metadata) {
   // Autograd does not record the copies.
   const at::AutoDispatchBelowADInplaceOrView guard;

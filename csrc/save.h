@@ -4,6 +4,7 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/Tensor.h>
 #include <torch/custom_class.h>
+#include <unistd.h>
 
 #include <optional>
 #include <string>
@@ -50,6 +51,36 @@ class Memory : public torch::CustomClassHolder {
 // `describe_file`.
 void save_file(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata,
                const std::string& permissions_from = "", const OpenEncryptionKey::Optional& key = std::nullopt);
+
+// `torch.classes.fst.FileSave`: save of one file whose tensors are known at the start, and whose values come in parts.
+// Only one thread uses it. Dropping it before `finish` leaves nothing behind.
+class FileSave : public torch::CustomClassHolder {
+ public:
+  // The values of `likes` are not read, and may be on meta. The other arguments are as in `describe_file`.
+  FileSave(const std::string& path, Strings names, const std::vector<at::Tensor>& likes, const Metadata& metadata,
+           const std::string& permissions_from, const OpenEncryptionKey::Optional& key);
+  ~FileSave() override;
+
+  // Returns the position in `names` of each tensor, in the order of the file.
+  std::vector<int64_t> order();
+
+  // Writes the next values of the file: contiguous tensors on the CPU.
+  void append(const std::vector<at::Tensor>& parts);
+
+  // Flushes the file and moves it to its path.
+  void finish();
+
+  // Discards the file. Does nothing after `finish`.
+  void abandon() { save_.reset(); }
+
+ private:
+  rust::Box<AnySave>& save();
+
+  const pid_t process_ = getpid();
+  const DeviceStreams streams_ = DeviceStreams::of_cpu();
+  // Empty after `finish` or `abandon`.
+  std::optional<rust::Box<AnySave>> save_;
+};
 
 // `torch.classes.fst.CheckpointSave`: files of a checkpoint that a save replaces.
 class CheckpointSave : public torch::CustomClassHolder {

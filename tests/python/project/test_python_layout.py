@@ -13,6 +13,7 @@ PACKAGE = CHECKOUT / "torch_ext" / "fst"
 ROOMS = [
     "_core",
     "_signatures",
+    "_recipe",
     "_checkpoint",
     "_deferred",
     "_load",
@@ -34,7 +35,7 @@ ROOMS = [
     "__main__",
 ]
 PRIVATE_ROOMS = {room for room in ROOMS if room.startswith("_")} - {"__main__"}
-MAX_ROOMS = 15
+MAX_ROOMS = 16
 MAX_TEST_LINES = 600
 
 

@@ -152,3 +152,17 @@ def test_managed_identity_over_tls(azure_with_tokens, authority, http_server, mo
     with pytest.raises(PermissionError, match="check the credentials") as caught:
         fst.load_file(azure.url("m.safetensors"))
     assert token not in str(caught.value)
+
+
+def test_convert_between_objects(s3_environ, command):
+    """Reads an object in batches, writes shards and an index, and asks before it replaces an object."""
+    s3_environ.put("convert/model.safetensors", DATA)
+    source, target = s3_environ.url("convert/model.safetensors"), s3_environ.url("converted/model.safetensors")
+    options = ("--rename", "large=big", "--max-shard-size", "100KiB")
+    done = command("convert", source, target, *options)
+    assert done.returncode == 0, done.stderr
+    expected = {"big" if name == "large" else name: tensor for name, tensor in TENSORS.items()}
+    assert_equal(fst.load_file(s3_environ.url("converted/")), expected)
+    assert "overwrite it with --force" in command("convert", source, target).stderr
+    assert command("convert", source, target, "--force", *options[2:]).returncode == 0
+    assert_equal(fst.load_file(s3_environ.url("converted/")), TENSORS)

@@ -274,3 +274,34 @@ class RanksSave(CoreObject):
     def finish(self) -> None:
         """Flushes what the rank has written to the disk, and closes the files."""
         self.sent_parts = json.loads(self._object.finish())
+
+
+@methods_translate_errors
+class FileSave(CoreObject):
+    """Save of one file whose tensors are known at the start, and whose values come in parts.
+
+    `append` takes the next values of the file: contiguous tensors on the CPU. `finish` gives the file its name, and
+    `abandon` or the deletion of this object discards it otherwise.
+
+    Args:
+        path: The file or URL.
+        likes: Tensors by name. They may be on meta.
+        metadata: Text for the header.
+        permissions_from: The path of a file from which a new file gets its permissions, or an empty text.
+        key: The key of an encrypted file.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        likes: Mapping[str, Tensor],
+        metadata: Mapping[str, str] | None,
+        permissions_from: str,
+        key: EncryptionKey | None,
+    ) -> None:
+        self._names = list(likes)
+        super().__init__("FileSave", path, self._names, [*likes.values()], metadata, permissions_from, key)
+
+    def names(self) -> list[str]:
+        """Lists the names in the order of the file."""
+        return [self._names[index] for index in self._object.order()]

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 
 from torch import Tensor
 
@@ -13,7 +14,11 @@ from fst._core.urls import below, is_remote, is_url, local_path_of
 from fst._save.background import background
 from fst._save.check import check_max_shard_bytes, check_tensors
 from fst._save.host_copy import HostCopy
+from fst._save.parts import LOCAL_BATCH_BYTES, LoadParts, write_parts
 from fst._save.shards import save_shards
+
+# Writes tensors to one file, given its metadata, its path, the file from which it gets permissions, and its key.
+WriteFile = Callable[[Mapping[str, Tensor], dict[str, str] | None, str, str, secret_key.EncryptionKey | None], None]
 
 # Keys of the metadata that request an encrypted file, and that name it among the files of one save.
 _ENCRYPTION_KEY = "fst.encryption"
@@ -144,18 +149,39 @@ def save_indexed(
     save_shards(tensors, below(directory, _NAME), max_shard_bytes, write, index_metadata)
 
 
+def save_parts(
+    likes: Mapping[str, Tensor],
+    load: LoadParts,
+    path: Path,
+    metadata: Mapping[str, str] | None = None,
+    max_shard_bytes: Size | None = None,
+    *,
+    digests: Digests = None,
+    encryption_key: EncryptionKey | None = None,
+    batch_bytes: int = LOCAL_BATCH_BYTES,
+) -> None:
+    """Saves tensors of the shapes and dtypes of `likes`, on meta, with values that `load` returns.
+
+    Values of `batch_bytes` are loaded while the ones before are written. Otherwise as `save_file`.
+    """
+    options = digests_of(digests, metadata_of(metadata)), check_max_shard_bytes(max_shard_bytes)
+    _save(likes, path_of(path), *options, core_key(encryption_key), partial(write_parts, load, batch_bytes))
+
+
 def _save(
     tensors: Mapping[str, Tensor],
     path: str,
     metadata: dict[str, str] | None,
     max_shard_bytes: int | None,
     key: secret_key.EncryptionKey | None,
+    write_file: WriteFile | None = None,
 ) -> None:
+    write_file = write_file or _write_shard
     if max_shard_bytes is None:
-        _write_shard(tensors, metadata, path, "", key)
+        write_file(tensors, metadata, path, "", key)
         return
     is_encrypted = key is not None or _ENCRYPTION_KEY in (metadata or {})
-    write = _shard_writer(lambda shard: (shard, metadata), key, is_encrypted)
+    write = _shard_writer(lambda shard: (shard, metadata), key, is_encrypted, write_file)
     save_shards(tensors, path, max_shard_bytes, write)
 
 
@@ -163,8 +189,10 @@ def _shard_writer(
     shard_of: Callable[[Mapping[str, Tensor]], tuple[Mapping[str, Tensor], dict[str, str] | None]],
     key: secret_key.EncryptionKey | None,
     is_encrypted: bool,
+    write_file: WriteFile | None = None,
 ) -> Callable[[Mapping[str, Tensor], str, str, int, int], None]:
     """Returns the function that writes one file of a checkpoint. `shard_of` is as in `save_indexed`."""
+    write_file = write_file or _write_shard
     if key is not None:
         key = key.for_save()
     save = os.urandom(16).hex()
@@ -173,7 +201,7 @@ def _shard_writer(
         tensors, metadata = shard_of(shard)
         # Binds the files to each other. The metadata of an encrypted file are authentic.
         bound = {_SHARD_KEY: f"{save}:{number}:{count}"} if is_encrypted and count > 1 else {}
-        _write_shard(tensors, {**(metadata or {}), **bound} or None, file, permissions_from, key)
+        write_file(tensors, {**(metadata or {}), **bound} or None, file, permissions_from, key)
 
     return write
 

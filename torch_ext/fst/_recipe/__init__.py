@@ -1,0 +1,1 @@
+"""Recipes: rules that make the tensors of a load from the tensors of a checkpoint."""
