@@ -115,11 +115,24 @@ at::Tensor OpenCheckpoint::load_region(const std::string& name, c10::IntArrayRef
 
 void OpenCheckpoint::load_into(const Selected& selected, at::TensorList out, OutputDtype dtype) const {
   const auto selection = select(*checkpoint_, selected);
+  verify_before_writes(dtype);
+  fst::load_into(*selection, specs_of(*selection), out, dtype);
+}
+
+std::vector<at::Tensor> OpenCheckpoint::load_recipe(const RecipeRequest& request, const LoadOptions& options) const {
+  return fst::load_recipe(*checkpoint_, request, options);
+}
+
+void OpenCheckpoint::load_recipe_into(const RecipeRequest& request, at::TensorList out, OutputDtype dtype) const {
+  verify_before_writes(dtype);
+  fst::load_recipe_into(*checkpoint_, request, out, dtype);
+}
+
+void OpenCheckpoint::verify_before_writes(OutputDtype dtype) const {
   if (is_verified_ && dtype == OutputDtype::kStored) {
     // Data is decrypted in place. The load compares the digests of other files itself.
     call_core([&] { checkpoint_->call("verify_encrypted", ""); });
   }
-  fst::load_into(*selection, specs_of(*selection), out, dtype);
 }
 
 std::string OpenCheckpoint::take_unverified() const {

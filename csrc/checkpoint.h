@@ -16,6 +16,7 @@
 
 #include "fst/rust/bridge.rs.h"
 #include "load.h"
+#include "recipe.h"
 #include "select.h"
 
 namespace fst {
@@ -68,6 +69,13 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // is written, if digests were requested.
   void load_into(const Selected& selected, at::TensorList out, OutputDtype dtype) const;
 
+  // Loads outputs of a recipe into new tensors, in the order of the names.
+  std::vector<at::Tensor> load_recipe(const RecipeRequest& request, const LoadOptions& options) const;
+
+  // Overwrites tensors with outputs of a recipe. For outputs of the recipe's dtypes, all data is verified before
+  // anything is written, if digests were requested.
+  void load_recipe_into(const RecipeRequest& request, at::TensorList out, OutputDtype dtype) const;
+
   // Returns the text of a warning about the tensors that loads have not verified since the last call, which only a
   // request to verify can permit.
   std::string take_unverified() const;
@@ -75,6 +83,8 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   const Checkpoint& core() const { return *checkpoint_; }
 
  private:
+  void verify_before_writes(OutputDtype dtype) const;
+
   const rust::Box<Checkpoint> checkpoint_;
   const bool is_verified_;
 };

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::{env, fs};
 
 /// Files of the layer.
-pub const SOURCES: [&str; 22] = [
+pub const SOURCES: [&str; 23] = [
     "csrc/cast.cpp",
     "csrc/change.cpp",
     "csrc/checkpoint.cpp",
@@ -21,6 +21,7 @@ pub const SOURCES: [&str; 22] = [
     "csrc/ops.cpp",
     "csrc/ranks_load.cpp",
     "csrc/ranks_save.cpp",
+    "csrc/recipe.cpp",
     "csrc/save.cpp",
     "csrc/select.cpp",
     "csrc/source.cpp",

@@ -115,9 +115,10 @@ void check_outputs(const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype
   }
 }
 
-void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype dtype) {
+void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype dtype,
+               Target target) {
   check_outputs(specs, out, dtype);
-  call_core([&] { selection.check(Target::Existing); });
+  call_core([&] { selection.check(target); });
   const auto recording = selection.record(rust::String(out.empty() ? "cpu" : out[0].device().str()));
   const auto mark_written = [&] {
     mark_changed(out);

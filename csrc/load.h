@@ -38,8 +38,10 @@ void check_output(const Spec& spec, const at::Tensor& out, OutputDtype dtype);
 // Throws unless a load can write to existing tensors, one for each tensor of a selection.
 void check_outputs(const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype dtype);
 
-// Loads the selection into existing tensors, in its order. Checks all outputs before it writes any.
-void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype dtype);
+// Loads the selection into existing tensors, in its order. Checks all outputs before it writes any, and, unless they
+// are new, compares the digests of all data before.
+void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype dtype,
+               Target target = Target::Existing);
 
 // Makes ready what large loads to a device need, and what the process keeps between loads: pinned memory, streams and
 // kernels. Only GPUs need any.

@@ -22,6 +22,7 @@
 #include "loader.h"
 #include "ranks_load.h"
 #include "ranks_save.h"
+#include "recipe.h"
 #include "save.h"
 #include "select.h"
 #include "source.h"
@@ -109,6 +110,38 @@ void load_regions_into(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint, Str
                        const std::vector<int64_t>& starts, const std::vector<int64_t>& lengths,
                        const std::vector<int64_t>& steps, const std::vector<at::Tensor>& out) {
   checkpoint->load_into(Selected::regions(names, starts, lengths, steps), out, OutputDtype::kAny);
+}
+
+std::vector<at::Tensor> load_recipe_of_paths(Strings paths, Strings names, Strings rules, c10::Device device,
+                                             Dtype dtype, const std::string& verify, const Patterns& patterns,
+                                             c10::IntArrayRef dtypes) {
+  const OpenCheckpoint checkpoint(paths, {.verify = verify});
+  auto tensors = checkpoint.load_recipe({names, rules}, {device, dtype_rules(dtype, patterns, dtypes.vec())});
+  warn_of_unverified(checkpoint);
+  return tensors;
+}
+
+void load_recipe_into_outputs(Strings paths, Strings names, Strings rules, at::TensorList out,
+                              const std::string& verify) {
+  const OpenCheckpoint checkpoint(paths, {.verify = verify});
+  checkpoint.load_recipe_into({names, rules}, out, OutputDtype::kStored);
+  warn_of_unverified(checkpoint);
+}
+
+// Loads outputs of a recipe of an open checkpoint, or index regions of them if there are starts, lengths and steps.
+std::vector<at::Tensor> load_outputs(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint, Strings names, Strings rules,
+                                     const std::vector<int64_t>& starts, const std::vector<int64_t>& lengths,
+                                     const std::vector<int64_t>& steps, c10::Device device, Dtype dtype,
+                                     const Patterns& patterns, const DtypeNumbers& dtypes, bool is_mapped) {
+  return checkpoint->load_recipe({names, rules, starts, lengths, steps},
+                                 {device, dtype_rules(dtype, patterns, dtypes), is_mapped});
+}
+
+void load_outputs_into(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint, Strings names, Strings rules,
+                       const std::vector<int64_t>& starts, const std::vector<int64_t>& lengths,
+                       const std::vector<int64_t>& steps, const std::vector<at::Tensor>& out, bool is_cast) {
+  checkpoint->load_recipe_into({names, rules, starts, lengths, steps}, out,
+                               is_cast ? OutputDtype::kAny : OutputDtype::kStored);
 }
 
 std::vector<at::Tensor> load_own(const c10::intrusive_ptr<OpenLoadPlan>& plan, int64_t rank,
@@ -234,9 +267,12 @@ TORCH_LIBRARY(fst, m) {
   def_load("load_tensors(str[] paths, str[] names", "Tensor[]");
   def_load("load_slices(str[] paths, str[] names, int[] dims, int[] starts, int[] lengths", "Tensor[]");
   def_load("load_boxes(str[] paths, str[] names, int[] starts, int[] lengths, int[] steps", "Tensor[]");
+  def_load("load_recipe(str[] paths, str[] names, str[] rules", "Tensor[]");
   // TorchScript treats a write to the elements of a list as a write to the list and would remove the call as dead code.
   // `a! -> *` declares that the elements may alias anything.
   m.def("load_into(str[] paths, str[] names, Tensor(a! -> *)[] out, *, str verify=\"\") -> ()", tags);
+  m.def("load_recipe_into(str[] paths, str[] names, str[] rules, Tensor(a! -> *)[] out, *, str verify=\"\") -> ()",
+        tags);
   def_io("save_file(Tensor[] tensors, str[] names, str path, *, Dict(str, str)? metadata=None) -> ()");
   def_io("_load_bytes(Tensor file) -> (str[], Tensor[])");
   // Steps of new deltas, for the Python package only.
@@ -321,7 +357,15 @@ TORCH_LIBRARY(fst, m) {
             torch::arg("patterns") = none, torch::arg("dtypes") = none})
       .def("load_into", overwrite, "", {torch::arg("names"), torch::arg("out"), torch::arg("is_cast") = true})
       .def("load_boxes_into", load_regions_into, "",
-           {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"), torch::arg("out")});
+           {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"), torch::arg("out")})
+      .def("load_recipe", load_outputs, "",
+           {torch::arg("names"), torch::arg("rules"), torch::arg("starts") = std::vector<int64_t>(),
+            torch::arg("lengths") = std::vector<int64_t>(), torch::arg("steps") = std::vector<int64_t>(),
+            torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none, torch::arg("patterns") = none,
+            torch::arg("dtypes") = none, torch::arg("is_mapped") = true})
+      .def("load_recipe_into", load_outputs_into, "",
+           {torch::arg("names"), torch::arg("rules"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"),
+            torch::arg("out"), torch::arg("is_cast") = true});
   m.class_<Update>("Update")
       .def(torch::init<std::vector<std::string>, std::vector<at::Tensor>>(), "Staged changes of tensors.",
            {torch::arg("names"), torch::arg("tensors")})
@@ -417,7 +461,9 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("load_tensors", Load<&Selected::whole>::of_paths);
   m.impl("load_slices", Load<&Selected::slices>::of_paths);
   m.impl("load_boxes", Load<&Selected::regions>::of_paths);
+  m.impl("load_recipe", load_recipe_of_paths);
   m.impl("load_into", load_into_outputs);
+  m.impl("load_recipe_into", load_recipe_into_outputs);
   m.impl("prepare_update", prepare_update);
   m.impl("version_of", version_of);
   m.impl("set_version", set_version);

@@ -15,6 +15,7 @@ mod hidden;
 mod ranks;
 mod ranks_load;
 mod ranks_save;
+mod recipe;
 mod save;
 mod selection;
 mod source;
@@ -33,6 +34,7 @@ use self::encryption_key::{EncryptionKey, derive_key, encryption_key, key_for_sa
 use self::error::{error_text, exception_of, out_of_memory};
 use self::ranks_load::{LoadPlan, RankPlan, plan_load, plan_rank};
 use self::ranks_save::{RankSave, SavePlan, open_ranks_save, plan_save};
+use self::recipe::RecipeOutputs;
 use self::save::{
     AnySave, FileLayout, NewFile, SavedFiles, begin_save, finish_save, lay_out_file, new_file, read_mapped, saved_files,
 };
@@ -103,6 +105,47 @@ mod ffi {
         address: u64,
         /// Dtype of the destination, as a value of `c10::ScalarType`.
         scalar_type: i8,
+    }
+
+    /// Elements of a tensor, as [`Layout`](crate::recipe::layout::Layout).
+    struct StridedElements {
+        /// Index of the tensor: all requested outputs, and then the temporary tensors.
+        tensor: usize,
+        offset: i64,
+        sizes: Vec<i64>,
+        strides: Vec<i64>,
+    }
+
+    /// Copy of elements of a temporary tensor.
+    struct ElementsCopy {
+        source: StridedElements,
+        target: StridedElements,
+    }
+
+    /// Temporary tensor on the device of an output.
+    struct TemporaryTensor {
+        spec: Spec,
+        output: usize,
+    }
+
+    /// Existing tensor that an output of a recipe fills.
+    struct RecipeTarget {
+        /// Value of `c10::ScalarType`.
+        scalar_type: i8,
+        strides: Vec<i64>,
+    }
+
+    /// Loads and copies that fill outputs of a recipe, in this order.
+    struct RecipePlan {
+        /// Outputs, each of which is one region of a tensor.
+        whole_outputs: Vec<usize>,
+        /// The regions of these outputs.
+        whole: Box<Selection>,
+        /// Regions that fill parts of the other outputs and of temporary tensors.
+        parts: Box<Selection>,
+        targets: Vec<StridedElements>,
+        temporaries: Vec<TemporaryTensor>,
+        copies: Vec<ElementsCopy>,
     }
 
     /// Conversion of elements at `source` to another dtype at `target`, or a write of them to positions of `target`.
@@ -330,6 +373,20 @@ mod ffi {
         fn key_for_save(key: &EncryptionKey) -> Result<Box<EncryptionKey>>;
         /// Returns false if a file stays locked for this time in milliseconds. A negative one is no limit.
         fn rotate_key(path: &str, old_key: &EncryptionKey, new_key: &EncryptionKey, limit_ms: i64) -> Result<bool>;
+
+        type RecipeOutputs;
+        fn recipe_outputs(
+            self: &Checkpoint,
+            rules: &[String],
+            names: &[String],
+            starts: &[i64],
+            lengths: &[i64],
+            steps: &[i64],
+        ) -> Result<Box<RecipeOutputs>>;
+        fn set_dtypes(self: &mut RecipeOutputs, rules: &[DtypeRule]) -> Result<()>;
+        fn specs(self: &RecipeOutputs) -> Result<Vec<Spec>>;
+        /// Plans loads into existing tensors, or, without any, into new ones.
+        fn plan(self: &mut RecipeOutputs, targets: &[RecipeTarget]) -> Result<RecipePlan>;
 
         type Selection;
         fn select(

@@ -5,7 +5,7 @@ mod one_save;
 pub mod region;
 pub mod selection;
 mod shared;
-mod suggest;
+pub(crate) mod suggest;
 mod tensor_headers;
 pub mod verify;
 
@@ -290,25 +290,29 @@ impl Checkpoint {
     /// # Errors
     /// `tensor-not-found`, with the most similar names of at most 256 bytes.
     pub fn find(&self, name: &str) -> Result<(usize, Entry<'_>)> {
-        let (file, position) = self.position_of(name)?;
-        let entry = self.files.get(file).and_then(|file| file.header.get(position));
-        entry.map(|entry| (file, entry)).ok_or_else(|| self.not_found(name))
+        let entry =
+            self.location(name).and_then(|(file, position)| Some((file, self.files.get(file)?.header.get(position)?)));
+        entry.ok_or_else(|| self.not_found(name))
     }
 
     /// Returns the position of the tensor with this name in [`entries`](Checkpoint::entries).
     pub fn position(&self, name: &str) -> Result<usize> {
-        let (file, position) = self.position_of(name)?;
+        self.find_position(name).ok_or_else(|| self.not_found(name))
+    }
+
+    /// Returns the position of the tensor with this name, or `None` if there is no such tensor.
+    pub fn find_position(&self, name: &str) -> Option<usize> {
+        let (file, position) = self.location(name)?;
         let before = file.checked_sub(1).and_then(|last| self.counts.get(last));
-        Ok(before.copied().unwrap_or(0) + position)
+        Some(before.copied().unwrap_or(0) + position)
     }
 
     /// Returns the index of the file that contains a tensor, and the position in that file.
-    fn position_of(&self, name: &str) -> Result<(usize, usize)> {
-        let found = match self.files.as_slice() {
+    fn location(&self, name: &str) -> Option<(usize, usize)> {
+        match self.files.as_slice() {
             [file] => file.header.position(name).map(|position| (0, position)),
             _ => self.merged.find(self.hasher.hash_one(name), |&location| self.name_at(location) == name).copied(),
-        };
-        found.ok_or_else(|| self.not_found(name))
+        }
     }
 
     /// Iterates over the files whose headers have metadata, with that metadata.

@@ -24,6 +24,7 @@ pub mod source;
 pub mod format;
 pub mod cast;
 pub mod checkpoint;
+pub mod recipe;
 pub mod plan;
 pub mod ranks;
 pub mod reader;

@@ -4,6 +4,7 @@ use super::calls::{answer, encode, parse, unknown};
 use super::encryption_key::EncryptionKey;
 use super::ffi;
 use super::guard::{guard, guard_with_log};
+use super::recipe::{self, RecipeOutputs};
 use super::selection::{Reads, Selection, signed, spec};
 use crate::checkpoint::region::{TensorRegion, torch_shape};
 use crate::checkpoint::selection::{self, IndexRegions, Slices};
@@ -133,6 +134,8 @@ impl Checkpoint {
             }
             // Returns the distinct shapes, and the index of the shape of each tensor.
             "shapes" => encode(&self.shapes()?),
+            // Returns the outputs of rules, and the tensors that no rule reads.
+            "recipe" => recipe::describe(files, &parse(request)?),
             "take_unverified" => encode(&self.take_unverified()),
             // Reads one of several equal parts of the data and compares the digests, and with `skips_groups` only
             // digests of files without groups. Later loads of these files compare none, since the caller waits until
@@ -259,6 +262,20 @@ impl Checkpoint {
 
     pub(super) fn select_region(&self, name: &str, ranges: &[i64]) -> Result<Box<Selection>> {
         self.selected(|| selection::Selection::region(&self.files, name, ranges))
+    }
+
+    /// Finds outputs of rules, or index regions of them: without starts, lengths and steps, whole outputs.
+    pub(super) fn recipe_outputs(
+        &self,
+        rules: &[String],
+        names: &[String],
+        starts: &[i64],
+        lengths: &[i64],
+        steps: &[i64],
+    ) -> Result<Box<RecipeOutputs>> {
+        let has_regions = [starts, lengths, steps].iter().any(|numbers| !numbers.is_empty());
+        let regions = has_regions.then_some(IndexRegions { starts, lengths, steps });
+        guard(|| Ok(Box::new(RecipeOutputs::new(&self.files, &self.mappings, rules, names, regions)?)))
     }
 
     fn selected(&self, choose: impl FnOnce() -> Result<selection::Selection>) -> Result<Box<Selection>> {

@@ -189,7 +189,8 @@ fn find(
     choose(source, entry).map_err(|error| checkpoint.locate(source, error))
 }
 
-fn index_range(((start, length), step): ((&i64, &i64), &i64)) -> Result<IndexRange> {
+/// Returns a range of a start, a length and a step.
+pub(crate) fn index_range(((start, length), step): ((&i64, &i64), &i64)) -> Result<IndexRange> {
     let negative = |_| {
         Error::new(
             Kind::InvalidArgument,

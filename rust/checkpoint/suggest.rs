@@ -14,7 +14,7 @@ const NAME_BYTES_MAX: usize = 256;
 const CANDIDATES_MAX: usize = 200;
 
 /// Returns the names most similar to `name`, the most similar first.
-pub(super) fn similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+pub(crate) fn similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     if name.len() > NAME_BYTES_MAX {
         return Vec::new();
     }
@@ -34,7 +34,7 @@ pub(super) fn similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> V
 
 /// Returns names of which a part is most similar to the longest text without wildcards in a pattern. Parts are as many
 /// words, between dots, as that text has.
-pub(super) fn similar_to_pattern<'a>(pattern: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+pub(crate) fn similar_to_pattern<'a>(pattern: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let texts = pattern.split(['*', '?', '[', ']']).map(|text| text.trim_matches('.'));
     let text = texts.max_by_key(|text| text.len()).unwrap_or_default();
     let words = text.split('.').count();
@@ -56,7 +56,7 @@ pub(super) fn similar_to_pattern<'a>(pattern: &str, names: impl Iterator<Item = 
 }
 
 /// Returns the end of an error with similar names, if there are any.
-pub(super) fn hint(what: &str, near: &[&str]) -> String {
+pub(crate) fn hint(what: &str, near: &[&str]) -> String {
     let near: Vec<String> = near.iter().map(|name| format!("{name:?}")).collect();
     if near.is_empty() { String::new() } else { format!("; the {what} are {}", near.join(", ")) }
 }

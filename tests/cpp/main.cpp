@@ -104,6 +104,13 @@ void check_selections(const fst::Strings& paths, const fst::Tensors& all) {
   const void* address = output.data_ptr();
   fst::load_into(paths, {"a"}, {output});
   check(is_same(output, all.at("a")) && output.data_ptr() == address, "load_into");
+  const fst::Strings rules = {"t = cat(0, transpose(a, 0, 1), transpose(a, 0, 1))"};
+  const auto transposed = at::cat({all.at("a").t(), all.at("a").t()});
+  check(is_same(fst::load_recipe(paths, {"t"}, rules, at::kCPU, at::kHalf).at(0), transposed.to(at::kHalf)),
+        "load_recipe");
+  const at::Tensor filled = at::zeros_like(transposed);
+  fst::load_recipe_into(paths, {"t"}, rules, {filled});
+  check(is_same(filled, transposed), "load_recipe_into");
 }
 
 void check_update(const fst::Strings& paths, const fst::Tensors& all) {

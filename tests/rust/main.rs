@@ -30,6 +30,7 @@ mod page_cache;
 mod plan;
 mod ranks;
 mod read_ahead;
+mod recipe;
 #[cfg(feature = "remote")]
 mod remote;
 #[cfg(feature = "remote")]

@@ -47,6 +47,7 @@ class AllOperators(torch.nn.Module):
         self.linear = torch.nn.Linear(3, 5)
         self.register_buffer("transposed", torch.zeros(3, 5))
         self.register_buffer("bias", torch.zeros(5))
+        self.register_buffer("fused", torch.zeros(4, 5))
         self.register_buffer("factors", torch.linspace(-1, 1, 12).view(4, 3))
 
     def forward(self, x, raw):
@@ -62,6 +63,9 @@ class AllOperators(torch.nn.Module):
         fst.load_into(self.path, names, trained)
         empty = [torch.empty(5, 3), torch.empty(5)]
         fst.load_into(self.path, names, empty)
+        rules = ["fused = cat(1, weight, view(bias, 5, 1))"]
+        [fused] = torch.ops.fst.load_recipe(paths, ["fused"], rules, dtype=torch.float64)
+        torch.ops.fst.load_recipe_into(paths, ["fused"], rules, [self.fused.t()])
         doubled, factors = fst.cast([x * 2, self.factors], torch.bfloat16)
         wide, narrow = fst.scatter(raw, [1, 10], [torch.float32, torch.bfloat16], [[2], [3]], torch.float64)
         torch.ops.fst.save_file([x * 3], ["x"], self.saved)
@@ -75,6 +79,8 @@ class AllOperators(torch.nn.Module):
             "kept": kept,
             "left": left,
             "corner": corner,
+            "fused": fused,
+            "fused into a buffer": x @ self.fused[:3] + self.fused[3],
             **{f"equal {index}": tensor for index, tensor in enumerate(equal)},
             "into buffers": x @ self.transposed + self.bias,
             "into parameters": torch.nn.functional.linear(x, *trained),
@@ -141,6 +147,8 @@ def check_results(result, weights):
     assert_same(result["kept"], bias)
     assert_same(result["left"], weight[:, :2].bfloat16().contiguous())
     assert_same(result["corner"], weight[::2, 1:].half())
+    assert_same(result["fused"], torch.cat([weight, bias[:, None]], 1).double())
+    torch.testing.assert_close(result["fused into a buffer"], torch.nn.functional.linear(X, weight, bias))
     for kind in ("buffers", "parameters", "empty"):
         torch.testing.assert_close(result[f"into {kind}"], torch.nn.functional.linear(X, weight, bias))
     factors = torch.linspace(-1, 1, 12).view(4, 3)
@@ -258,6 +266,8 @@ OPCHECKS = {
     "load_slices": lambda path: (([path], ["weight", "bias"], [1, 0], [1, 0], [2, 1]), {}),
     "load_boxes": lambda path: (([path], ["weight", "bias"], [0, 1, 2], [2, 2, 1], [3, 1, 1]), {}),
     "load_boxes with dtype": lambda path: (([path], ["bias"], [1], [2], [2], "cpu"), {"dtype": torch.float64}),
+    "load_recipe": lambda path: (([path], ["w", "b"], ["w = permute(weight, 1, 0)", "b = bias : f64"]), {}),
+    "load_recipe_into": lambda path: (([path], ["w"], ["w = permute(weight, 1, 0)"], [torch.zeros(3, 5)]), {}),
     "load_into": lambda path: (([path], ["weight", "bias"], [torch.zeros(5, 3), torch.zeros(5)]), {}),
     "load_into with views": lambda path: (([path], ["weight"], [torch.zeros(3, 5).t()]), {}),
     "load_into with parameters": lambda path: (([path], ["bias"], [torch.zeros(5, requires_grad=True)]), {}),

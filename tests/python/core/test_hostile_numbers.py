@@ -8,6 +8,8 @@ HOSTILE = (-1, -(1 << 63), (1 << 63) - 1, 1 << 62, 1 << 31)
 # Calls with a hostile number `n`, which each of them refuses.
 REFUSED = {
     "Checkpoint.load_boxes_into": "file.load_boxes_into(['x'], [n, 0], [n, 1], [1, 1], [key.clone()])",
+    "Checkpoint.load_recipe": "file.load_recipe(['y'], ['y = x'], [n, 0, 0], [1, n, 1], [1, 1, 1])",
+    "Checkpoint.load_recipe_into": "file.load_recipe_into(['y'], ['y = x'], [n], [1], [1], [key.clone()])",
     "Checkpoint.load_region count": "file.load_region('x', [n] * 5)",
     "Checkpoint.load_region length": "file.load_region('x', [0, n, 1, 0, 1, 1])",
     "Checkpoint.load_region start": "file.load_region('x', [n, 1, 1, 0, 1, 1])",
@@ -51,6 +53,7 @@ REFUSED = {
     "load_boxes lists": "ops.load_boxes(['b'], ['x'], [0, 0], [1, 1], [n] * 3)",
     "load_boxes start": "ops.load_boxes(['b'], ['x'], [n, 0], [1, 1], [1, 1])",
     "load_boxes step": "ops.load_boxes(['b'], ['x'], [0, 0], [2, 1], [n, 1])",
+    "load_recipe": "ops.load_recipe(['b'], ['y'], [f'y = view(x, {n}, {n})'])",
     "load_slices dimension": "ops.load_slices(['b'], ['x'], [n if n != -1 else -3], [0], [1])",
     "load_slices end": "ops.load_slices(['b'], ['x'], [0], [n], [n])",
     "load_slices length": "ops.load_slices(['b'], ['x'], [0], [0], [n])",
@@ -112,6 +115,7 @@ VECTORS = {
     "Source.read": "classes.Source('a').read(90, v)",
     "_load_bytes": "ops._load_bytes(v)",
     "load_into": "ops.load_into(['a'], ['x'], [v])",
+    "load_recipe_into": "ops.load_recipe_into(['a'], ['y'], ['y = x'], [v])",
     "prepare_update": "ops.prepare_update(['a'], ['x'], [v])",
 }
 WRONG = {

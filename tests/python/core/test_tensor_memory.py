@@ -70,6 +70,7 @@ CALLS = {
     "Checkpoint.differing_hashes": 'classes.Checkpoint(["h"]).differing_hashes(["x"], [t])',
     "Checkpoint.load_into": 'classes.Checkpoint(["a"]).load_into(["x"], [t])',
     "Checkpoint.load_boxes_into": 'classes.Checkpoint(["a"]).load_boxes_into(["x"], [0], [32], [1], [t])',
+    "Checkpoint.load_recipe_into": 'classes.Checkpoint(["a"]).load_recipe_into(["y"], ["y = x"], [], [], [], [t])',
     "Source.read": 'classes.Source("a").read(0, t)',
     "Update target": "write([t], [None], [key])",
     "Update positions": "write([key.clone()], [t], [key])",
@@ -84,6 +85,7 @@ CALLS = {
     "save_file": 'ops.save_file([t], ["x"], "new")',
     "_save_shard": 'ops._save_shard([t], ["x"], "new", None, "")',
     "load_into": 'ops.load_into(["a"], ["x"], [t])',
+    "load_recipe_into": 'ops.load_recipe_into(["a"], ["y"], ["y = x"], [t])',
     "cast": "ops.cast([t], dtype=torch.float32)",
     "scatter": "ops.scatter(t, [0], [0], [4], [1])",
     "serialize": 'ops.serialize([t], ["x"])',
@@ -153,6 +155,7 @@ MAY_SUCCEED = {
     "save_file",
     "_save_shard",
     "load_into",
+    "load_recipe_into",
 }
 
 

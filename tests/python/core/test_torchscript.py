@@ -43,6 +43,13 @@ class Operators(torch.nn.Module):
         return boxes + torch.ops.fst.load_boxes([self.path], ["bias"], [0], [2], [4])
 
     @torch.jit.export
+    def transposed(self) -> list[torch.Tensor]:
+        rules = ["w = transpose(weight, 0, 1)"]
+        checkpoint = torch.classes.fst.Checkpoint([self.path])
+        part = checkpoint.load_recipe(["w"], rules, [1, 0], [2, 2], [1, 4])
+        return part + torch.ops.fst.load_recipe([self.path], ["w"], rules)
+
+    @torch.jit.export
     def partly_cast(self) -> list[torch.Tensor]:
         checkpoint = torch.classes.fst.Checkpoint([self.path])
         return torch.ops.fst.load_tensors(
@@ -52,6 +59,10 @@ class Operators(torch.nn.Module):
     @torch.jit.export
     def fill(self, weight: torch.Tensor) -> None:
         torch.ops.fst.load_into([self.path], ["weight"], [weight])
+
+    @torch.jit.export
+    def fill_transposed(self, weight: torch.Tensor) -> None:
+        torch.ops.fst.load_recipe_into([self.path], ["w"], ["w = transpose(weight, 0, 1)"], [weight])
 
     @torch.jit.export
     def names(self) -> list[str]:
@@ -129,6 +140,12 @@ def test_every_operator(kind, tmp_path):
     columns, rows = module.columns()
     assert_same(columns, weight[:, 1:3].contiguous())
     assert_same(rows, bias[:4])
+    part, transposed = module.transposed()
+    assert_same(transposed, weight.t().contiguous())
+    assert_same(part, weight.t()[1:, ::4].contiguous())
+    filled = torch.zeros(3, 5, dtype=weight.dtype)
+    module.fill_transposed(filled)
+    assert_same(filled, transposed)
     for corner, expected in zip(module.corners(), (weight[::2, ::2], bias[1::3], bias[::4]), strict=True):
         assert_same(corner, expected)
     *cast, kept = module.partly_cast()

@@ -44,6 +44,22 @@ class TensorInfo(NamedTuple):
     kind: int
 
 
+class RecipeOutput(NamedTuple):
+    """Output of the rules of a recipe.
+
+    Attributes:
+        name: The name.
+        dtype: The dtype's name in a header: "F32", "BF16", ...
+        shape: The shape as loads return it.
+        sources: The names of the tensors that the output is made of.
+    """
+
+    name: str
+    dtype: str
+    shape: list[int]
+    sources: list[str]
+
+
 @methods_translate_errors
 class Checkpoint(CoreObject, Loads):
     """Open files whose headers have been read. Threads may share one.
@@ -197,6 +213,40 @@ class Checkpoint(CoreObject, Loads):
         """Overwrites existing tensors of the regions' shapes, with the casts of `Tensor.copy_`."""
         self._run("load_boxes_into", names, *flatten(regions), out)
 
+    def recipe(self, rules: Sequence[str], strict: bool = False) -> tuple[list[RecipeOutput], list[str]]:
+        """Returns the outputs of rules, and the names of the tensors that no rule reads. Reads no data.
+
+        With `strict`, such tensors are an error.
+        """
+        described = self.call("recipe", {"rules": list(rules), "strict": strict})
+        return [RecipeOutput(*output) for output in described["outputs"]], described["unused"]
+
+    def load_recipe(
+        self,
+        names: Sequence[str],
+        rules: Sequence[str],
+        device: Device,
+        dtype: Dtype = None,
+        regions: Sequence[Sequence[IndexRange]] | None = None,
+        is_mapped: bool = True,
+    ) -> list[Tensor]:
+        """Loads named outputs of rules, or an index region of each."""
+        options = {"is_mapped": is_mapped, **dtype_arguments(dtype)}
+        return self._run("load_recipe", names, rules, *_flat_regions(regions), device, **options)
+
+    def load_recipe_into(
+        self,
+        names: Sequence[str],
+        rules: Sequence[str],
+        out: Sequence[Tensor],
+        regions: Sequence[Sequence[IndexRange]] | None = None,
+    ) -> None:
+        """Overwrites existing tensors with outputs of rules or regions of them, with the casts of `Tensor.copy_`."""
+        self._run("load_recipe_into", names, rules, *_flat_regions(regions), out)
+
+    def overwrite_recipe(self, names: Sequence[str], rules: Sequence[str], out: Sequence[Tensor]) -> None:
+        self._run("load_recipe_into", names, rules, *_flat_regions(None), out, False)
+
     def stream(
         self,
         names: Sequence[str] | None,
@@ -232,6 +282,10 @@ class Checkpoint(CoreObject, Loads):
         if method is None:
             method = self._methods[name] = getattr(self._object, name)
         return method
+
+
+def _flat_regions(regions: Sequence[Sequence[IndexRange]] | None) -> FlatRegions:
+    return ([], [], []) if regions is None else flatten(regions)
 
 
 @methods_translate_errors

@@ -14,7 +14,14 @@ from fst._core.dtypes import CASTABLE
 # With an effect, compilers do not merge equal loads, whose results are separate tensors. They do not cache compiled
 # graphs for later processes either, in which the file may have other shapes. Without an effect, compilers would remove
 # a save, which returns nothing, and reorder saves to the same path. The same holds for a comparison of digests.
-_WITH_EFFECTS = ("fst::load_tensors", "fst::load_slices", "fst::load_boxes", "fst::save_file", "fst::verify")
+_WITH_EFFECTS = (
+    "fst::load_tensors",
+    "fst::load_slices",
+    "fst::load_boxes",
+    "fst::load_recipe",
+    "fst::save_file",
+    "fst::verify",
+)
 
 
 def _keep_out_of_cuda_graphs() -> None:

@@ -48,6 +48,12 @@ def _load_into(paths: Sequence[str], names: Sequence[str], out: Sequence[Tensor]
     # Shapes do not change, so programs can be compiled without the checkpoint.
 
 
+def _load_recipe_into(
+    paths: Sequence[str], names: Sequence[str], rules: Sequence[str], out: Sequence[Tensor], *, verify: str = ""
+) -> None:
+    _refuse_meta(torch.ops.fst.load_recipe_into, out, paths, names, rules, out, verify=verify)
+
+
 def _verify(paths: Sequence[str], verify: str = "digests") -> None:
     """Returns nothing: programs can be compiled without the checkpoint."""
 
@@ -94,11 +100,12 @@ def _scatter(
     return [bytes.new_empty(result.shape, dtype=result.dtype) for result in results]
 
 
-for _name in ("load_file", "load_files", "load_tensors", "load_slices", "load_boxes"):
+for _name in ("load_file", "load_files", "load_tensors", "load_slices", "load_boxes", "load_recipe"):
     torch.library.register_fake(f"fst::{_name}", _fake_load(getattr(torch.ops.fst, _name)))
 
 for _name, _function in (
     ("load_into", _load_into),
+    ("load_recipe_into", _load_recipe_into),
     ("verify", _verify),
     ("save_file", _save_file),
     ("serialize", _serialize),

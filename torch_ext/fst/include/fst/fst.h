@@ -244,6 +244,29 @@ inline void load_into(const Strings& paths, const Strings& names, at::TensorList
   operation.call(detail::list_of(paths), detail::list_of(names), outputs, verify);
 }
 
+// Loads outputs of the rules of a recipe into contiguous tensors, in the order of `names`. A rule names an output and
+// an expression over stored tensors. Reads only headers and the data of these outputs. Throws c10::ValueError for a
+// rule that is not valid or does not fit the tensors, and c10::IndexError for a name that does not exist.
+//
+//     const auto fused = fst::load_recipe({"model.safetensors"}, {"qkv"}, {"qkv = cat(0, q, k, v)"});
+inline std::vector<at::Tensor> load_recipe(const Strings& paths, const Strings& names, const Strings& rules,
+                                           c10::Device device = at::kCPU, const Dtypes& dtype = {},
+                                           const std::string& verify = {}) {
+  using List = const detail::StringList&;
+  return detail::load<std::vector<at::Tensor>, List, List, List>("fst::load_recipe", detail::list_of(paths),
+                                                                 detail::list_of(names), detail::list_of(rules), device,
+                                                                 dtype, verify);
+}
+
+// Overwrites existing tensors with outputs of the rules of a recipe, as `load_into` does with stored tensors.
+inline void load_recipe_into(const Strings& paths, const Strings& names, const Strings& rules, at::TensorList outputs,
+                             const std::string& verify = {}) {
+  using List = const detail::StringList&;
+  const auto operation =
+      detail::find<void(List, List, List, at::TensorList, const std::string&)>("fst::load_recipe_into");
+  operation.call(detail::list_of(paths), detail::list_of(names), detail::list_of(rules), outputs, verify);
+}
+
 // Update of existing tensors that `prepare_update` has prepared, and that waits for its commit. Calls from several
 // threads run one after another. An update whose last copy is destroyed is rolled back.
 class Update {

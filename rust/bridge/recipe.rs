@@ -1,0 +1,174 @@
+//! Outputs of recipes, and plans of their loads.
+
+use super::calls::encode;
+use super::dtype_rules::{self, scalar_type};
+use super::ffi;
+use super::guard::{guard, watched};
+use super::selection::{Reads, Selection, signed};
+use crate::checkpoint;
+use crate::checkpoint::region::TensorRegion;
+use crate::checkpoint::selection::{self, IndexRegions};
+use crate::dtype::Dtype;
+use crate::error::{Error, Kind, Result};
+use crate::load::views::Mappings;
+use crate::recipe::layout::{Layout, numel};
+use crate::recipe::matching::{Output, Recipe};
+use crate::recipe::pieces::{Elements, Memory, Piece, Plan};
+use crate::recipe::requests::Request;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Requested outputs of a recipe.
+pub(super) struct RecipeOutputs {
+    files: Arc<checkpoint::Checkpoint>,
+    mappings: Arc<Mappings>,
+    recipe: Recipe,
+    requests: Vec<Request>,
+}
+
+/// Request for the outputs of rules.
+#[derive(Deserialize)]
+pub(super) struct Rules {
+    rules: Vec<String>,
+    /// Whether tensors that no rule reads are an error.
+    strict: bool,
+}
+
+/// Outputs of rules, and the tensors that no rule reads.
+#[derive(Serialize)]
+struct Outputs<'a> {
+    /// Name, dtype and shape, and the names of the tensors that the output is made of.
+    outputs: Vec<(&'a str, &'static str, &'a [u64], Vec<&'a str>)>,
+    unused: Vec<&'a str>,
+}
+
+/// Describes the outputs of rules in JSON.
+pub(super) fn describe(files: &checkpoint::Checkpoint, request: &Rules) -> Result<String> {
+    let recipe = Recipe::new(files, &request.rules)?;
+    let entries: Vec<&str> = files.entries().map(|(_, entry)| entry.name).collect();
+    let names = |positions: &[usize]| positions.iter().filter_map(|&position| entries.get(position).copied()).collect();
+    let unused: Vec<&str> = names(recipe.unused());
+    if request.strict
+        && let Some((first, rest)) = unused.split_first()
+    {
+        let others = if rest.is_empty() { String::new() } else { format!(", nor {} others", rest.len()) };
+        let message = format!("no rule reads the tensor{others}; add the rule `else {{*n}} = {{*n}}` to keep them");
+        return Err(files.locate(0, Error::new(Kind::InvalidArgument, message).tensor(*first)));
+    }
+    let mut outputs = Vec::with_capacity(recipe.outputs().len());
+    for Output { name, dtype, view, sources, .. } in recipe.outputs() {
+        outputs.push((&**name, dtype.name(), view.shape(), names(sources)));
+    }
+    encode(&Outputs { outputs, unused })
+}
+
+impl RecipeOutputs {
+    /// Finds outputs of rules, or index regions of them.
+    pub(super) fn new(
+        files: &Arc<checkpoint::Checkpoint>,
+        mappings: &Arc<Mappings>,
+        rules: &[String],
+        names: &[String],
+        regions: Option<IndexRegions<'_>>,
+    ) -> Result<RecipeOutputs> {
+        let recipe = Recipe::new(files, rules)?;
+        let requests = recipe.requests(names, regions)?;
+        Ok(RecipeOutputs { files: Arc::clone(files), mappings: Arc::clone(mappings), recipe, requests })
+    }
+
+    /// Sets the dtypes of outputs whose rules state none.
+    pub(super) fn set_dtypes(&mut self, rules: &[ffi::DtypeRule]) -> Result<()> {
+        let rules = dtype_rules::rules(rules);
+        guard(|| {
+            let set = self.recipe.set_dtypes(&mut self.requests, &rules);
+            set.map_err(|error| self.files.locate(0, error))
+        })
+    }
+
+    /// Returns what C++ allocates for the outputs. The stored dtype is the dtype of the recipe.
+    pub(super) fn specs(&self) -> Result<Vec<ffi::Spec>> {
+        let spec = |request: &Request| {
+            let output = self.recipe.outputs().get(request.output);
+            let output = output.ok_or_else(|| Error::new(Kind::Internal, "no such output"))?;
+            let spec = temporary_spec(&output.name, output.dtype, request.view.shape())?;
+            Ok(ffi::Spec { target_type: scalar_type(request.dtype)?, ..spec })
+        };
+        guard(|| self.requests.iter().map(spec).collect())
+    }
+
+    /// Plans loads into existing tensors of these dtypes and strides, or into new ones if there are none.
+    pub(super) fn plan(&mut self, targets: &[ffi::RecipeTarget]) -> Result<ffi::RecipePlan> {
+        let is_new = targets.is_empty();
+        watched(|check| {
+            for (request, target) in self.requests.iter_mut().zip(targets) {
+                let unknown = || Error::new(Kind::Internal, "an output has an unknown dtype");
+                request.dtype = Dtype::from_scalar_type(target.scalar_type).ok_or_else(unknown)?;
+                let stride = |&stride: &i64| u64::try_from(stride).unwrap_or(0);
+                let sizes = request.view.shape().to_vec();
+                request.layout = Layout { offset: 0, sizes, strides: target.strides.iter().map(stride).collect() };
+            }
+            let plan = Plan::new(&self.recipe, &self.requests, check)?;
+            let whole = if is_new { plan.whole_pieces(&self.requests) } else { vec![None; self.requests.len()] };
+            let mut is_whole = vec![false; plan.pieces.len()];
+            for index in whole.iter().flatten() {
+                is_whole.iter_mut().skip(*index).take(1).for_each(|is_whole| *is_whole = true);
+            }
+            let whole_pieces = whole.iter().flatten().filter_map(|&index| plan.pieces.get(index));
+            let parts = plan.pieces.iter().zip(&is_whole).filter(|(_, is_whole)| !**is_whole).map(|(piece, _)| piece);
+            let parts: Vec<&Piece> = parts.collect();
+            let elements = |elements: &Elements| self.elements(elements);
+            let copy = |copy: &crate::recipe::pieces::Copy| {
+                Ok(ffi::ElementsCopy { source: self.elements(&copy.source)?, target: self.elements(&copy.target)? })
+            };
+            let temporaries = plan.temporaries.iter().map(|temporary| {
+                let spec = temporary_spec("a temporary tensor", temporary.dtype, &temporary.shape)?;
+                Ok(ffi::TemporaryTensor { spec, output: temporary.output })
+            });
+            Ok(ffi::RecipePlan {
+                whole_outputs: whole.iter().enumerate().filter_map(|(output, piece)| piece.map(|_| output)).collect(),
+                whole: self.selection(whole_pieces)?,
+                targets: parts.iter().map(|piece| elements(&piece.target)).collect::<Result<_>>()?,
+                parts: self.selection(parts.iter().copied())?,
+                temporaries: temporaries.collect::<Result<_>>()?,
+                copies: plan.copies.iter().map(copy).collect::<Result<_>>()?,
+            })
+        })
+    }
+
+    fn selection<'a>(&self, pieces: impl Iterator<Item = &'a Piece>) -> Result<Box<Selection>> {
+        let region = |piece: &Piece| {
+            let entry = self.files.entry(piece.position);
+            let (source, entry) = entry.ok_or_else(|| Error::new(Kind::Internal, "no such tensor"))?;
+            let region = TensorRegion::indexed(source, entry, &piece.region);
+            region.map_err(|error| self.files.locate(source, error))
+        };
+        let regions: Vec<TensorRegion> = pieces.map(region).collect::<Result<_>>()?;
+        let selection = selection::Selection::from_regions(&self.files, regions.into());
+        Ok(Box::new(Selection::new(selection, Arc::clone(&self.mappings), Reads::Alone)))
+    }
+
+    fn elements(&self, elements: &Elements) -> Result<ffi::StridedElements> {
+        let tensor = match elements.memory {
+            Memory::Output(output) => output,
+            Memory::Temporary(temporary) => self.requests.len() + temporary,
+        };
+        let Layout { offset, sizes, strides } = &elements.layout;
+        let offset = signed(&[*offset])?.into_iter().next().unwrap_or(0);
+        Ok(ffi::StridedElements { tensor, offset, sizes: signed(sizes)?, strides: signed(strides)? })
+    }
+}
+
+/// Returns what C++ allocates for a tensor that is not stored. It counts as one with data, so that it is not set to zero.
+fn temporary_spec(name: &str, dtype: Dtype, shape: &[u64]) -> Result<ffi::Spec> {
+    let scalar_type = scalar_type(dtype)?;
+    let bytes = numel(shape).saturating_mul(dtype.item_bytes());
+    let spec = ffi::Spec {
+        name: name.into(),
+        scalar_type,
+        target_type: scalar_type,
+        shape: signed(shape)?,
+        bytes,
+        is_small: false,
+    };
+    Ok(spec)
+}

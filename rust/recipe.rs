@@ -1,0 +1,14 @@
+//! Recipes: rules that say how the tensors of a load come from the tensors of a checkpoint.
+//!
+//! A rule names an output and an expression: a renamed tensor, a slice, a view, or several tensors that are stacked or
+//! concatenated. [`rules`] parses the text. [`matching`] finds the tensors of a checkpoint that the rules name, and
+//! returns the outputs, each with a [`view`] of stored tensors. [`pieces`] turns requested outputs into pieces: an index
+//! region of a stored tensor, and the part of the output that it fills. Nothing here reads data.
+
+pub mod layout;
+pub mod matching;
+pub mod names;
+pub mod pieces;
+pub mod requests;
+pub mod rules;
+pub mod view;

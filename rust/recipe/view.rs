@@ -1,0 +1,222 @@
+//! Views of stored tensors and of tensors that are joined of views. No operation copies elements.
+
+use super::layout::{Layout, numel};
+use crate::checkpoint::region::IndexRange;
+use crate::dtype::Dtype;
+use crate::num::{to_u64, to_usize};
+use std::sync::Arc;
+
+/// Largest number of elements of a tensor: PyTorch counts them, and the bits of 128-bit elements, with 63 bits.
+const NUMEL_MAX: u64 = 1 << 56;
+
+/// Tensor of a checkpoint.
+#[derive(Clone, Debug)]
+pub struct Stored {
+    /// Position of the tensor in [`Checkpoint::entries`](crate::checkpoint::Checkpoint::entries).
+    pub position: usize,
+    /// Stored dtype.
+    pub dtype: Dtype,
+    /// Shape in PyTorch's elements.
+    pub shape: Vec<u64>,
+}
+
+/// Views that are copied into one contiguous tensor, side by side.
+#[derive(Debug)]
+pub struct Joined {
+    /// Shape of the tensor.
+    pub shape: Vec<u64>,
+    /// Views from the first indices of `dim` to the last.
+    pub inputs: Vec<View>,
+    /// Dimension along which the views lie.
+    pub dim: usize,
+    /// Whether each view is one index of `dim`, which it lacks.
+    pub is_stack: bool,
+}
+
+/// Contiguous tensor that views show.
+#[derive(Clone, Debug)]
+pub enum Base {
+    /// A tensor of the checkpoint.
+    Stored(Arc<Stored>),
+    /// Views side by side.
+    Joined(Arc<Joined>),
+}
+
+/// View of a tensor.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// Elements of the base.
+    pub layout: Layout,
+    /// The tensor.
+    pub base: Base,
+}
+
+/// Result of an operation, or the reason why it is not possible.
+type Viewed = std::result::Result<View, String>;
+
+impl Base {
+    /// Returns the shape of the tensor.
+    pub fn shape(&self) -> &[u64] {
+        match self {
+            Base::Stored(stored) => &stored.shape,
+            Base::Joined(joined) => &joined.shape,
+        }
+    }
+}
+
+impl View {
+    /// Returns a view of a whole tensor.
+    pub fn whole(base: Base) -> View {
+        View { layout: Layout::contiguous(base.shape()), base }
+    }
+
+    /// Returns the shape.
+    pub fn shape(&self) -> &[u64] {
+        &self.layout.sizes
+    }
+
+    /// Returns the view with another arrangement of the elements of its base.
+    pub(super) fn with(&self, layout: Layout) -> View {
+        View { layout, base: self.base.clone() }
+    }
+
+    /// Returns views along a dimension of one tensor.
+    pub(super) fn cat(inputs: Vec<View>, dim: i64) -> Viewed {
+        let first = inputs.first().map(|view| view.shape().to_vec()).unwrap_or_default();
+        let dim = resolve(dim, first.len())?;
+        let mut shape = first.clone();
+        let mut total = 0_u64;
+        for view in &inputs {
+            let sizes = view.shape();
+            let differs = |(index, (one, two)): (usize, (&u64, &u64))| index != dim && one != two;
+            if sizes.len() != first.len() || sizes.iter().zip(&first).enumerate().any(differs) {
+                return Err(format!(
+                    "cat along dimension {dim} of tensors with shapes {first:?} and {sizes:?}, which must be equal in \
+                     the other dimensions"
+                ));
+            }
+            total = total.saturating_add(sizes.get(dim).copied().unwrap_or(0));
+        }
+        if let Some(size) = shape.get_mut(dim) {
+            *size = total;
+        }
+        joined(Joined { shape, inputs, dim, is_stack: false })
+    }
+
+    /// Returns views of one shape along a new dimension.
+    pub(super) fn stack(inputs: Vec<View>, dim: i64) -> Viewed {
+        let mut shape = inputs.first().map(|view| view.shape().to_vec()).unwrap_or_default();
+        let dim = resolve(dim, shape.len() + 1)?;
+        if let Some((index, other)) = inputs.iter().enumerate().find(|(_, view)| view.shape() != shape) {
+            return Err(format!(
+                "stack of tensors with shapes {shape:?} and, at index {index}, {:?}, which must be equal",
+                other.shape()
+            ));
+        }
+        shape.insert(dim, to_u64(inputs.len()));
+        joined(Joined { shape, inputs, dim, is_stack: true })
+    }
+
+    /// Returns some indices of a dimension, as `x[start:end:step]` does. Indices must lie inside the dimension.
+    pub(super) fn slice(&self, dim: i64, start: i64, end: i64, step: i64) -> Viewed {
+        let (dim, size) = self.dim(dim)?;
+        let index = |index: i64| if index < 0 { size.checked_add_signed(index) } else { u64::try_from(index).ok() };
+        let bounds = index(start).zip(index(end)).filter(|&(start, end)| start <= end && end <= size);
+        let step = u64::try_from(step).ok().filter(|&step| step > 0);
+        let ((start, end), step) = bounds.zip(step).ok_or_else(|| {
+            format!(
+                "indices {start} to {end} with step {step} do not lie inside dimension {dim}, whose size is {size}",
+                step = step.map_or_else(|| "0 or less".to_owned(), |step| step.to_string())
+            )
+        })?;
+        let range = IndexRange { start, length: (end - start).div_ceil(step), step };
+        Ok(self.with(self.layout.index_dim(dim, range)))
+    }
+
+    /// Returns `length` indices of a dimension.
+    pub(super) fn narrow(&self, dim: i64, start: i64, length: i64) -> Viewed {
+        let (index, size) = self.dim(dim)?;
+        let first = if start < 0 { size.checked_add_signed(start) } else { u64::try_from(start).ok() };
+        let end = first.and_then(|first| first.checked_add(u64::try_from(length).ok()?));
+        match (first, end) {
+            (Some(first), Some(end)) if end <= size => {
+                Ok(self.with(self.layout.index_dim(index, IndexRange { start: first, length: end - first, step: 1 })))
+            }
+            _ => Err(format!("{length} indices from {start} do not lie inside dimension {dim}, whose size is {size}")),
+        }
+    }
+
+    /// Returns the elements in another shape. If they do not allow that, the result is a view of a copy.
+    pub(super) fn view(&self, sizes: &[i64]) -> Viewed {
+        let wrong = || format!("a tensor of shape {:?} cannot be viewed as {sizes:?}", self.shape());
+        let known = sizes.iter().filter(|&&size| size != -1).map(|&size| u64::try_from(size).ok());
+        let known: Vec<u64> = known.collect::<Option<_>>().ok_or_else(wrong)?;
+        let elements = self.layout.numel();
+        let free = match sizes.len() - known.len() {
+            0 => None,
+            1 => Some(elements.checked_div(numel(&known)).ok_or_else(wrong)?),
+            _ => return Err(wrong()),
+        };
+        let size = |&size: &i64| u64::try_from(size).ok().or(free);
+        let shape: Vec<u64> = sizes.iter().map(size).collect::<Option<_>>().ok_or_else(wrong)?;
+        if numel(&shape) != elements {
+            return Err(wrong());
+        }
+        if let Some(layout) = self.layout.view(&shape) {
+            return Ok(self.with(layout));
+        }
+        let copy = self.contiguous()?;
+        let layout = copy.layout.view(&shape).ok_or_else(wrong)?;
+        Ok(copy.with(layout))
+    }
+
+    /// Returns the dimensions in another order.
+    pub(super) fn permute(&self, dims: &[i64]) -> Viewed {
+        let rank = self.shape().len();
+        let order: Vec<usize> = dims.iter().map(|&dim| resolve(dim, rank)).collect::<Result<_, _>>()?;
+        let mut sorted = order.clone();
+        sorted.sort_unstable();
+        if !sorted.iter().copied().eq(0..rank) {
+            return Err(format!("permute of a tensor with {rank} dimensions needs each of them once, not {dims:?}"));
+        }
+        Ok(self.with(self.layout.permute(&order)))
+    }
+
+    /// Returns the tensor with two dimensions exchanged.
+    pub(super) fn transpose(&self, dims: [i64; 2]) -> Viewed {
+        let rank = self.shape().len();
+        let mut order: Vec<usize> = (0..rank).collect();
+        let [first, second] = dims;
+        order.swap(resolve(first, rank)?, resolve(second, rank)?);
+        Ok(self.with(self.layout.permute(&order)))
+    }
+
+    /// Returns a view of a contiguous copy.
+    fn contiguous(&self) -> Viewed {
+        let input = self.with(self.layout.unsqueeze(0));
+        let copy = Joined { shape: input.shape().to_vec(), inputs: vec![input], dim: 0, is_stack: false };
+        let copy = joined(copy)?;
+        let layout = copy.layout.select(0, 0);
+        Ok(copy.with(layout))
+    }
+
+    /// Returns the index of a dimension, and its size.
+    fn dim(&self, dim: i64) -> std::result::Result<(usize, u64), String> {
+        let index = resolve(dim, self.shape().len())?;
+        Ok((index, self.shape().get(index).copied().unwrap_or(0)))
+    }
+}
+
+fn joined(joined: Joined) -> Viewed {
+    if numel(&joined.shape) > NUMEL_MAX {
+        return Err(format!("a tensor of shape {:?} has too many elements", joined.shape));
+    }
+    Ok(View::whole(Base::Joined(Arc::new(joined))))
+}
+
+/// Returns the dimension with an index, which counts from the last if it is negative.
+fn resolve(dim: i64, rank: usize) -> std::result::Result<usize, String> {
+    let index = if dim < 0 { to_u64(rank).checked_add_signed(dim) } else { u64::try_from(dim).ok() };
+    let index = index.map(to_usize).filter(|&index| index < rank);
+    index.ok_or_else(|| format!("dimension {dim} of a tensor with {rank} dimensions"))
+}
