@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._deferred.numbers import load_numbers
 from fst._deferred.place import FillPlan, Piece
 from fst._deferred.region import region_of
 from fst._deferred.view import Stored, View, inverse_order, stride_order
@@ -38,6 +39,7 @@ def load_views(views: Sequence[View], devices: Sequence[torch.device]) -> list[T
         for (index, _), tensor in zip(found, loaded, strict=True):
             tensors[index] = tensor.view(views[index].meta.shape)
     _load_pieces(plan.pieces)
+    load_numbers(plan.numbers)
     for source, destination in plan.copies:
         destination.copy_(source)
     return [tensors[index] for index in range(len(views))]

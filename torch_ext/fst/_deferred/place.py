@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.region import Region
+from fst._deferred.numbers import NumbersPiece
 from fst._deferred.region import region_of
-from fst._deferred.view import Joined, Stored, View, stride_order
+from fst._deferred.view import Dequantized, Joined, Stored, View, stride_order
 
 # Regions that one view may be split into. Beyond, it is copied out of a temporary tensor.
 _PARTS_MAX = 4096
@@ -28,10 +29,12 @@ class FillPlan:
 
     Attributes:
         pieces: What is loaded.
+        numbers: What is dequantized.
         copies: What is copied afterwards, in this order: pairs of a source and a destination.
     """
 
     pieces: list[Piece] = field(default_factory=list)
+    numbers: list[NumbersPiece] = field(default_factory=list)
     copies: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def add(self, view: View, out: Tensor, parts_max: int = _PARTS_MAX) -> None:
@@ -51,6 +54,8 @@ class FillPlan:
             self._split(view, out, parts_max)
         elif isinstance(base, Stored):
             self.pieces.append(Piece(base, region, target))
+        elif isinstance(base, Dequantized):
+            self._add_numbers(view, NumbersPiece(base, region, target), out)
         elif any(step != 1 for step in region.steps) or _rounds_twice(base, out.dtype):
             self._copy(view, out)
         else:
@@ -75,6 +80,13 @@ class FillPlan:
                 part = region.replace(dim, (low - begin, high - low, 1)).view(meta)
                 self.add(View(part, view.base), out.narrow(dim, low - first, high - low), parts_max)
             begin += count
+
+    def _add_numbers(self, view: View, piece: NumbersPiece, out: Tensor) -> None:
+        """Adds a region of a dequantized tensor, if need be by way of a temporary tensor with all of it."""
+        if piece.is_possible():
+            self.numbers.append(piece)
+        else:
+            self._copy(view, out)
 
     def _split(self, view: View, out: Tensor, parts_max: int) -> None:
         """Adds a view index by index of its shortest dim."""

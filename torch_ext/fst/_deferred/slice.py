@@ -17,10 +17,14 @@ class DeferredSlice(Slice[Any]):
 
     Args:
         found: A slice that `accepts` accepts.
+
+    Attributes:
+        is_read: Whether a region was requested.
     """
 
     def __init__(self, found: Slice[Any]) -> None:
         self._source, self._name = found._source, found._name
+        self.is_read = False
 
     @staticmethod
     def accepts(found: object) -> bool:
@@ -31,6 +35,7 @@ class DeferredSlice(Slice[Any]):
         return is_plain and cast("Slice[Any]", found)._source.output == Output(PYTORCH, _CPU)
 
     def __getitem__(self, index: Any) -> Any:
+        self.is_read = True
         checkpoint, name = self._source.checkpoint, self._name
         meta = checkpoint.tensors[name]
         part = meta if index is Ellipsis else meta[index]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Union
 
+import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
@@ -20,6 +21,34 @@ class Stored(NamedTuple):
     meta: Tensor
     checkpoint: OpenCheckpoint
     name: str
+
+
+class Dequantized(NamedTuple):
+    """Numbers that stored codes stand for.
+
+    Attributes:
+        meta: A contiguous meta tensor of the numbers, in the dtype to which they are rounded. Its last dim has
+            `numbers_per_code` times as many elements as that of `codes`, and all other dims are equal.
+        codes: The stored codes.
+        scales: Their scales.
+        grid: The shape of the scales, one for each block: with "scale" and "fp4", the last two dims of the codes in
+            blocks of `block`, and 1 or the same length for each dim before them; with "mxfp4", a scale for each index
+            of all dims but the last.
+        scheme: The name of the scheme, as `fst::dequantize_into` takes it.
+        block: Rows and columns that share a scale.
+    """
+
+    meta: Tensor
+    codes: Stored
+    scales: Stored
+    grid: tuple[int, ...]
+    scheme: str
+    block: tuple[int, int]
+
+    @property
+    def numbers_per_code(self) -> int:
+        """2 if a byte has two codes, otherwise 1."""
+        return self.meta.shape[-1] // self.codes.meta.shape[-1]
 
 
 class Joined(NamedTuple):
@@ -47,7 +76,7 @@ class View(NamedTuple):
     """
 
     meta: Tensor
-    base: Union[Stored, "Joined"]
+    base: Union[Stored, Dequantized, "Joined"]
 
     def permute(self, dims: Sequence[int]) -> "View":
         """Returns the view with its dims in another order."""
@@ -61,6 +90,12 @@ class View(NamedTuple):
         """Returns whether the view has all elements of `base` in their order, perhaps in another shape."""
         return self.meta.numel() == self.base.meta.numel() and self.meta.is_contiguous()
 
+    def sources(self) -> list[Stored | Dequantized]:
+        """Lists the stored and the dequantized tensors from which the view gets its values."""
+        if not isinstance(self.base, Joined):
+            return [self.base]
+        return [source for view in self.base.inputs for source in view.sources()]
+
 
 def stride_order(tensor: Tensor) -> list[int]:
     """Returns the dims, from the largest stride to the smallest."""
@@ -70,3 +105,8 @@ def stride_order(tensor: Tensor) -> list[int]:
 def inverse_order(order: Sequence[int]) -> list[int]:
     """Returns the permutation that undoes `order`."""
     return sorted(range(len(order)), key=order.__getitem__)
+
+
+def empty_meta(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Returns a contiguous meta tensor."""
+    return torch.empty(shape, dtype=dtype, device="meta")

@@ -1,0 +1,246 @@
+"""Suite of models that transformers converts while it loads them, beside a fill of the same parameters by hand."""
+
+import importlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+import fst
+
+from . import page_cache, text
+from .convert_models import BLOCK, FILE, MODELS, RECIPE, SMALL_BYTES, TINY, Model, is_quantized, part_of
+from .digest import digest
+from .goal import Goal, ratio
+from .memory import AnonymousPeak
+from .meter import Meter, start_threads
+from .page import Part
+from .result import Run
+from .suite import Case, Figures, Option, Suite
+from .table import Column, comparison, described, of_median, seconds, size
+
+METHODS = {
+    "transformers": "`from_pretrained`",
+    "fst": "`from_pretrained` under `fst.patch()`",
+    "floor": "parameters filled by hand",
+}
+# Bounds of the time of `fst.patch()` over that of the fill by hand, and of its peak over the bytes of the parameters.
+TIME_BOUNDS = {"qwen3-moe": 1.5, "qwen3-moe-many": 2.0, "deepseek-fp8": 1.5, "gpt-oss": 1.3}
+PEAK_BOUND = 1.05
+# A file that `fst convert` casts to float16, and the memory that it may take.
+COMMAND, COMMAND_BYTES, COMMAND_PEAK_BYTES = "fst-convert", 512 << 20, 64 << 20
+
+Parameters = dict[str, Tensor]
+
+
+class Convert(Suite):
+    """Loads of models by transformers, by transformers under `fst.patch()` and by hand, in turn."""
+
+    name = "convert"
+    options: ClassVar = {
+        "workloads": Option([*MODELS, COMMAND], [*MODELS, COMMAND]),
+        "methods": Option([*METHODS], [*METHODS]),
+    }
+
+    def start(self, stack: ExitStack) -> None:
+        self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self.args.cache_dir)))
+        is_small = self.args.size_bytes < SMALL_BYTES
+        self._digests = {}
+        for name in self.args.workloads:
+            folder = self._folder / name
+            if name == COMMAND:
+                folder.mkdir()
+                _save_command_input(folder / FILE, SMALL_BYTES if is_small else COMMAND_BYTES)
+                continue
+            self.results["workloads"][name] = self.child(
+                "convert_models:make_model", name=name, folder=str(folder), is_small=is_small
+            )
+            arguments = {"name": name, "folder": str(folder), "method": "transformers"}
+            self._digests[name] = self.child("convert:measure", **arguments)["digests"][0]
+
+    def tables(self) -> Iterator[Sequence[Case]]:
+        for name in self.args.workloads:
+            folder = self._folder / name
+            if name == COMMAND:
+                yield [Case({"workload": name, "method": "fst"}, partial(self._convert, folder))]
+                continue
+            yield [
+                Case(
+                    {"workload": name, "method": method},
+                    partial(self._measure, name, folder, method),
+                    self._digests[name],
+                )
+                for method in self.args.methods
+            ]
+
+    def _measure(self, name: str, folder: Path, method: str, number: int) -> Figures:
+        return self.child("convert:measure", name=name, folder=str(folder), method=method)
+
+    def _convert(self, folder: Path, number: int) -> Figures:
+        return self.child("convert:measure_command", folder=str(folder)) | {"digests": [""]}
+
+
+def measure(name: str, folder: str, method: str) -> dict[str, Any]:
+    """Fills the parameters of a model once, after a tiny model of the same kind."""
+    path, model = Path(folder), MODELS[name]
+    fill: Callable[[Path], Parameters]
+    if method == "floor":
+        fill = partial(fill_by_hand, model=model)
+    else:
+        if method == "fst":
+            fst.patch()
+        # It takes seconds, which do not count.
+        auto = importlib.import_module("transformers").AutoModelForCausalLM
+        importlib.import_module("transformers.utils.logging").disable_progress_bar()
+
+        def fill(folder: Path) -> Parameters:
+            state: Parameters = auto.from_pretrained(folder, local_files_only=True).state_dict()
+            return state
+
+    page_cache.warm(path / FILE)
+    start_threads()
+    fill(path / TINY)
+    watch, meter = AnonymousPeak(), Meter()
+    parameters = fill(path)
+    figures = meter.figures()
+    return {
+        "seconds": figures["seconds"],
+        "cpu_seconds": figures["cpu_seconds"],
+        "peak_bytes": watch.end(),
+        "digests": [digest(parameters)],
+    }
+
+
+def fill_by_hand(folder: Path, model: Model) -> Parameters:
+    """Allocates parameters and fills each once. Those that equal a stored tensor stay mapped."""
+    recipe: Mapping[str, Any] = json.loads((folder / RECIPE).read_text())
+    file = folder / FILE
+    parameters: Parameters = {}
+    whole: list[str] = []
+    names: list[str] = []
+    out: list[Tensor] = []
+    codes: dict[str, Tensor] = {}
+    for name, (shape, sources) in recipe.items():
+        if len(sources) == 1 and not is_quantized(name, model.scheme):
+            whole.append(name)
+            continue
+        parameters[name] = parameter = torch.empty(shape, dtype=torch.bfloat16)
+        for source, index in sources:
+            part = part_of(parameter, index)
+            if is_quantized(source, model.scheme):
+                codes[source] = part
+            else:
+                names.append(source)
+                out.append(part)
+    parameters |= zip(whole, fst.load_tensors(file, whole), strict=True)
+    fst.load_into(file, names, out)
+    _dequantize(file, codes, model.scheme)
+    return parameters
+
+
+def _dequantize(file: Path, out: Mapping[str, Tensor], scheme: str) -> None:
+    ends = ("_blocks", "_scales") if scheme == "mxfp4" else ("", "_scale_inv")
+    loaded = fst.load_tensors(file, [name + end for end in ends for name in out])
+    for tensor, codes, scales in zip(out.values(), loaded[: len(out)], loaded[len(out) :], strict=True):
+        if scheme == "mxfp4":
+            torch.ops.fst.dequantize_into(codes.flatten(2), scales, tensor.transpose(1, 2), "mxfp4")
+        else:
+            torch.ops.fst.dequantize_into(codes, scales, tensor, "scale", block=[BLOCK, BLOCK])
+
+
+def _save_command_input(path: Path, size_bytes: int) -> None:
+    """Saves tensors of 16 MiB with numbers that float16 can hold."""
+    tensor = torch.linspace(-1, 1, 4 << 20)
+    fst.save_file({f"layer.{index}": tensor.roll(index) for index in range(size_bytes // tensor.nbytes)}, path)
+
+
+def measure_command(folder: str) -> dict[str, Any]:
+    """Casts a file to float16 by `fst convert`."""
+    path = Path(folder)
+    page_cache.warm(path / FILE)
+    main = importlib.import_module("fst.cli").main
+    os.sync()
+    watch, meter = AnonymousPeak(), Meter()
+    arguments = ["convert", str(path / FILE), str(path / "cast.safetensors"), "--dtype", "float16", "--force"]
+    try:
+        with open(os.devnull, "w") as null, redirect_stdout(null):
+            main(arguments)
+    except SystemExit as end:
+        if end.code:
+            raise RuntimeError(f"fst convert ended with {end.code}") from end
+    figures = meter.figures()
+    return {
+        "seconds": figures["seconds"],
+        "cpu_seconds": figures["cpu_seconds"],
+        "peak_bytes": watch.end(),
+    }
+
+
+def introduction(run: Run) -> Iterator[str]:
+    yield """\
+`AutoModelForCausalLM.from_pretrained` on the CPU, from a warm page cache, with and without `fst.patch()`, and a
+program that knows the model: it allocates the parameters and fills each once, by `fst.load_into` and
+`fst::dequantize_into`. *CPU* is the time of all threads. *Peak* is the peak of the memory that no file backs, over that
+before the load: tensors that stay views of the mapped file do not count. Each measurement has a process of its own,
+which has loaded a tiny model of the same kind before.
+"""
+
+
+def goals(run: Run) -> Iterator[Goal]:
+    for name, bound in TIME_BOUNDS.items():
+        own, floor = ({"workload": name, "method": method} for method in ("fst", "floor"))
+        if run.some(own):
+            title = MODELS[name].title
+            yield ratio(run, f"{title}: CPU time over a fill by hand", (own, floor), "cpu_seconds", bound)
+            peak, whole = run.median(own, "peak_bytes"), run.workloads[name]["parameter_bytes"]
+            share = None if peak is None else peak / whole
+            yield Goal(f"{title}: peak over the parameters", share, PEAK_BOUND, text.quotient)
+    own, other = ({"workload": "llama", "method": method} for method in ("fst", "transformers"))
+    if run.some(own):
+        yield ratio(run, f"{MODELS['llama'].title}: CPU time over transformers", (own, other), "cpu_seconds", 1.1)
+    if run.some(own := {"workload": COMMAND}):
+        title = f"`fst convert` of {text.size(COMMAND_BYTES)} to float16: peak"
+        yield Goal(title, run.median(own, "peak_bytes"), COMMAND_PEAK_BYTES, text.size)
+
+
+def tables(run: Run) -> Iterator[str]:
+    for name in (row["workload"] for row in run.names("workload")):
+        facts = run.workloads.get(name)
+        yield f"## {'`fst convert` to float16' if facts is None else facts['title']}\n"
+        columns = [
+            Column("CPU", "cpu_seconds", text.spread),
+            Column("time", "seconds", seconds),
+            Column("peak", "peak_bytes", size),
+        ]
+        if facts is not None:
+            yield described(facts) + "\n"
+            floor = run.median({"workload": name, "method": "floor"}, "cpu_seconds")
+            whole = facts["parameter_bytes"]
+            columns[2] = Column("peak, over the parameters", "peak_bytes", _size_of(whole))
+            if floor:
+                columns.insert(1, Column("over a fill by hand", "cpu_seconds", _over(floor)))
+        rows = [((METHODS[method],), {"workload": name, "method": method}) for method in METHODS]
+        yield from comparison(run, ("",), [row for row in rows if run.some(row[1])], columns)
+
+
+def _over(floor: float) -> Any:
+    return of_median(lambda value: text.quotient(value / floor))
+
+
+def _size_of(whole: float) -> Any:
+    return of_median(lambda value: f"{text.size(value)}, {text.quotient(value / whole)}")
+
+
+PARTS = {"convert": Part("Conversions", "convert", tables, goals, introduction)}
+
+if __name__ == "__main__":
+    from .run import main
+
+    main("convert")
