@@ -7,6 +7,9 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fst
 from fst._patch import quantized
@@ -18,7 +21,7 @@ fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
 mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
 
 SIZES = {
-    "vocab_size": 97,
+    "vocab_size": 96,
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
@@ -121,7 +124,7 @@ def assert_same_loads(folder, caplog, **options):
     assert messages(caplog) == []
     assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
-        assert_same_numbers(actual[name].detach(), tensor.detach())
+        assert_same_numbers(*(getattr(value, "_local_tensor", value.detach()) for value in (actual[name], tensor)))
         traits = [(type(value), value.stride(), value.requires_grad, vars(value)) for value in (actual[name], tensor)]
         assert traits[0] == traits[1]
     return p.summary()
@@ -199,6 +202,46 @@ def test_grids_that_do_not_fit(tmp_path):
     with fst.patch(), pytest.raises(RuntimeError) as actual:
         load(tmp_path)
     assert str(actual.value) == str(expected.value)
+
+
+@pytest.fixture
+def group(monkeypatch):
+    """Returns a function that makes this process rank 1 of 4, whose collectives do nothing."""
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    yield lambda: dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
+    dist.destroy_process_group()
+
+
+def shard(tensor, like):
+    """Returns the part of a tensor that this rank has of a DTensor."""
+    shape, offsets = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
+    for dim, (begin, length) in enumerate(zip(offsets, shape, strict=True)):
+        tensor = tensor.narrow(dim, begin, length)
+    return tensor
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_shards(tmp_path, caplog, group):
+    """Ranks get the parts of the unsharded result, also where shards cut blocks, and read no more than their parts."""
+    path = save_fp8(tmp_path, build("llama"))
+    whole = load(tmp_path).state_dict()
+    group()
+    with fst.patch(), fst.profile() as p, caplog.at_level(logging.DEBUG, "fst"):
+        sharded = load(tmp_path, tp_plan="auto").state_dict()
+    assert messages(caplog) == []
+    for name, tensor in sharded.items():
+        local = getattr(tensor, "_local_tensor", tensor)
+        assert_same_numbers(local, shard(whole[name], tensor) if local is not tensor else whole[name])
+    assert p.summary().tensor_bytes < 0.4 * path.stat().st_size
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_shards_of_experts(tmp_path, caplog, group):
+    """Where shards cut no blocks, transformers gives the right values."""
+    save_fp8(tmp_path, build("qwen3_moe"), block=(8, 8))
+    group()
+    assert_same_loads(tmp_path, caplog, tp_plan="auto")
 
 
 def test_known_forms():
