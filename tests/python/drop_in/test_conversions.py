@@ -7,7 +7,7 @@ import torch
 
 import fst
 from fst._deferred.tensor import DeferredTensor
-from rawfile import assert_same
+from rawfile import assert_all_same, assert_same
 
 transformers = pytest.importorskip("transformers")
 loading = pytest.importorskip("transformers.core_model_loading")
@@ -148,6 +148,36 @@ def test_what_cannot_be_recorded(tmp_path, monkeypatch, caplog, operation, messa
         assert_same_models(actual, expected)
     assert (message is None) == (caplog.messages == [])
     assert message is None or message in caplog.text
+
+
+def saved(folder, model):
+    model.save_pretrained(folder, max_shard_size="40KB")
+    return {path.name: path.read_bytes() for path in folder.glob("model*")}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_saves_have_the_same_bytes(tmp_path, monkeypatch, caplog, chain):
+    model = llama(monkeypatch, tmp_path, CHAINS[chain])(tmp_path)
+    expected = saved(tmp_path / "expected", model)
+    with fst.patch(), caplog.at_level(logging.DEBUG, "fst"):
+        assert saved(tmp_path / "actual", model) == expected
+        # Many copies are made one by one.
+        monkeypatch.setattr("fst._patch.saving._COPIED_BYTES_MAX", 0)
+        assert saved(tmp_path / "one by one", model).keys() == expected.keys()
+    assert_all_same(fst.load_file(tmp_path / "one by one"), fst.load_file(tmp_path / "expected"))
+    assert caplog.messages == []
+
+
+def test_saves_of_experts_copy_nothing(tmp_path, monkeypatch):
+    """Experts are views of the stacked parameters."""
+    sizes = {**TINY, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes))
+    expected = saved(tmp_path / "expected", model)
+    copied = []
+    monkeypatch.setattr("fst._patch.saving.load_deferred", lambda tensors: copied.extend(tensors) or [])
+    with fst.patch():
+        assert saved(tmp_path / "actual", model) == expected
+    assert copied == []
 
 
 def test_models_have_no_deferred_tensors_after_a_failure(tmp_path, monkeypatch):

@@ -9,15 +9,15 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._deferred.numbers import load_numbers
 from fst._deferred.place import FillPlan, Piece
 from fst._deferred.region import region_of
-from fst._deferred.view import Stored, View, inverse_order, stride_order
+from fst._deferred.view import Stored, View, in_memory, inverse_order, stride_order
 
 
 @torch.no_grad()
 def load_views(views: Sequence[View], devices: Sequence[torch.device]) -> list[Tensor]:
     """Loads views, each into a tensor of its dtype, shape and strides.
 
-    Views of stored tensors on the CPU may be views of mapped files. All others are filled once, by one load for each
-    checkpoint.
+    Views of stored tensors on the CPU may be views of mapped files, and views of tensors in memory stay views. All
+    others are filled once, by one load for each checkpoint.
 
     Args:
         views: What to load.
@@ -27,7 +27,9 @@ def load_views(views: Sequence[View], devices: Sequence[torch.device]) -> list[T
     whole: dict[tuple[OpenCheckpoint, torch.device], list[tuple[int, str]]] = {}
     plan = FillPlan()
     for index, (view, device) in enumerate(zip(views, devices, strict=True)):
-        if isinstance(view.base, Stored) and view.is_whole():
+        if (held := in_memory(view)) is not None and held.device == device:
+            tensors[index] = held
+        elif isinstance(view.base, Stored) and view.is_whole():
             whole.setdefault((view.base.checkpoint, device), []).append((index, view.base.name))
         elif isinstance(view.base, Stored) and device.type == "cpu":
             tensors[index] = _load_view(view, view.base, device)

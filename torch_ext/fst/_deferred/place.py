@@ -9,7 +9,7 @@ from torch import Tensor
 from fst._checkpoint.region import Region
 from fst._deferred.numbers import NumbersPiece
 from fst._deferred.region import region_of
-from fst._deferred.view import Dequantized, Joined, Stored, View, stride_order
+from fst._deferred.view import Dequantized, Held, Joined, Stored, View, stride_order
 
 # Regions that one view may be split into. Beyond, it is copied out of a temporary tensor.
 _PARTS_MAX = 4096
@@ -40,6 +40,9 @@ class FillPlan:
     def add(self, view: View, out: Tensor, parts_max: int = _PARTS_MAX) -> None:
         """Adds what fills a tensor with the values of a view of the same shape."""
         if out.numel() == 0:
+            return
+        if isinstance(view.base, Held):
+            self.copies.append((view.base.part(view.meta), out))
             return
         if isinstance(view.base, Stored) and view.is_whole() and out.is_contiguous():
             shape = view.base.meta.shape

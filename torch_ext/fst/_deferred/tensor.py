@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fst._deferred.fill import load_views
-from fst._deferred.view import Joined, View, inverse_order, stride_order
+from fst._deferred.view import Held, Joined, View, inverse_order, stride_order
 
 _CAT, _STACK = torch.ops.aten.cat.default, torch.ops.aten.stack.default
 _COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
@@ -54,6 +54,50 @@ class DeferredTensor(Tensor):
         if function._schema.is_mutable:
             raise NotRecordedError(f"{function} changes a tensor whose values are not loaded yet")
         return function(*map(_with_values, args), **{key: _with_values(value) for key, value in kwargs.items()})
+
+
+class _Memory:
+    """Memory that a new tensor would have, with what programs ask of a storage."""
+
+    def __init__(self, tensor: Tensor, device: torch.device) -> None:
+        self.device, self._tensor = device, tensor
+
+    def untyped_storage(self) -> "_Memory":
+        """Returns the memory, as a tensor does."""
+        return self
+
+    def data_ptr(self) -> int:
+        """Returns a number that no other memory has, and no address."""
+        return -id(self._tensor)
+
+    def nbytes(self) -> int:
+        """Returns the size in bytes."""
+        return self._tensor.nbytes
+
+
+class UnsavedTensor(DeferredTensor):
+    """Deferred tensor of which programs ask whether it shares memory with others, before they save it.
+
+    Attributes:
+        memory: The memory of which it would be a view.
+    """
+
+    @staticmethod
+    def __new__(cls, source: View, device: torch.device) -> "UnsavedTensor":
+        tensor = DeferredTensor.__new__(cls, source, device)
+        base = source.base
+        tensor.memory = base.tensor if isinstance(base, Held) else _Memory(base.meta, device)
+        return tensor
+
+    # Programs look through tensors that have both.
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        """Returns the names of the tensors inside."""
+        return ["memory"], None
+
+    @staticmethod
+    def __tensor_unflatten__(*_: Any) -> "UnsavedTensor":
+        """Raises an error: the values are elsewhere."""
+        raise NotImplementedError("A tensor that is not saved yet cannot be made of others")
 
 
 def load_deferred(tensors: Sequence[DeferredTensor]) -> list[Tensor]:

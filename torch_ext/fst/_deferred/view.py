@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._deferred.region import region_of
 
 
 class Stored(NamedTuple):
@@ -51,6 +52,23 @@ class Dequantized(NamedTuple):
         return self.meta.shape[-1] // self.codes.meta.shape[-1]
 
 
+class Held(NamedTuple):
+    """A tensor in memory.
+
+    Attributes:
+        meta: A contiguous meta tensor with its dtype and its shape.
+        tensor: The tensor, which is contiguous.
+    """
+
+    meta: Tensor
+    tensor: Tensor
+
+    def part(self, view: Tensor) -> Tensor:
+        """Returns the view whose strides and storage offset a meta tensor has."""
+        offset = self.tensor.storage_offset() + view.storage_offset()
+        return self.tensor.as_strided(view.shape, view.stride(), offset)
+
+
 class Joined(NamedTuple):
     """Views that are copied into one new tensor, side by side.
 
@@ -76,7 +94,7 @@ class View(NamedTuple):
     """
 
     meta: Tensor
-    base: Union[Stored, Dequantized, "Joined"]
+    base: Union[Stored, Dequantized, Held, "Joined"]
 
     def permute(self, dims: Sequence[int]) -> "View":
         """Returns the view with its dims in another order."""
@@ -90,11 +108,43 @@ class View(NamedTuple):
         """Returns whether the view has all elements of `base` in their order, perhaps in another shape."""
         return self.meta.numel() == self.base.meta.numel() and self.meta.is_contiguous()
 
-    def sources(self) -> list[Stored | Dequantized]:
-        """Lists the stored and the dequantized tensors from which the view gets its values."""
+    def sources(self) -> list[Stored | Dequantized | Held]:
+        """Lists the tensors from which the view gets its values."""
         if not isinstance(self.base, Joined):
             return [self.base]
         return [source for view in self.base.inputs for source in view.sources()]
+
+
+def in_memory(view: View) -> Tensor | None:
+    """Returns a view of a tensor in memory that has the values of a view, or None if there is none."""
+    base = view.base
+    if isinstance(base, Held):
+        return base.part(view.meta)
+    if not isinstance(base, Joined) or not view.meta.numel() or not _is_copy(base):
+        return None
+    [source] = base.inputs
+    order = stride_order(view.meta)
+    region = region_of(view.meta.permute(order), base.meta.shape)
+    if region is None or source.meta.dtype != base.meta.dtype:
+        return None
+    meta = source.meta.unsqueeze(base.dim) if base.is_stack else source.meta
+    part = in_memory(View(region.view(meta), source.base))
+    if part is None:
+        return None
+    # Dims of one index may differ.
+    lengths = [view.meta.shape[dim] for dim in order]
+    try:
+        return part.view(lengths).permute(inverse_order(order))
+    except RuntimeError:
+        return None
+
+
+def _is_copy(joined: Joined) -> bool:
+    """Returns whether a joined tensor is a copy of a tensor in memory."""
+    base: Stored | Dequantized | Held | Joined = joined
+    while isinstance(base, Joined) and len(base.inputs) == 1:
+        base = base.inputs[0].base
+    return isinstance(base, Held)
 
 
 def stride_order(tensor: Tensor) -> list[int]:

@@ -186,7 +186,7 @@ class _State:
 
     def extend(self) -> None:
         """Replaces what programs have imported since the patch began, and what it did not know yet."""
-        if self._replacements.lacks_loader():
+        if self._replacements.lacks_functions():
             with self.lock:
                 self.bound = None
                 self.apply()

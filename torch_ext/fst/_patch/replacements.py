@@ -15,7 +15,8 @@ from fst._checkpoint.slice import Slice
 from fst._core.arguments import Device
 from fst._core.errors import SafetensorError
 from fst._patch.placement import PlacedLoads, Placement, load_file
-from fst._patch.transformers import find_loader, recording
+from fst._patch.saving import save_unsaved
+from fst._patch.transformers import find_functions
 from fst._safetensors_api import safetensors_errors
 
 _Value = TypeVar("_Value")
@@ -41,7 +42,7 @@ class Replacements:
         self.namespaces: list[dict[str, Any]] = []
 
     def update(self) -> None:
-        """Adds the functions of safetensors, and the loader of transformers, that have no replacement yet.
+        """Adds the functions of safetensors, and those of transformers, that have no replacement yet.
 
         Functions by which another program has replaced them are not added. They stay in place and are called.
 
@@ -67,13 +68,13 @@ class Replacements:
             # Wrappers may copy every other attribute of the function.
             if function.__globals__ is vars(safetensors.torch):
                 self.by_original[function] = _replacement(function, self._active)
-        if (loader := find_loader()) is not None and loader not in self.by_original:
-            self.by_original[loader] = recording(loader, lambda: self._active() is not None)
+        for function, make in find_functions().items():
+            if function not in self.by_original:
+                self.by_original[function] = make(function, lambda: self._active() is not None)
 
-    def lacks_loader(self) -> bool:
-        """Returns whether a program has imported transformers' loader since the last update."""
-        loader = find_loader()
-        return loader is not None and loader not in self.by_original
+    def lacks_functions(self) -> bool:
+        """Returns whether a program has imported transformers since the last update."""
+        return any(function not in self.by_original for function in find_functions())
 
 
 def _replacement(original: FunctionType, active: Callable[[], Active | None]) -> Callable[..., Any]:
@@ -82,6 +83,8 @@ def _replacement(original: FunctionType, active: Callable[[], Active | None]) ->
         import fst.torch
 
         patch = active()
+        if original.__name__ == "save_file" and save_unsaved(*args, **kwargs):
+            return None
         called = original if patch is None else getattr(fst.torch, original.__name__)
         if patch is None or patch.placement is None or original.__name__ != "load_file":
             return called(*args, **kwargs)

@@ -17,22 +17,35 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from fst._deferred.slice import DeferredSlice
 from fst._deferred.tensor import DeferredTensor, load_deferred
 from fst._patch.quantized import check_names, check_scales, dequantizers, recorded
+from fst._patch.saving import reverting
 
 logger = logging.getLogger(__name__)
 
 _MODULE = "transformers.core_model_loading"
-_NAME = "convert_and_load_state_dict_in_model"
-_PARAMETERS = ["model", "state_dict", "load_config", "disk_offload_index"]
+# Functions that fill and that save a model, each with its parameters in the releases that are known.
+_LOADER = "convert_and_load_state_dict_in_model"
+_REVERTER = "revert_weight_conversion"
+_PARAMETERS = {
+    _LOADER: ["model", "state_dict", "load_config", "disk_offload_index"],
+    _REVERTER: ["model", "state_dict"],
+}
 
 
-def find_loader() -> FunctionType | None:
-    """Returns transformers' function that fills a model, or None if it is not imported, replaced or of another form."""
+def find_functions() -> dict[FunctionType, Callable[..., Callable[..., Any]]]:
+    """Returns transformers' functions that have replacements, each with the function that makes the replacement.
+
+    Functions that are not imported, that another program has replaced, or that have another form are left out.
+    """
     module = sys.modules.get(_MODULE)
     names = {} if module is None else vars(module)
-    function = names.get(_NAME)
-    if not isinstance(function, FunctionType) or function.__globals__ is not names:
-        return None
-    return function if [*inspect.signature(function).parameters] == _PARAMETERS else None
+    found = {}
+    for name, make in ((_LOADER, recording), (_REVERTER, reverting)):
+        function = names.get(name)
+        if not isinstance(function, FunctionType) or function.__globals__ is not names:
+            continue
+        if [*inspect.signature(function).parameters] == _PARAMETERS[name]:
+            found[function] = make
+    return found
 
 
 def recording(original: FunctionType, is_active: Callable[[], bool]) -> Callable[..., Any]:
