@@ -22,7 +22,7 @@ from .goal import Goal, ratio
 from .memory import AnonymousPeak
 from .meter import Meter, start_threads
 from .page import Part
-from .result import Run
+from .result import Run, reason_of
 from .suite import Case, Figures, Option, Suite
 from .table import Column, comparison, described, of_median, seconds, size
 
@@ -59,11 +59,12 @@ class Convert(Suite):
                 folder.mkdir()
                 _save_command_input(folder / FILE, SMALL_BYTES if is_small else COMMAND_BYTES)
                 continue
-            self.results["workloads"][name] = self.child(
-                "convert_models:make_model", name=name, folder=str(folder), is_small=is_small
-            )
-            arguments = {"name": name, "folder": str(folder), "method": "transformers"}
-            self._digests[name] = self.child("convert:measure", **arguments)["digests"][0]
+            made = self.child("convert_models:make_model", name=name, folder=str(folder), is_small=is_small)
+            right = self._measure(name, folder, "transformers", 0)
+            for figures in (made, right):
+                if reason := reason_of(figures):
+                    raise RuntimeError(f"{name}: {reason}")
+            self.results["workloads"][name], [self._digests[name]] = made, right["digests"]
 
     def tables(self) -> Iterator[Sequence[Case]]:
         for name in self.args.workloads:

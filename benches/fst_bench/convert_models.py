@@ -124,8 +124,8 @@ def make_model(name: str, folder: str, is_small: bool) -> dict[str, Any]:
     model = MODELS[name]
     path = Path(folder)
     tiny = model._replace(sizes={key: _TINY.get(key, value) for key, value in model.sizes.items()})
-    _save(tiny, path / TINY)
     _save(tiny if is_small else model, path)
+    _save(tiny, path / TINY)
     tensors = fst.tensor_names(path / FILE)
     recipe = json.loads((path / RECIPE).read_text())
     numbers = sum(torch.Size(shape).numel() for shape, _ in recipe.values())
@@ -145,7 +145,7 @@ def _save(model: Model, folder: Path) -> None:
     config = transformers.AutoConfig.for_model(model.kind, **model.sizes, dtype="bfloat16")
     with torch.device("meta"):
         built = transformers.AutoModelForCausalLM.from_config(config)
-    recipe = {name: [list(meta.shape), _sources(name, meta, model.scheme)] for name, meta in built.state_dict().items()}
+    recipe = {name: (list(meta.shape), _sources(name, meta, model.scheme)) for name, meta in built.state_dict().items()}
     generator = torch.Generator().manual_seed(SEED)
     tensors: dict[str, Tensor] = {}
     for shape, sources in recipe.values():

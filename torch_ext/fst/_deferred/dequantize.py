@@ -80,7 +80,8 @@ def record_mxfp4(codes: DeferredTensor, scales: DeferredTensor, dtype: torch.dty
     meta = empty_meta((*shape[:-1], block[1]), dtype)
     numbers = _with_base(codes, Dequantized(meta, leaf, grid_leaf, tuple(shape[:-1]), "mxfp4", block))
     # A copy, as the reference makes one: parameters are contiguous.
-    return None if numbers is None else numbers.flatten(2).transpose(1, 2).contiguous()
+    result = None if numbers is None else numbers.flatten(2).transpose(1, 2).contiguous()
+    return result if isinstance(result, DeferredTensor) else None
 
 
 def _only_leaf(view: View) -> Stored | None:

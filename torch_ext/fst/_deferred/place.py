@@ -41,8 +41,9 @@ class FillPlan:
         """Adds what fills a tensor with the values of a view of the same shape."""
         if out.numel() == 0:
             return
-        if isinstance(view.base, Held):
-            self.copies.append((view.base.part(view.meta), out))
+        base = view.base
+        if isinstance(base, Held):
+            self.copies.append((base.part(view.meta), out))
             return
         if isinstance(view.base, Stored) and view.is_whole() and out.is_contiguous():
             shape = view.base.meta.shape
@@ -50,7 +51,6 @@ class FillPlan:
             return
         order = stride_order(view.meta)
         view, out = view.permute(order), out.permute(order)
-        base = view.base
         region = region_of(view.meta, base.meta.shape)
         target = None if region is None else _viewed(out, region.lengths)
         if region is None or target is None:

@@ -1,5 +1,7 @@
 """Dequantization by PyTorch's operators."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,10 @@ def _unpack(codes: Tensor) -> Tensor:
     return torch.stack([table[(codes & 15).long()], table[(codes >> 4).long()]], -1).flatten(-2)
 
 
-def dequantize_into(codes, scales, out, scheme, block=(), begin=()):
+def dequantize_into(
+    codes: Tensor, scales: Tensor, out: Tensor, scheme: str, *, block: Sequence[int] = (), begin: Sequence[int] = ()
+) -> None:
+    """Writes the numbers of codes to `out`."""
     if scheme == "mxfp4":
         values = _unpack(codes)
         exponents = (scales.int() - 127).repeat_interleave(32, -1)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fst._deferred.fill import load_views
-from fst._deferred.view import Held, Joined, View, inverse_order, stride_order
+from fst._deferred.view import Held, Joined, View, empty_meta, inverse_order, stride_order
 
 _CAT, _STACK = torch.ops.aten.cat.default, torch.ops.aten.stack.default
 _COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
@@ -82,12 +82,11 @@ class UnsavedTensor(DeferredTensor):
         memory: The memory of which it would be a view.
     """
 
-    @staticmethod
-    def __new__(cls, source: View, device: torch.device) -> "UnsavedTensor":
-        tensor = DeferredTensor.__new__(cls, source, device)
+    memory: "Tensor | _Memory"
+
+    def __init__(self, source: View, device: torch.device) -> None:
         base = source.base
-        tensor.memory = base.tensor if isinstance(base, Held) else _Memory(base.meta, device)
-        return tensor
+        self.memory = base.tensor if isinstance(base, Held) else _Memory(base.meta, device)
 
     # Programs look through tensors that have both.
     def __tensor_flatten__(self) -> tuple[list[str], None]:
@@ -147,13 +146,34 @@ def _record_join(
     if len(deferred) != len(list(tensors)) or len({tensor.device for tensor in deferred}) != 1:
         return None
     sources = [tensor.source for tensor in deferred]
-    meta = function([source.meta for source in sources], *args, **kwargs)
+    metas = [source.meta for source in sources]
     # Also cat() leaves out tensors of shape [0].
-    if not meta.is_contiguous() or not all(source.meta.numel() for source in sources):
+    if not all(meta.numel() for meta in metas):
         return None
-    dim = args[0] if args else kwargs.get("dim", 0)
-    joined = Joined(meta, sources, dim % meta.dim(), is_stack=function is _STACK)
-    return DeferredTensor(View(meta, joined), deferred[0].device)
+    dim, is_stack = args[0] if args else kwargs.get("dim", 0), function is _STACK
+    meta = _joined_meta(metas, dim, is_stack)
+    if meta is None:
+        meta = function(metas, *args, **kwargs)
+    if not meta.is_contiguous():
+        return None
+    return DeferredTensor(View(meta, Joined(meta, sources, dim % meta.dim(), is_stack)), deferred[0].device)
+
+
+def _joined_meta(metas: Sequence[Tensor], dim: int, is_stack: bool) -> Tensor | None:
+    """Returns the result for tensors of one shape, dtype and layout. PyTorch's function takes 100 us for 64 tensors."""
+    first = metas[0]
+    if not is_stack and len(metas) == 1:
+        return None
+    if not first.dim() or any(meta.shape != first.shape or meta.dtype is not first.dtype for meta in metas):
+        return None
+    if not all(meta.is_contiguous() for meta in metas):
+        return None
+    shape = [*first.shape]
+    if is_stack:
+        shape.insert(dim % (len(shape) + 1), len(metas))
+    else:
+        shape[dim] *= len(metas)
+    return empty_meta(shape, first.dtype)
 
 
 def _with_values(value: Any) -> Any:

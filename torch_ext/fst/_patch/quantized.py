@@ -41,19 +41,55 @@ class QuantizedLoad:
     """What transformers dequantizes during one load.
 
     Args:
-        block: Rows and columns that share a scale, by the configuration of the model, or None if it has no blocks.
+        load_config: The configuration of the load.
 
     Attributes:
+        kinds: Classes of the operations that dequantize. Empty if the model is not quantized.
         used: Names of codes and scales that were combined.
         by_transformers: Names of codes whose values were loaded, because their dequantization was not recorded.
         other_blocks: Names of codes for which transformers derives other blocks from the number of the scales.
     """
 
-    def __init__(self, block: tuple[int, int] | None) -> None:
-        self._block = block
+    def __init__(self, load_config: Any) -> None:
+        self._quantizer = load_config.hf_quantizer
+        self._configuration = getattr(self._quantizer, "quantization_config", None)
+        operations = [one for entry in load_config.weight_mapping or [] for one in getattr(entry, "operations", ())]
+        self.kinds = {type(operation) for operation in operations if hasattr(operation, "hf_quantizer")}
+        # Rows and columns that share a scale, or None if the model has no blocks.
+        block = getattr(self._configuration, "weight_block_size", None)
+        self._block: tuple[int, int] | None = None if block is None else (block[0], block[1])
         self.used: set[str] = set()
         self.by_transformers: list[str] = []
         self.other_blocks: dict[str, tuple[int, int]] = {}
+
+    def obstacle(self) -> str:
+        """Returns why the load of a quantized model is not recorded, or "" if it is."""
+        if self._quantizer is None:
+            return ""
+        if not self._quantizer.pre_quantized or not getattr(self._configuration, "dequantize", False):
+            return "it is quantized, and stays so"
+        for kind in self.kinds:
+            name = _OPERATIONS.get((kind.__module__, kind.__name__))
+            if name is None:
+                return f"{kind.__module__}.{kind.__name__} is not known"
+            function = vars(_owner(kind)).get(name)
+            if function is None or [*inspect.signature(function).parameters] not in _PARAMETERS[name]:
+                return f"{kind.__module__}.{name} has another form"
+        return "" if self.kinds else "no operation dequantizes it"
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Records the dequantizations of this thread."""
+        with ExitStack() as stack:
+            for kind in self.kinds:
+                name = _OPERATIONS[kind.__module__, kind.__name__]
+                make = _scaled if name == "_dequantize_one" else _mxfp4
+                stack.enter_context(_replaced(_owner(kind), name, make))
+            token = _current.set(self)
+            try:
+                yield
+            finally:
+                _current.reset(token)
 
     def add(self, codes: DeferredTensor, scales: DeferredTensor, numbers: DeferredTensor | None) -> None:
         """Adds a tensor of codes with its scales, and the result if it was recorded."""
@@ -88,43 +124,6 @@ class QuantizedLoad:
         dims = [*zip(source.meta.shape[-2:], source.grid[-2:], self._block, source.block, strict=True)]
         fits = all(-(-size // configured) == cells for size, cells, configured, _ in dims)
         return fits and any(cells > 1 and configured != own for _, cells, configured, own in dims)
-
-
-def dequantizers(load_config: Any) -> set[type] | str:
-    """Returns the classes of the operations that dequantize a model, or why its load is not recorded."""
-    quantizer = load_config.hf_quantizer
-    if quantizer is None:
-        return set()
-    if not (quantizer.pre_quantized and getattr(quantizer.quantization_config, "dequantize", False)):
-        return "it is quantized, and stays so"
-    entries = load_config.weight_mapping or []
-    operations = [operation for entry in entries for operation in getattr(entry, "operations", ())]
-    found = {type(operation) for operation in operations if hasattr(operation, "hf_quantizer")}
-    for kind in found:
-        name = _OPERATIONS.get((kind.__module__, kind.__name__))
-        if name is None:
-            return f"{kind.__module__}.{kind.__name__} is not known"
-        function = vars(_owner(kind)).get(name)
-        if function is None or [*inspect.signature(function).parameters] not in _PARAMETERS[name]:
-            return f"{kind.__module__}.{name} has another form"
-    return found or "no operation dequantizes it"
-
-
-@contextmanager
-def recorded(load_config: Any, kinds: Iterable[type]) -> Iterator[QuantizedLoad]:
-    """Records the dequantizations of this thread by operations of some classes."""
-    block = getattr(getattr(load_config.hf_quantizer, "quantization_config", None), "weight_block_size", None)
-    load = QuantizedLoad(None if block is None else (block[0], block[1]))
-    with ExitStack() as stack:
-        for kind in kinds:
-            name = _OPERATIONS[kind.__module__, kind.__name__]
-            make = _scaled if name == "_dequantize_one" else _mxfp4
-            stack.enter_context(_replaced(_owner(kind), name, make))
-        token = _current.set(load)
-        try:
-            yield load
-        finally:
-            _current.reset(token)
 
 
 def check_scales(

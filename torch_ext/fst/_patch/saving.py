@@ -62,7 +62,8 @@ def save_unsaved(tensors: Any, filename: str | os.PathLike[str], metadata: dict[
     with safetensors_errors():
         if sum(tensor.nbytes for tensor in waiting.values()) <= _COPIED_BYTES_MAX:
             copied = dict(zip(waiting, load_deferred([*waiting.values()]), strict=True))
-            write_file({name: copied.get(name, ready.get(name)) for name in tensors}, os.fspath(filename), metadata)
+            values = copied | ready
+            write_file({name: values[name] for name in tensors}, os.fspath(filename), metadata)
         else:
             _write_one_by_one({**tensors, **ready}, filename, metadata)
     return True

@@ -3,10 +3,8 @@
 import inspect
 import logging
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache, wraps
+from collections.abc import Callable, Iterator
+from functools import wraps
 from types import FunctionType
 from typing import Any
 
@@ -16,7 +14,8 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from fst._deferred.slice import DeferredSlice
 from fst._deferred.tensor import DeferredTensor, load_deferred
-from fst._patch.quantized import check_names, check_scales, dequantizers, recorded
+from fst._patch.light import light_loader
+from fst._patch.quantized import QuantizedLoad, check_names, check_scales
 from fst._patch.saving import reverting
 
 logger = logging.getLogger(__name__)
@@ -57,20 +56,20 @@ def recording(original: FunctionType, is_active: Callable[[], bool]) -> Callable
 
     @wraps(original)
     def function(model: Any, state_dict: Any, load_config: Any, disk_offload_index: Any = None) -> Any:
-        def run(values: Any) -> Any:
-            return original(model, values, load_config, disk_offload_index)
+        def run(loader: Callable[..., Any], values: Any) -> Any:
+            return loader(model, values, load_config, disk_offload_index)
 
         if not is_active():
-            return run(state_dict)
+            return run(original, state_dict)
         title, before = type(model).__name__, [(tensors, tensors.copy()) for tensors in _tensor_dicts(model)]
         obstacle, result, slices = "", None, {}
+        quantized = QuantizedLoad(load_config)
         try:
-            kinds = dequantizers(load_config)
-            obstacle = kinds if isinstance(kinds, str) else _obstacle(state_dict, load_config)
+            obstacle = quantized.obstacle() or _obstacle(state_dict, load_config)
             if not obstacle:
                 slices = {name: DeferredSlice(found) for name, found in state_dict.items()}
-                with _light_copies(load_config.weight_mapping or [], kinds), recorded(load_config, kinds) as quantized:
-                    result = run(slices)
+                with quantized.recorded():
+                    result = run(light_loader(original, load_config.weight_mapping or [], quantized.kinds), slices)
                 info, _ = result
                 obstacle = next(iter([*info.conversion_errors.values(), *info.error_msgs]), "")
         except Exception as error:
@@ -79,12 +78,12 @@ def recording(original: FunctionType, is_active: Callable[[], bool]) -> Callable
             if obstacle or result is None:
                 _restore(before)
         if obstacle:
-            if slices and kinds:
+            if slices and quantized.kinds:
                 check_names(title, slices)
             logger.debug("%s: transformers loads it tensor by tensor: %s", title, obstacle)
-            return run(state_dict)
+            return run(original, state_dict)
         try:
-            if kinds:
+            if quantized.kinds:
                 check_scales(title, quantized, slices, _filled(model, before))
             _load(model)
         except BaseException:
@@ -106,56 +105,6 @@ def _obstacle(state_dict: Any, load_config: Any) -> str:
         if name.endswith(_EXTRA_STATE_KEY_SUFFIX):
             return f'"{name}" is the extra state of a module'
     return ""
-
-
-@contextmanager
-def _light_copies(mapping: Sequence[Any], kinds: Collection[type]) -> Iterator[None]:
-    """Makes copies of converters share what no load changes.
-
-    transformers makes a deep copy of a converter for each tensor, which takes a third of the time of a load of 6,000.
-
-    Args:
-        mapping: The converters.
-        kinds: Classes of operations beside those of transformers' module that keep no state either.
-    """
-    module = sys.modules[_MODULE]
-    converter = module.WeightConverter
-    # Operations of other programs may keep a state.
-    shared = [
-        entry
-        for entry in mapping
-        if type(entry) is converter and all(_is_stateless(type(operation), kinds) for operation in entry.operations)
-    ]
-    light = _light_class(converter)
-    try:
-        for entry in shared:
-            entry.__class__ = light
-        yield
-    finally:
-        for entry in shared:
-            entry.__class__ = converter
-
-
-def _is_stateless(kind: type, kinds: Collection[type]) -> bool:
-    return kind.__module__ == _MODULE or kind in kinds
-
-
-@cache
-def _light_class(converter: type[Any]) -> type[Any]:
-    slots = [name for parent in converter.__mro__ for name in vars(parent).get("__slots__", ())]
-
-    class light(converter):  # noqa: N801
-        __slots__ = ()
-
-        def __deepcopy__(self, _: Any) -> Any:
-            copied = object.__new__(converter)
-            for name in slots:
-                object.__setattr__(copied, name, getattr(self, name))
-            # What a load collects.
-            copied.collected_tensors, copied.layer_targets = defaultdict(list), defaultdict(set)
-            return copied
-
-    return light
 
 
 def _tensor_dicts(model: Any) -> list[dict[str, Any]]:
