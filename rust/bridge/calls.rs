@@ -17,6 +17,7 @@ use crate::save::output::{self, Output};
 use crate::source::Place;
 use crate::source::directory::is_index;
 use crate::source::files::{Files, Listing, check_local};
+use crate::recipe::rules::Rule;
 use crate::staging::pool;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -28,6 +29,12 @@ pub(super) fn call(method: &str, request: &str) -> Result<String> {
     answer(|check| match method {
         // Fails unless the files of index files hold all tensors that these list.
         "check_index" => encode(&Checkpoint::open(&parse::<Vec<PathBuf>>(request)?)?.check_index()?),
+        // Fails unless each rule of a recipe is valid, as far as this is known without a checkpoint.
+        "check_rules" => {
+            let rules: Vec<String> = parse(request)?;
+            (1..).zip(&rules).try_for_each(|(number, text)| Rule::parse(number, text).map(|_| ()))?;
+            encode(&())
+        }
         // Fails unless a save can create or replace what is at a path. Sends no request for the URL of an object.
         "check_target" => encode(&output::check_target(&parse::<PathBuf>(request)?)?),
         // Lists the files that paths stand for. Opens only index files.

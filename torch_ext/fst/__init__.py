@@ -40,6 +40,7 @@ from fst._ranks.load_distributed import load_distributed
 from fst._ranks.load_sharded import load_sharded
 from fst._ranks.save_distributed import save_distributed
 from fst._ranks.stream_sharded import stream_sharded
+from fst._recipe.recipe import Recipe
 from fst._save.rotate import rotate_key
 from fst._save.save import save_file, save_file_async
 from fst._save.writer import Writer
@@ -58,6 +59,7 @@ __all__ = [
     "Profile",
     "RankError",
     "ReaderUse",
+    "Recipe",
     "SafetensorError",
     "Signature",
     "SourceChangedError",

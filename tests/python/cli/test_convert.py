@@ -123,3 +123,43 @@ def test_a_failed_read_leaves_nothing(command, tmp_path, monkeypatch):
     assert done.returncode == 1
     assert "m.safetensors" in done.stderr
     assert os.listdir(tmp_path / "out") == []
+
+
+RULES = """
+# Experts of all layers.
+model.{k}.up = stack(0, e, layers.{k}.experts.{e}.up.weight) : f16
+
+else kept.{*n} = {*n}
+"""
+
+
+def test_recipes(command, tmp_path):
+    experts = {f"layers.{k}.experts.{e}.up.weight": torch.randn(4, 6) for k in range(2) for e in range(3)}
+    save_file(experts | {"a": torch.ones(2)}, tmp_path / "1.safetensors", metadata={"format": "pt"})
+    save_file({"b": torch.zeros(3)}, tmp_path / "2.safetensors")
+    (tmp_path / "rules").write_text(RULES)
+    (tmp_path / "empty").write_text("# nothing\n")
+    (tmp_path / "wrong").write_text("x = cat(0)")
+    torch.save(experts, tmp_path / "x.pt")
+    options = ("--recipe", "rules", "--rename", "kept.{*n}={*n}", "--digests", "blake3")
+    done = command("convert", "1.safetensors", "2.safetensors", "new.safetensors", *options)
+    assert done.returncode == 0, done.stderr
+    stacked = {
+        f"model.{k}.up": torch.stack([experts[f"layers.{k}.experts.{e}.up.weight"] for e in range(3)]).half()
+        for k in range(2)
+    }
+    expected = stacked | {"a": torch.ones(2), "b": torch.zeros(3)}
+    torch.testing.assert_close(load_file(tmp_path / "new.safetensors"), expected, rtol=0, atol=0)
+    assert fst.metadata(tmp_path / "new.safetensors")["format"] == "pt"
+    fst.verify(tmp_path / "new.safetensors")
+    for source, arguments, message in (
+        ("1.safetensors", ["--recipe", "empty"], "empty: has no rules"),
+        ("1.safetensors", ["--recipe", "wrong"], "column 5: cat needs a tensor"),
+        ("2.safetensors", ["--recipe", "rules"], "rule 1, column"),
+        ("x.pt", ["--recipe", "rules"], "is a PyTorch file"),
+        ("1.safetensors", ["--dequantize"], "no tensor is quantized"),
+        ("1.safetensors", ["--dequantize", "--recipe", "rules"], "exclude each other"),
+    ):
+        done = command("convert", source, "none.safetensors", *arguments)
+        assert (done.returncode != 0, message in done.stderr) == (True, True), done
+        assert not (tmp_path / "none.safetensors").exists()

@@ -1,15 +1,18 @@
 """Open checkpoints."""
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fst._checkpoint.outputs import Outputs
 from fst._core.arguments import DIGESTS_KEY, Paths, paths_of
 from fst._core.checkpoint import Checkpoint
 from fst._core.encryption_key import EncryptionKey, core_key
 from fst._core.errors import SafetensorError, TensorNotFoundError
+from fst._recipe.recipe import rules_for
 
 
 def not_found(name: str, error: TensorNotFoundError) -> TensorNotFoundError:
@@ -28,11 +31,13 @@ class OpenCheckpoint(Checkpoint):
         headers: The result of `headers()` in another process that has opened the same files. No header is read then.
         verify: Digests that loads compare, as `verify_of` returns them.
         encryption_key: The key of encrypted files. All files are encrypted then.
+        rules: The rules of a recipe, whose outputs take the place of the tensors. `None` for rules that dequantize.
         accepts_plain, opened: As in `Checkpoint`.
 
     Attributes:
         paths: The paths from which the checkpoint was opened.
         is_verified: Whether loads compare digests.
+        rules: The rules of the recipe. Empty if there is none.
     """
 
     def __init__(
@@ -41,16 +46,21 @@ class OpenCheckpoint(Checkpoint):
         headers: Tensor | None = None,
         verify: str = "",
         encryption_key: EncryptionKey | None = None,
+        rules: Sequence[str] | None = (),
         accepts_plain: bool = False,
         opened: Any = None,
     ) -> None:
         self.paths = paths_of(paths)
         self.is_verified = bool(verify)
         # The arguments with which another process opens the same paths.
-        self._arguments = self.paths, None, verify, encryption_key, accepts_plain
+        self._arguments = self.paths, None, verify, encryption_key, rules, accepts_plain
         # A key may come from a callback, which is asked once.
         key = core_key(encryption_key) if opened is None else None
         super().__init__(self.paths, headers, verify, key, accepts_plain, opened)
+        self.rules = tuple(rules_for(self.paths, self) if rules is None else rules)
+        if self.rules:
+            self._object = Outputs(self._object, self.rules)
+            self._methods.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Returns how `pickle` and `copy` open the same paths again."""

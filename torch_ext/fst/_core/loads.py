@@ -16,6 +16,9 @@ from fst._core.index_range import IndexRange, flatten
 
 _Device = torch.device | str
 
+# Operators that load outputs of rules, by the names of those that load tensors.
+_RECIPE_LOADS = {"load_tensors": "load_recipe", "load_into": "load_recipe_into"}
+
 
 class Loads(ABC):
     """Loads of a checkpoint, which raise Python exceptions."""
@@ -66,12 +69,21 @@ class Loads(ABC):
 
 
 class OperatorLoads(Loads):
-    """Loads by operators, which open the files in each call, and warn of tensors that are not verified as C++ does."""
+    """Loads by operators, which open the files in each call, and warn of tensors that are not verified as C++ does.
 
-    def __init__(self, paths: Sequence[str], verify: str = "") -> None:
+    With rules, `load_tensors` and `overwrite` load outputs of these.
+    """
+
+    def __init__(self, paths: Sequence[str], verify: str = "", rules: Sequence[str] = ()) -> None:
         self._paths = paths
         self._verify = verify
+        self._rules = list(rules)
 
     @translates_errors
     def _run(self, name: str, *arguments: Any, **options: Any) -> Any:
+        if self._rules:
+            if name not in _RECIPE_LOADS:
+                raise ValueError("compiled programs load outputs of a recipe with load_tensors and load_into only")
+            names, *rest = arguments
+            name, arguments = _RECIPE_LOADS[name], (names, self._rules, *rest)
         return getattr(torch.ops.fst, name)(self._paths, *arguments, verify=self._verify, **options)

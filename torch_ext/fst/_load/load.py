@@ -38,6 +38,7 @@ from fst._core.encryption_key import EncryptionKey
 from fst._core.loads import Loads, OperatorLoads
 from fst._core.verify import permits_unverified
 from fst._load.progress import CheckpointWithBar
+from fst._recipe.recipe import Recipe
 from fst._signatures.request import Manifest, VerifyRequest, verify_of
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def load_file(
     progress: bool = False,
     verify: VerifyRequest = False,
     encryption_key: EncryptionKey | None = None,
+    recipe: Recipe | Sequence[str] | None = None,
+    dequantize: bool = False,
 ) -> dict[str, Tensor]:
     """Loads every tensor of a checkpoint.
 
@@ -79,6 +82,10 @@ def load_file(
             slice of a tensor with SHA-256, or some tensors of a file with one digest. See docs/integrity.md.
         encryption_key: The key of encrypted files. Every byte is authenticated. A file that is not encrypted is an
             `IntegrityError`. See docs/encryption.md.
+        recipe: A `fst.Recipe`, or a list of its rules: the load returns the outputs of the rules, each written once,
+            in place of the stored tensors. `dtype`, names and slices are those of the outputs.
+        dequantize: Whether quantized tensors become numbers, and their scales are left out. The rules follow from the
+            headers and from a local `config.json`, as `fst.Recipe.dequantizing` returns them.
 
     Returns:
         The tensors by name, in the order of their bytes in the file. The shapes are those in the file, except that
@@ -93,7 +100,8 @@ def load_file(
         NotImplementedError: PyTorch has no dtype for one of the tensors (F6_E2M3, F6_E3M2). The other tensors can be
             loaded by name.
         ValueError: The device does not exist, `dtype` is not a floating-point dtype, or a pattern in it, other than
-            `"*"`, decides for no tensor of the checkpoint.
+            `"*"`, decides for no tensor of the checkpoint. Or a rule of the recipe does not fit the checkpoint, with
+            its number and column, or a tensor to dequantize lacks a scale. No data was read.
         ImportError: `progress` is True and tqdm is not installed.
         torch.OutOfMemoryError: The device has no memory for the tensors.
         KeyboardInterrupt: Ctrl-C was pressed. Everything loaded so far has been freed.
@@ -104,7 +112,14 @@ def load_file(
         (torch.Size([4, 3]), torch.bfloat16)
     """
     loads, target = _loads(
-        path_of(path), device, dtype=dtype, progress=progress, verify=verify, encryption_key=encryption_key
+        path_of(path),
+        device,
+        dtype=dtype,
+        progress=progress,
+        verify=verify,
+        encryption_key=encryption_key,
+        recipe=recipe,
+        dequantize=dequantize,
     )
     return loads.load_files(*target)
 
@@ -115,7 +130,7 @@ def load_files(paths: Paths, device: Device = "cpu", **options: "Unpack[LoadOpti
 
     Args:
         paths: A path or a list of paths, each as in `load_file`.
-        device, dtype, progress, verify, encryption_key: As in `load_file`.
+        device, dtype, progress, verify, encryption_key, recipe, dequantize: As in `load_file`.
 
     Returns:
         The tensors by name, in the order of the files and of the bytes in each.
@@ -147,7 +162,7 @@ def load_tensors(
     Args:
         paths: A path or a list of paths, each as in `load_file`.
         names: The tensors to load. A name that occurs twice gives two separate tensors.
-        device, dtype, progress, verify, encryption_key: As in `load_file`.
+        device, dtype, progress, verify, encryption_key, recipe, dequantize: As in `load_file`.
 
     Returns:
         One tensor for each name, in the same order.
@@ -186,7 +201,7 @@ def load_slices(
         dims: The dimension of each slice. A negative dimension counts from the last.
         starts: The first index of each slice, from 0 to the size of the dimension in the PyTorch tensor.
         lengths: The number of indices of each slice. `start + length` is at most the size of the dimension.
-        device, dtype, progress, verify: As in `load_file`.
+        device, dtype, progress, verify, recipe, dequantize: As in `load_file`.
         encryption_key: As in `load_boxes`.
 
     Returns:
@@ -227,7 +242,7 @@ def load_boxes(
         names: The tensors to load regions of.
         boxes: The region for each name: `(start, length, step)` for each dimension of the PyTorch tensor. Starts and
             lengths are not negative, steps are at least 1, and all indices are inside the dimension.
-        device, dtype, progress, verify: As in `load_file`.
+        device, dtype, progress, verify, recipe, dequantize: As in `load_file`.
         encryption_key: As in `load_file`. Only the chunks that the regions touch are decrypted.
 
     Returns:
@@ -269,6 +284,7 @@ def load_into(
         verify: As in `load_file`. The data are read and compared before anything is written, and then read again.
         encryption_key: As in `load_file`. Without `verify`, data is decrypted in place: after an IntegrityError, the
             tensors hold old values, new ones, zeros or encrypted bytes.
+        recipe, dequantize: As in `load_file`, with the names of outputs in `names`.
 
     Raises:
         KeyError: No file contains the name. The message lists the nearest names.
@@ -373,6 +389,7 @@ def _open(paths: Paths, reading: Reading) -> Loads:
     contain them, and do not say which tensors they have not verified.
     """
     is_traced = torch.compiler.is_compiling()
-    if reading.encryption_key is None and (is_traced or not permits_unverified(reading.verify)):
-        return OperatorLoads(paths_of(paths), reading.verify)
+    is_stored = reading.rules == ()
+    if reading.encryption_key is None and (is_traced or (is_stored and not permits_unverified(reading.verify))):
+        return OperatorLoads(paths_of(paths), reading.verify, reading.rules or ())
     return OpenCheckpoint(paths, None, *reading)

@@ -79,6 +79,7 @@ def load_module(
         verify: As in `load_file`. The files are read and verified before anything is written, and then read again. The
             ranks of a group that read the same copy of the files divide the work.
         encryption_key: As in `load_file`. If data are not authentic, tensors filled in place are undefined.
+        recipe, dequantize: As in `load_file`. The outputs of the rules have the names of the module.
 
     Returns:
         The names that the checkpoint lacks and the names that the module lacks, as `missing_keys` and

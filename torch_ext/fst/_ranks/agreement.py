@@ -27,6 +27,7 @@ class AgreedOptions(NamedTuple):
     strategy: str
     window_bytes: int
     verify: bool
+    recipe: str
 
 
 class Summary(NamedTuple):

@@ -94,7 +94,8 @@ def prepare_load(selection: ShardSelection, strategy: str, window_bytes: Size | 
     """Returns the encoded requests, and the message that all ranks need from this rank to run the load."""
     checkpoint, requests, group, device, dtype = selection
     window_bytes = size_of(group.window_bytes if window_bytes is None else window_bytes, "window_bytes")
-    options = AgreedOptions(device.type, comparable(str(dtype)), strategy, window_bytes, checkpoint.is_verified)
+    rules = comparable(str(checkpoint.rules))
+    options = AgreedOptions(device.type, comparable(str(dtype)), strategy, window_bytes, checkpoint.is_verified, rules)
     encoded, summary = summarize(checkpoint, requests, options, device)
     return encoded, json.dumps(summary).encode()
 
@@ -112,6 +113,9 @@ def run_load(selection: ShardSelection, encoded: Tensor, gathered: Sequence[byte
         if device.type == "meta":
             check_options(summaries)
             return group.run_on_all(like)
+        if checkpoint.rules:
+            check_options(summaries)
+            return group.run_on_all(lambda: _load_outputs(selection))
         plan, loaded = agree_on_plan(
             checkpoint,
             encoded,
@@ -132,6 +136,13 @@ def run_load(selection: ShardSelection, encoded: Tensor, gathered: Sequence[byte
         own, out = group.run_on_all(allocate)
         _run(plan, out, group, device)
         return [own[item] if tensor is None else tensor for item, tensor in enumerate(out)]
+
+
+def _load_outputs(selection: ShardSelection) -> list[Tensor]:
+    """Loads shards of the outputs of a recipe, without the other ranks."""
+    checkpoint, requests, group, device, dtype = selection
+    regions = [region_of(shard, checkpoint.shapes[name], group.rank, group.size) for name, shard in requests]
+    return checkpoint.load_boxes([name for name, _ in requests], regions, device, dtype)
 
 
 def device_message(out: Sequence[Tensor]) -> bytes:
@@ -191,7 +202,8 @@ def fill_on_device(
     """
     requests = [request for request, _ in shards]
     window_bytes = group.window_bytes if window_bytes is None else window_bytes
-    options = AgreedOptions(None, None, strategy, window_bytes, checkpoint.is_verified)
+    rules = comparable(str(checkpoint.rules))
+    options = AgreedOptions(None, None, strategy, window_bytes, checkpoint.is_verified, rules)
 
     def check_outputs() -> tuple[tuple[set[str], list[Tensor], Tensor], bytes]:
         indirect = _indirect_names(checkpoint, shards, group)
@@ -206,6 +218,12 @@ def fill_on_device(
         (indirect, tensors, encoded), gathered = group.gather_results(check_outputs)
         device = tensors[0].device if tensors else group.device
         summaries, have_indirect = zip(*map(json.loads, gathered), strict=True)
+        if checkpoint.rules:
+            check_options([Summary(*summary) for summary in summaries])
+            regions = [region_of(shard, checkpoint.shapes[name], group.rank, group.size) for name, shard in requests]
+            names = [name for name, _ in requests]
+            group.run_on_all(lambda: checkpoint.load_boxes_into(names, regions, tensors))
+            return
         plan, _ = agree_on_plan(
             checkpoint,
             encoded,

@@ -64,6 +64,8 @@ def load_sharded(
             were saved with `digests="blake3"`, each rank verifies what it reads while it loads. Other files are read
             twice: first the ranks that read the same copy of the files verify it together.
         encryption_key: As in `load_file`, on every rank.
+        recipe, dequantize: As in `load_file`, equal on all ranks. Each rank reads what its shards of the outputs need,
+            and ranks exchange nothing.
 
     Returns:
         This rank's contiguous tensors by name, in the order of the files, without tensors that are placed as `None`.

@@ -15,9 +15,9 @@ Region = Sequence[IndexRange]
 LoadParts = Callable[[list[str], list[Region]], list[Tensor]]
 
 # Size of the values that are loaded at once, in bytes. While they are written, the next ones are loaded.
-LOCAL_BATCH_BYTES = 4 << 20
-# The same for values from URLs, where each batch takes the time of a request.
-REMOTE_BATCH_BYTES = 32 << 20
+BATCH_BYTES = 4 << 20
+# The same where each batch takes the time of a request, or of a plan for a recipe.
+LARGE_BATCH_BYTES = 32 << 20
 
 
 def write_parts(

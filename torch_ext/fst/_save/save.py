@@ -14,7 +14,7 @@ from fst._core.urls import below, is_remote, is_url, local_path_of
 from fst._save.background import background
 from fst._save.check import check_max_shard_bytes, check_tensors
 from fst._save.host_copy import HostCopy
-from fst._save.parts import LOCAL_BATCH_BYTES, LoadParts, write_parts
+from fst._save.parts import BATCH_BYTES, LoadParts, write_parts
 from fst._save.shards import save_shards
 
 # Writes tensors to one file, given its metadata, its path, the file from which it gets permissions, and its key.
@@ -158,7 +158,7 @@ def save_parts(
     *,
     digests: Digests = None,
     encryption_key: EncryptionKey | None = None,
-    batch_bytes: int = LOCAL_BATCH_BYTES,
+    batch_bytes: int = BATCH_BYTES,
 ) -> None:
     """Saves tensors of the shapes and dtypes of `likes`, on meta, with values that `load` returns.
 

@@ -172,7 +172,7 @@ def apply_delta(
     """
     paths, output = paths_of(deltas), path_of(directory)
     reading = reading_of(verify=verify, encryption_key=encryption_key)
-    chain = UpdateSource(paths, *reading, accepts_plain=True)
+    chain = UpdateSource(paths, reading.verify, reading.encryption_key, accepts_plain=True)
     changed = chain.names()
     values = Values(base, reading)
     check_output_key(values.encrypted or (paths[0] if chain.is_encrypted() else None), output, encryption_key, decrypt)

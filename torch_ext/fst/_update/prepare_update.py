@@ -90,6 +90,7 @@ def prepare_update(
             written, and deltas before they are decoded. The checksums of deltas, which only find damage, are always
             compared where this rank holds the whole tensor.
         encryption_key: As in `load_file`.
+        recipe, dequantize: As in `load_file`, for a whole checkpoint. Deltas are a ValueError.
 
     Returns:
         An update to commit or roll back.

@@ -122,12 +122,13 @@ class Source(NamedTuple):
     checkpoint: OpenCheckpoint | None = None
 
 
-def source_of(opened: UpdateSource, verify: str = "") -> Source:
+def source_of(opened: UpdateSource, verify: str = "", rules: Sequence[str] | None = ()) -> Source:
     """Returns the source of an update of this process alone."""
     if opened.is_delta():
+        _refuse_rules(opened.paths, rules)
         return Source(opened.paths, opened.version(), deltas=opened)
     # Loads into new tensors verify what they read.
-    checkpoint = OpenCheckpoint(opened.paths, verify=verify, opened=opened.checkpoint())
+    checkpoint = OpenCheckpoint(opened.paths, verify=verify, rules=rules, opened=opened.checkpoint())
     if verify:
         checkpoint.verify_whole_files()
     return Source(opened.paths, opened.version(), checkpoint=checkpoint)
@@ -139,22 +140,33 @@ def open_source(paths: list[str], group: Group, reading: Reading) -> Source:
     What digests of whole files cover is compared now, since batches read some tensors of a file at a time.
     """
 
+    verify, encryption_key, rules = reading
     if group.process_group is None:
-        return source_of(UpdateSource(paths, *reading), reading.verify)
+        return source_of(UpdateSource(paths, verify, encryption_key), verify, rules)
 
     def open_first() -> tuple[UpdateSource | None, bytes]:
         if group.rank > 0:
             return None, b""
-        opened = UpdateSource(paths, *reading)
+        opened = UpdateSource(paths, verify, encryption_key)
         return opened, json.dumps([opened.is_delta(), opened.version()]).encode()
 
     opened, gathered = group.gather_results(open_first)
     is_delta, version = json.loads(gathered[0])
     if is_delta:
-        deltas = group.run_on_all(lambda: opened or UpdateSource(paths, *reading))
+        group.run_on_all(lambda: _refuse_rules(paths, rules))
+        deltas = group.run_on_all(lambda: opened or UpdateSource(paths, verify, encryption_key))
         return Source(paths, version, deltas=deltas)
     core = None if opened is None else opened.checkpoint()
     return Source(paths, version, checkpoint=open_for_group(paths, group, reading, core))
+
+
+def _refuse_rules(paths: Sequence[str], rules: Sequence[str] | None) -> None:
+    """Raises a ValueError if rules are for deltas, which change stored bytes."""
+    if rules != ():
+        raise ValueError(
+            f"{without_secrets(paths[0])}: is a delta, to which recipe and dequantize do not apply, since a changed "
+            "scale changes every number of its block; apply it with fst delta apply, and load the full checkpoint"
+        )
 
 
 class Values:
@@ -181,7 +193,7 @@ class Values:
             self.tensors = {name: tensor.detach() for name, tensor in source.items()}
             return
         paths = paths_of(source)
-        opened = UpdateSource(paths, *reading, accepts_plain=True)
+        opened = UpdateSource(paths, reading.verify, reading.encryption_key, accepts_plain=True)
         if opened.is_delta():
             raise ValueError(f"{without_secrets(paths[0])}: is a delta; give a full checkpoint")
         self.checkpoint = OpenCheckpoint(paths, verify=reading.verify, opened=opened.checkpoint())

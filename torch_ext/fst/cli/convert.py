@@ -42,6 +42,15 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "file",
     )
     add_dtype(parser)
+    parser.add_argument(
+        "--recipe",
+        type=expanded,
+        metavar="FILE",
+        help="make the tensors by the rules in this file, one a line",
+    )
+    parser.add_argument(
+        "--dequantize", action="store_true", help="turn quantized tensors into numbers, and leave their scales out"
+    )
     parser.add_argument("--key", help='key of the tensors in a PyTorch file, such as "state_dict"')
     parser.add_argument(
         "--tensors-only", action="store_true", help="leave out values of a PyTorch file that are not tensors"
@@ -92,14 +101,18 @@ def run(arguments: argparse.Namespace) -> int:
     from fst._core import ops
     from fst._core.arguments import DIGESTS_KEY
     from fst._core.encryption_key import EncryptionKey
-    from fst._save.parts import LOCAL_BATCH_BYTES, REMOTE_BATCH_BYTES
+    from fst._save.parts import BATCH_BYTES, LARGE_BATCH_BYTES
     from fst._save.save import save_parts
 
     key = None if arguments.encrypt is None else EncryptionKey.from_file(arguments.encrypt)
     _check_target(arguments)
     inputs = Inputs(key, arguments)
-    for path in arguments.paths:
-        inputs.add(path)
+    rules = _rules(arguments)
+    if rules == ():
+        for path in arguments.paths:
+            inputs.add(path)
+    else:
+        inputs.add_outputs(arguments.paths, rules)
     for place, entry in inputs.replaced:
         message = f"its metadata {entry!r} replaces another value of an earlier file"
         print(f"fst: {visible(place)}: {visible(message)}", file=sys.stderr)
@@ -122,7 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
             max_shard_bytes=arguments.max_shard_size,
             digests=arguments.digests,
             encryption_key=key,
-            batch_bytes=REMOTE_BATCH_BYTES if any(map(is_remote, arguments.paths)) else LOCAL_BATCH_BYTES,
+            batch_bytes=LARGE_BATCH_BYTES if rules != () or any(map(is_remote, arguments.paths)) else BATCH_BYTES,
         )
     size_bytes = sum(like.nbytes for like in likes.values())
     target = without_secrets(arguments.target)
@@ -131,6 +144,22 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(f"{visible(target)}: {format_count(len(likes), 'tensor')}, {format_size(size_bytes)}")
     return 0
+
+
+def _rules(arguments: argparse.Namespace) -> tuple[str, ...] | None:
+    """Returns the rules of the recipe. Empty without one, and `None` for `--dequantize`."""
+    from fst._recipe.recipe import Recipe
+
+    if arguments.recipe is None:
+        return None if arguments.dequantize else ()
+    if arguments.dequantize:
+        arguments.error("--recipe and --dequantize exclude each other; put dequant(...) into the rules")
+    with open(arguments.recipe, encoding="utf-8") as file:
+        lines = [line.strip() for line in file]
+    rules = [line for line in lines if line and not line.startswith("#")]
+    if not rules:
+        raise ValueError(f"{arguments.recipe}: has no rules; write one a line, such as 'model.{{*n}} = {{*n}}'")
+    return Recipe(rules).rules
 
 
 def _renaming(text: str) -> tuple[str, Callable[[str], str | None]]:

@@ -77,7 +77,7 @@ class Inputs:
                 found = list(content)
                 self.metadata.setdefault("format", "pt")
             else:
-                content = self._open(file)
+                content = self._open([file])
                 found = content.names()
             if duplicates := self.origins.keys() & found:
                 message = f"{min(duplicates)!r} is in an earlier file, too; convert the files one by one"
@@ -86,15 +86,23 @@ class Inputs:
         if missing := listed - self.origins.keys():
             raise ValueError(f"{path}: no file of the index has {min(missing)!r}; get all files of the model again")
 
-    def _open(self, path: str) -> OpenCheckpoint:
+    def add_outputs(self, paths: Sequence[str], rules: Sequence[str] | None) -> None:
+        """Opens paths as one checkpoint, whose outputs of a recipe are the tensors. `None` dequantizes."""
+        for path in paths:
+            if any(map(is_pickled, files_of(path)[0])):
+                raise ValueError(f"{path}: is a PyTorch file; convert it without a recipe first")
+        checkpoint = self._open(paths, rules)
+        self.origins = {name: Origin(checkpoint, name) for name in checkpoint.names()}
+
+    def _open(self, paths: Sequence[str], rules: Sequence[str] | None = ()) -> OpenCheckpoint:
         from fst._checkpoint.checkpoint import OpenCheckpoint
         from fst._core import ops
-        from fst._core.arguments import DIGESTS_KEY, path_of
+        from fst._core.arguments import DIGESTS_KEY, paths_of
         from fst._core.encryption_key import check_output_key
 
-        checkpoint = OpenCheckpoint(path)
-        ops.call("check_index", [path_of(path)])
-        encrypted = path if checkpoint.is_encrypted() else None
+        checkpoint = OpenCheckpoint(paths, rules=rules)
+        ops.call("check_index", paths_of(paths))
+        encrypted = paths[0] if checkpoint.is_encrypted() else None
         check_output_key(encrypted, self._arguments.target, self._key, self._arguments.decrypt)
         for place, metadata in checkpoint.metadata():
             kept = self.metadata.items() - {(DIGESTS_KEY, self.metadata.get(DIGESTS_KEY))}

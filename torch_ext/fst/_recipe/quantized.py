@@ -1,0 +1,226 @@
+"""Quantized tensors of a checkpoint, and the expressions that dequantize them, from headers and a configuration."""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fst._core.dtypes import dtype_named
+from fst._core.urls import is_remote, local_path_of, without_secrets
+from fst._recipe.general import Source, general_rules
+from fst._recipe.names import quoted
+
+# Values of "quant_method" in configurations, for which headers tell the scheme.
+_METHODS = ("compressed-tensors", "fbgemm_fp8", "fp8", "modelopt", "mxfp4")
+_CODES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.int8)
+_FP4_PACKED = (torch.int8, torch.uint8, torch.float4_e2m1fn_x2)
+# Last components of names that only quantized activations and caches have.
+_ACTIVATIONS = (
+    *("activation_scale", "input_scale", "input_scale_ub", "input_global_scale", "output_scale", "output_global_scale"),
+    *("q_scale", "k_scale", "v_scale"),
+)
+# Last components of names that belong to schemes which are not known.
+_UNKNOWN = ("g_idx", "qweight", "qzeros", "weight_g_idx", "weight_zero_point", "absmax", "quant_map", "SCB")
+# Usual blocks of FP8 weights, if neither a configuration nor the scales tell.
+_BLOCK = (128, 128)
+
+
+class Dequantized(NamedTuple):
+    """Tensor that is dequantized: the expression, the names that it reads, and what it results in."""
+
+    text: str
+    reads: frozenset[str]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Quantized(NamedTuple):
+    """Quantized tensors of a checkpoint.
+
+    Attributes:
+        outputs: The dequantized tensors, by the names that they have in the plain model.
+        consumed: The names of their codes and scales, and of the scales of activations.
+    """
+
+    outputs: dict[str, Dequantized]
+    consumed: frozenset[str]
+
+
+def dequantizing_rules(paths: Sequence[str], stored: Mapping[str, Tensor]) -> list[str]:
+    """Returns the rules that dequantize a checkpoint, whose tensors are on meta, and keep its other tensors.
+
+    Raises:
+        ValueError: No tensor is quantized, a scale is missing, or the scheme is not known.
+    """
+    config = _config(paths)
+    settings = config.get("quantization_config") or config.get("compression_config")
+    try:
+        found = quantized_tensors(stored, settings or {}, config)
+        if not found.outputs:
+            raise ValueError("no tensor is quantized; leave out dequantize")
+    except ValueError as error:
+        raise ValueError(f"{without_secrets(paths[0]) if paths else ''}: {error}") from None
+    sources = {name: Source(quoted(name), frozenset([name])) for name in stored if name not in found.consumed}
+    for name, each in found.outputs.items():
+        sources[name] = Source(f"{each.text} : {dtype_text(each.dtype)}", each.reads)
+    return general_rules(sources, stored)
+
+
+def dtype_text(dtype: torch.dtype) -> str:
+    """Returns a dtype of floats as rules have it."""
+    return {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float64: "f64"}[dtype]
+
+
+def quantized_tensors(
+    stored: Mapping[str, Tensor], settings: Mapping[str, Any], config: Mapping[str, Any] | None = None
+) -> Quantized:
+    """Finds the quantized tensors of a checkpoint.
+
+    Args:
+        stored: The tensors by name, on meta.
+        settings: The `quantization_config` of the model, or an empty mapping.
+        config: The configuration of the model, which has its dtype.
+    """
+    method = settings.get("quant_method")
+    method = getattr(method, "value", method)
+    if method is not None and method not in _METHODS:
+        raise ValueError(f"the quantization {method!r} is not known; {', '.join(_METHODS)} are")
+    outputs: dict[str, Dequantized] = {}
+    consumed: set[str] = set()
+    dtype = _dtype(config or {})
+    blocks = _block(settings)
+    for name, codes in stored.items():
+        last = name.rpartition(".")[2]
+        if last in _UNKNOWN:
+            raise ValueError(f'"{name}" belongs to a quantization that is not known')
+        if last in _ACTIVATIONS:
+            consumed.add(name)
+            continue
+        found = _dequantization(name, codes, stored, blocks)
+        if found is None:
+            continue
+        output, expression, shape, reads = found
+        outputs[output] = Dequantized(expression, frozenset(reads), shape, dtype)
+        consumed.update(reads)
+    return Quantized(outputs, frozenset(consumed | {name for name in stored if _is_shape_of_packed(name, stored)}))
+
+
+def _is_shape_of_packed(name: str, stored: Mapping[str, Tensor]) -> bool:
+    return name.endswith("weight_shape") and f"{name.removesuffix('shape')}packed" in stored
+
+
+def _dequantization(
+    name: str, codes: Tensor, stored: Mapping[str, Tensor], block: tuple[int, int] | None
+) -> tuple[str, str, tuple[int, ...], list[str]] | None:
+    """Returns the output, the expression, the shape and the names of quantized codes, or `None` for other tensors."""
+    shape = tuple(codes.shape)
+    if name.endswith("_blocks") and (scales := f"{name.removesuffix('_blocks')}_scales") in stored and len(shape) == 4:
+        experts, rows, groups, half = shape
+        expression = f"permute(dequant({quoted(name)}, {quoted(scales)}, mxfp4), 0, 2, 1)"
+        return name.removesuffix("_blocks"), expression, (experts, groups * half * 2, rows), [name, scales]
+    if name.endswith("weight_packed"):
+        weight = name.removesuffix("_packed")
+        scales, factor = f"{weight}_scale", f"{weight}_global_scale"
+        if codes.dtype != torch.uint8 or scales not in stored:
+            raise ValueError(
+                f'"{name}" holds {codes.dtype} of shape {list(shape)}: of packed weights, only MXFP4 and NVFP4 with a '
+                "weight_scale are known"
+            )
+        reads = [name, scales, *([factor] if factor in stored else [])]
+        # As compressed-tensors, unlike gpt-oss, takes the exponent 255: as infinity.
+        scheme = "nvfp4_div" if factor in stored else "fp4"
+        return weight, _dequant(reads, scheme), (*shape[:-1], shape[-1] * 2), reads
+    if codes.dtype == torch.uint8 and f"{name}_scale_2" in stored:
+        reads = [name, f"{name}_scale", f"{name}_scale_2"]
+        return name, _dequant(_all(reads, stored), "nvfp4"), (*shape[:-1], shape[-1] * 2), reads
+    candidates = [f"{name}_scale_inv", f"{name}_scale"]
+    candidates += [f"{name.removesuffix('weight')}scale"] if name.endswith(".weight") else []
+    scales = next((candidate for candidate in candidates if candidate in stored), None)
+    if scales is None:
+        if codes.dtype in _CODES and codes.dtype != torch.int8 and codes.dim() > 1:
+            raise ValueError(
+                f'"{name}" holds {codes.dtype} codes, but the checkpoint has no scale of it, such as "{candidates[0]}"'
+            )
+        return None
+    if codes.dtype in _FP4_PACKED and len(shape) > 1 and stored[scales].shape[-1:] == (shape[-1] // 16,):
+        return name, _dequant([name, scales], "fp4"), (*shape[:-1], shape[-1] * 2), [name, scales]
+    if codes.dtype not in _CODES:
+        return None
+    suffix = _block_text(name, shape, scales, tuple(stored[scales].shape), block)
+    return name, _dequant([name, scales], "", suffix), shape, [name, scales]
+
+
+def _dequant(names: Sequence[str], scheme: str, block: str = "") -> str:
+    return f"dequant({', '.join([*map(quoted, names), *([scheme] if scheme else []), *([block] if block else [])])})"
+
+
+def _all(names: list[str], stored: Mapping[str, Tensor]) -> list[str]:
+    for name in names:
+        if name not in stored:
+            raise ValueError(f'"{names[0]}" is quantized, but the checkpoint has no "{name}"')
+    return names
+
+
+def _block_text(
+    name: str, shape: tuple[int, ...], scales: str, grid: tuple[int, ...], block: tuple[int, int] | None
+) -> str:
+    """Returns the block of a tensor as an argument, or "" if the shape of the scales tells it."""
+    if math.prod(grid) == 1 or len(shape) < 2:
+        return ""
+    rows, columns = shape[-2:]
+    *_, grid_rows, grid_columns = (1, *grid)
+    if (grid_rows, grid_columns) == (rows, 1) and len(grid) == len(shape):
+        return ""
+    candidates = [block] if block else [_BLOCK]
+    # One scale for some columns of a row.
+    candidates += [(1, columns // grid_columns)] if grid_rows == rows and columns % grid_columns == 0 else []
+    for each in candidates:
+        if each and (math.ceil(rows / each[0]), math.ceil(columns / each[1])) == (grid_rows, grid_columns):
+            return f"block={each[0]}x{each[1]}"
+    expected = candidates[0] or _BLOCK
+    raise ValueError(
+        f'"{name}" of shape {list(shape)} in blocks of {expected[0]} x {expected[1]} needs scales of shape '
+        f'[{math.ceil(rows / expected[0])}, {math.ceil(columns / expected[1])}], but "{scales}" has the shape '
+        f"{list(grid)}"
+    )
+
+
+def _block(settings: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Returns the block in a `quantization_config`."""
+    size = settings.get("weight_block_size")
+    for group in (settings.get("config_groups") or {}).values():
+        weights = group.get("weights") if isinstance(group, Mapping) else getattr(group, "weights", None)
+        structure = weights.get("block_structure") if isinstance(weights, Mapping) else None
+        size = size or (structure.split("x") if isinstance(structure, str) else structure)
+    return None if not size else (int(size[0]), int(size[1]))
+
+
+def _dtype(config: Mapping[str, Any]) -> torch.dtype:
+    """Returns the dtype of the plain model."""
+    name = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+    named = name if isinstance(name, torch.dtype) else dtype_named(str(name))
+    known = {str(dtype): dtype for dtype in (torch.float16, torch.float32, torch.float64)}
+    return known.get(str(named), torch.bfloat16)
+
+
+def _config(paths: Sequence[str]) -> dict[str, Any]:
+    """Returns the configuration in `config.json` beside local files, or an empty one."""
+    for path in paths:
+        if is_remote(path):
+            continue
+        local = local_path_of(path)
+        directory = local if os.path.isdir(local) else os.path.dirname(local)
+        try:
+            with open(os.path.join(directory, "config.json"), encoding="utf-8") as file:
+                config = json.load(file)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except ValueError as error:
+            raise ValueError(f"{directory}/config.json: {error}") from None
+        if isinstance(config, dict):
+            return config
+    return {}
