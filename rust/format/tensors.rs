@@ -16,6 +16,7 @@ pub mod encryption;
 mod fields;
 pub mod layout;
 pub mod preamble;
+mod salsa20;
 pub mod tensor_header;
 
 pub(super) use fields::Fields;

@@ -1,12 +1,14 @@
 //! tensorizer's format: what a parser accepts lies in the file, whatever the bytes are, and new files are read as written.
 
 use crate::files::{self, any_damage, apply, assert_fails, from_hex};
+use crypto_secretbox::aead::AeadInPlace;
+use crypto_secretbox::{KeyInit, XSalsa20Poly1305};
 use fst::checkpoint::Checkpoint;
 use fst::digest::Algorithm;
 use fst::dtype::Dtype;
 use fst::encryption::chunks::Chunks;
 use fst::encryption::key::EncryptionKey;
-use fst::encryption::secret::{Derivation, Key, SALT_BYTES};
+use fst::encryption::secret::{Derivation, KEY_BYTES, Key, SALT_BYTES};
 use fst::error::{Kind, Result};
 use fst::format::header::Header;
 use fst::format::tensors::chunks::TensorsChunks;
@@ -402,4 +404,21 @@ fn secret_box_is_that_of_nacl() {
     assert_eq!(data, plain);
     assert!(!cipher.decrypt(&pieces, 105, &mut data));
     assert!(data.iter().all(|&byte| byte == 0));
+}
+
+/// The crate's cipher computes one block at a time.
+#[test]
+fn cipher_of_several_blocks_is_that_of_the_crate() {
+    let key = [7; KEY_BYTES];
+    let cipher = Cipher::new(Key::new(&key).unwrap(), None);
+    for length in (1..1200).step_by(37).chain([512 - 32, 512 + 32, 64 << 10]) {
+        let plain: Vec<u8> = (0..length).map(|index| (index % 251) as u8).collect();
+        let mut data = plain.clone();
+        let nonce = [length as u8; 24];
+        let secret_box = XSalsa20Poly1305::new(&key.into());
+        let mac = secret_box.encrypt_in_place_detached(&nonce.into(), b"", &mut data).unwrap();
+        let pieces = Pieces { piece_bytes: PIECE_BYTES_MIN, nonce, macs: vec![mac.into()] };
+        assert!(cipher.decrypt(&pieces, 0, &mut data), "{length}");
+        assert!(data == plain, "{length}");
+    }
 }

@@ -1,6 +1,7 @@
 //! Cipher of encrypted `.tensors` files: XSalsa20-Poly1305 of pieces of the data, in place.
 
 use super::encryption::{Encryption, Mac, NONCE_BYTES, Nonce, Pieces};
+use super::salsa20::Salsa20;
 use crate::encryption::key::EncryptionKey;
 use crate::encryption::secret::{Derivation, Key};
 use crate::encryption::wipe::with_wiped_stack;
@@ -9,7 +10,7 @@ use crate::num::{to_u64, to_usize};
 use crate::os::compute_pool;
 use crate::os::mutex::Mutex;
 use crypto_secretbox::aead::AeadInPlace;
-use crypto_secretbox::{KeyInit, XSalsa20Poly1305};
+use crypto_secretbox::{KeyInit, SecretBox};
 use ring::rand::{SecureRandom, SystemRandom};
 use std::sync::OnceLock;
 
@@ -45,7 +46,7 @@ impl Cipher {
         let nonce = nonce_of(&pieces.nonce, index);
         // Compares the code before it changes the data.
         let decrypt = |mac: &Mac| {
-            let cipher = XSalsa20Poly1305::new(self.key.secret().into());
+            let cipher = SecretBox::<Salsa20>::new(self.key.secret().into());
             cipher.decrypt_in_place_detached(&nonce.into(), b"", &mut *data, mac.into()).is_ok()
         };
         let is_authentic = with_wiped_stack(|| pieces.macs.get(to_usize(index)).is_some_and(decrypt));
@@ -68,7 +69,7 @@ impl Cipher {
         compute_pool::for_each(threads, &work, |(piece, mac)| {
             let mut data = piece.data.lock();
             let encrypt = || {
-                let cipher = XSalsa20Poly1305::new(self.key.secret().into());
+                let cipher = SecretBox::<Salsa20>::new(self.key.secret().into());
                 cipher.encrypt_in_place_detached(&piece.nonce.into(), b"", &mut data)
             };
             if let Ok(code) = with_wiped_stack(encrypt) {
