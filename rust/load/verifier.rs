@@ -119,18 +119,22 @@ impl Verifier {
 
     /// Begins a batch, and returns the order in which its chunks should run.
     ///
-    /// The chunks of a sequential input run in the order of their bytes. Chunks of several files take turns, so that the
-    /// files are hashed at the same time.
+    /// The chunks of a sequential input run in the order of their bytes. Chunks of several files, or of several tensors if
+    /// these have digests, take turns, so that several are hashed at the same time.
     pub fn begin(&self, chunks: &[Chunk]) -> Vec<usize> {
         self.turns.restart();
-        let mut rounds: BTreeMap<usize, usize> = BTreeMap::new();
-        let mut order: Vec<(usize, usize)> = Vec::with_capacity(chunks.len());
+        if !self.is_sequential() {
+            return (0..chunks.len()).collect();
+        }
         let has_files = self.inputs.iter().any(|hashed| hashed.input.tensor.is_none());
-        let is_interleaved = self.is_sequential() && has_files;
+        // The first free round of each file or tensor. A chunk takes one that is free for all that it has bytes of.
+        let mut free: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut order: Vec<(usize, usize)> = Vec::with_capacity(chunks.len());
         for (index, chunk) in chunks.iter().enumerate() {
-            let round = rounds.entry(if is_interleaved { chunk.source() } else { 0 }).or_default();
-            order.push((*round, index));
-            *round += 1;
+            let inputs: Vec<usize> = if has_files { vec![chunk.source()] } else { chunk.tensors().collect() };
+            let round = inputs.iter().filter_map(|input| free.get(input)).max().copied().unwrap_or_default();
+            free.extend(inputs.into_iter().map(|input| (input, round + 1)));
+            order.push((round, index));
         }
         order.sort_unstable();
         order.into_iter().map(|(_, index)| index).collect()
