@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 _HELP = {"-h", "--help"}
 # Subcommands that need the library. Others, and misspelt ones, do not.
-_NEED_LIBRARY = ("inspect", "verify", "sign", "key", "time", "convert", "delta", "bench")
+_NEED_LIBRARY = ("inspect", "ls", "cat", "diff", "verify", "sign", "key", "time", "convert", "delta", "bench")
 
 
 def main() -> None:

@@ -14,7 +14,23 @@ from typing import Any, NoReturn
 
 from fst._core.build import PACKAGE, layer_for, read_version, torch_releases
 from fst._profile.formatting import visible, visible_lines
-from fst.cli import bench, clean, completion, convert, delta, doctor, inspect, key, sign, time, tmpfs, verify
+from fst.cli import (
+    bench,
+    cat,
+    clean,
+    completion,
+    convert,
+    delta,
+    diff,
+    doctor,
+    inspect,
+    key,
+    ls,
+    sign,
+    time,
+    tmpfs,
+    verify,
+)
 from fst.cli.message import message_of
 from fst.cli.sigterm import Terminated, end_at_sigterm
 
@@ -58,7 +74,23 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("-V", "--version", action="store_true", help="print the versions of fst and of its PyTorch")
     parser.set_defaults(run=None)
     commands: argparse._SubParsersAction[argparse.ArgumentParser] = parser.add_subparsers(metavar="COMMAND")
-    for module in (inspect, verify, sign, key, time, convert, delta, doctor, tmpfs, clean, bench, completion):
+    for module in (
+        inspect,
+        ls,
+        cat,
+        diff,
+        verify,
+        sign,
+        key,
+        time,
+        convert,
+        delta,
+        doctor,
+        tmpfs,
+        clean,
+        bench,
+        completion,
+    ):
         module.add(commands)
     return parser
 
