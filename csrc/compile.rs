@@ -7,11 +7,12 @@ use std::process::Command;
 use std::{env, fs};
 
 /// Files of the layer.
-pub const SOURCES: [&str; 23] = [
+pub const SOURCES: [&str; 24] = [
     "csrc/cast.cpp",
     "csrc/change.cpp",
     "csrc/checkpoint.cpp",
     "csrc/delta.cpp",
+    "csrc/dequantize.cpp",
     "csrc/encryption_key.cpp",
     "csrc/error.cpp",
     "csrc/load.cpp",

@@ -16,6 +16,7 @@
 #include "change.h"
 #include "checkpoint.h"
 #include "delta.h"
+#include "dequantize.h"
 #include "encryption_key.h"
 #include "error.h"
 #include "load.h"
@@ -296,6 +297,15 @@ TORCH_LIBRARY(fst, m) {
       "scatter(Tensor bytes, int[] offsets, int[] dtypes, int[] sizes, int[] ranks, *, ScalarType? dtype=None) -> "
       "Tensor[]",
       function_tags);
+  m.def(
+      "dequantize(Tensor codes, Tensor scales, str scheme, *, int[]? block=None, Tensor? global_scale=None, int[]? "
+      "begin=None, "
+      "ScalarType? dtype=None) -> Tensor",
+      function_tags);
+  m.def(
+      "dequantize_into(Tensor codes, Tensor scales, Tensor(a!) out, str scheme, *, int[]? block=None, "
+      "Tensor? global_scale=None, int[]? begin=None) -> ()",
+      function_tags);
   m.def("serialize(Tensor[] tensors, str[] names, *, Dict(str, str)? metadata=None) -> Tensor", function_tags);
   def_io("profile_start() -> int");
   def_io("profile_stop(int profile) -> str");
@@ -483,6 +493,8 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("configure_storage", configure_stores);
   m.impl("cast", cast);
   m.impl("scatter", scatter);
+  m.impl("dequantize", dequantize_tensor);
+  m.impl("dequantize_into", dequantize_tensor_into);
   m.impl("profile_start", start_profile);
   m.impl("profile_stop", stop_profile);
 }

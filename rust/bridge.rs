@@ -6,6 +6,7 @@ mod calls;
 mod checkpoint;
 mod cast;
 mod delta;
+mod dequantize;
 mod destinations;
 mod dtype_rules;
 mod encryption_key;
@@ -30,6 +31,7 @@ use self::calls::call;
 use self::cast::{can_convert, convert, is_castable, missing_kernels, wait_for_event};
 use self::checkpoint::{Checkpoint, OpenRequest, open, open_request, tensors_of_bytes};
 use self::delta::{DeltaWork, UpdateSource, encode_changes, join_deltas, open_update};
+use self::dequantize::{dequantize, lay_out_quantized};
 use self::encryption_key::{EncryptionKey, derive_key, encryption_key, key_for_save, key_of_file, rotate_key};
 use self::error::{error_text, exception_of, out_of_memory};
 use self::ranks_load::{LoadPlan, RankPlan, plan_load, plan_rank};
@@ -161,6 +163,38 @@ mod ffi {
         positions: u64,
         /// Number of elements of the target, with positions. Others are not written.
         target_elements: u64,
+    }
+
+    /// Tensor in memory, on the host or a device. Strides are in elements.
+    #[derive(Clone, Copy)]
+    struct StridedTensor<'a> {
+        address: u64,
+        /// Value of `c10::ScalarType`, or a negative one for no tensor.
+        scalar_type: i8,
+        shape: &'a [i64],
+        strides: &'a [i64],
+    }
+
+    /// Codes and scales of a quantized tensor, or of an index region of it.
+    struct QuantizedTensor<'a> {
+        scheme: &'a str,
+        codes: StridedTensor<'a>,
+        scales: StridedTensor<'a>,
+        global_scale: StridedTensor<'a>,
+        /// Rows and columns of a block, with 0 for all. Empty if scheme and scales imply them.
+        block: &'a [i64],
+        /// Row and column of the first code in its tensor. Empty for a whole tensor.
+        begin: &'a [i64],
+    }
+
+    /// Shapes and block of a quantized tensor.
+    struct QuantizedLayout {
+        /// Shape of the codes as matrices.
+        code_shape: Vec<i64>,
+        /// Shape of the numbers.
+        shape: Vec<i64>,
+        block_rows: i64,
+        block_columns: i64,
     }
 
     /// Order in which a stream returns its tensors.
@@ -425,6 +459,14 @@ mod ffi {
         fn can_convert(from: i8, to: i8) -> bool;
         unsafe fn convert(conversions: &[Conversion], ordinal: i32, stream: u64, threads: usize) -> Result<bool>;
         fn missing_kernels(ordinal: i32) -> String;
+        fn lay_out_quantized(tensor: &QuantizedTensor) -> Result<QuantizedLayout>;
+        unsafe fn dequantize(
+            tensor: &QuantizedTensor,
+            target: &StridedTensor,
+            ordinal: i32,
+            stream: u64,
+            threads: usize,
+        ) -> Result<bool>;
         unsafe fn wait_for_event(event: usize, ordinal: i32) -> Result<()>;
 
         type AnyStream;

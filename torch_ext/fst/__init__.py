@@ -31,6 +31,7 @@ from fst._load.load import (
     tensor_names,
     verify,
 )
+from fst._load.quantized import dequantize
 from fst._load.stream import Stream, stream
 from fst._module.load_module import load_module
 from fst._patch.patch import patch, unpatch
@@ -73,6 +74,7 @@ __all__ = [
     "__version__",
     "cast",
     "cmake_prefix_path",
+    "dequantize",
     "load_boxes",
     "load_distributed",
     "load_file",

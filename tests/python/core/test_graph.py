@@ -12,6 +12,8 @@ from procfs import SLACK_BYTES, read_bytes
 from rawfile import assert_same, random_raw, write, write_sparse
 
 SHAPES = {"weight": (5, 3), "bias": (5,)}
+# Two rows of 32 numbers of 4 bits.
+HALVES = torch.arange(32, dtype=torch.uint8).view(2, 16) * 7
 X = torch.linspace(-1, 1, 12).view(4, 3)
 # Two F32 from byte 1 on, and three BF16 from byte 10 on.
 PARTS = torch.arange(2.0).view(torch.uint8), torch.arange(3).bfloat16().view(torch.uint8)
@@ -68,6 +70,9 @@ class AllOperators(torch.nn.Module):
         torch.ops.fst.load_recipe_into(paths, ["fused"], rules, [self.fused.t()])
         doubled, factors = fst.cast([x * 2, self.factors], torch.bfloat16)
         wide, narrow = fst.scatter(raw, [1, 10], [torch.float32, torch.bfloat16], [[2], [3]], torch.float64)
+        numbers = fst.dequantize(HALVES, torch.ones(2, 1) * self.factors[0, 0], "fp4")
+        columns = torch.zeros(32, 2)
+        fst.dequantize(HALVES, torch.ones(2, 1), "fp4", out=columns.t())
         torch.ops.fst.save_file([x * 3], ["x"], self.saved)
         tripled = x * 3
         torch.ops.fst.save_file([tripled, tripled.t()], ["y", "t"], self.saved, metadata=self.metadata)
@@ -88,6 +93,8 @@ class AllOperators(torch.nn.Module):
             "cast": torch.nn.functional.linear(doubled, factors).float(),
             "wide": wide + 1,
             "narrow": narrow + 1,
+            "numbers": numbers + 1,
+            "columns": columns + 1,
             "serialized": torch.ops.fst.serialize([constant, constant.t()], ["y", "t"], metadata=self.metadata),
         }
 
@@ -156,6 +163,9 @@ def check_results(result, weights):
         result["cast"], torch.nn.functional.linear((X * 2).bfloat16(), factors.bfloat16()).float()
     )
     assert (result["wide"].tolist(), result["narrow"].tolist()) == ([1.0, 2.0], [1.0, 2.0, 3.0])
+    numbers = torch.ops.fst.dequantize(HALVES, torch.ones(2, 1), "fp4")
+    assert_same(result["columns"], numbers.float().t() + 1)
+    assert_same(result["numbers"], -numbers + 1)
     # Equal loads are separate tensors.
     equal = [result[f"equal {index}"] for index in range(4)]
     assert len({tensor.data_ptr() for tensor in equal}) == 4
@@ -276,6 +286,13 @@ OPCHECKS = {
     "cast of nothing": lambda path: (([],), {"dtype": torch.bfloat16}),
     "scatter": lambda path: ((RAW.repeat(5), [0, 40, 7], [6, 1, 0], [2, 3, 5], [2, 0, 1]), {"dtype": None}),
     "scatter with dtype": lambda path: ((RAW, [1], [6], [2], [1]), {"dtype": torch.bfloat16}),
+    "dequantize": lambda path: ((HALVES.view(torch.int8), torch.rand(2, 16), "scale"), {"block": [1, 1]}),
+    "dequantize of blocks": lambda path: (
+        (HALVES.view(2, 1, 1, 16), torch.full((2, 1, 1), 130, dtype=torch.uint8), "mxfp4"),
+        {"dtype": torch.float64},
+    ),
+    "dequantize of a region": lambda path: ((HALVES, torch.rand(4, 4), "fp4"), {"block": [1, 16], "begin": [1, 18]}),
+    "dequantize_into": lambda path: ((HALVES, torch.ones(2, 1), torch.zeros(32, 2).t(), "fp4"), {}),
     "serialize": lambda path: (([X, torch.arange(6).view(2, 3).t()], ["a", "b"]), {"metadata": {"k": "v"}}),
 }
 

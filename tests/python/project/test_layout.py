@@ -15,10 +15,10 @@ SOURCES = sorted(path for path in RUST.rglob("*.rs") if not path.is_relative_to(
 CXX_SOURCES = sorted(path for path in (CHECKOUT / "csrc").rglob("*") if path.suffix in {".h", ".cpp", ".cu"})
 SUFFIXES = {".py", ".rs", ".toml", ".txt", ".cpp", ".h", ".cu"}
 # Lines of all files of a folder with these suffixes.
-MAX_LINES = {"rust": 44_700, "csrc": 6_650, "torch_ext": 23_450, "tests": 49_800, "benches": 9_000}
-CXX_LINES_MAX = 5_310
+MAX_LINES = {"rust": 46_000, "csrc": 7_350, "torch_ext": 23_650, "tests": 50_300, "benches": 9_000}
+CXX_LINES_MAX = 5_700
 # Functions between Rust and C++, operators, and methods of script classes.
-BORDER_MAX = (110, 30, 75)
+BORDER_MAX = (114, 33, 75)
 PYTHON_SOURCES = sorted((CHECKOUT / "torch_ext").rglob("*.py"))
 
 

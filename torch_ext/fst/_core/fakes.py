@@ -100,6 +100,56 @@ def _scatter(
     return [bytes.new_empty(result.shape, dtype=result.dtype) for result in results]
 
 
+def numbers_shape(codes: Tensor, scales: Tensor, scheme: str) -> list[int]:
+    """Returns the shape of the numbers of valid codes."""
+    shape = list(codes.shape)
+    if scheme == "mxfp4" and codes.dim() == scales.dim() + 1:
+        shape[-2:] = [shape[-2] * shape[-1]]
+    return shape if scheme == "scale" else [*shape[:-1], shape[-1] * 2]
+
+
+def _dequantize(
+    codes: Tensor,
+    scales: Tensor,
+    scheme: str,
+    *,
+    block: Sequence[int] | None = None,
+    global_scale: Tensor | None = None,
+    begin: Sequence[int] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    tensors = [codes, scales] if global_scale is None else [codes, scales, global_scale]
+    options = {"block": block, "global_scale": global_scale, "begin": begin, "dtype": dtype}
+    if not codes.is_meta:
+        _refuse_meta(torch.ops.fst.dequantize, tensors, codes, scales, scheme, **options)
+    if all(isinstance(size, int) for tensor in tensors for size in tensor.shape):
+        with unset_fake_temporarily():
+            # The kernel checks the arguments.
+            metas = [torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for tensor in tensors]
+            options["global_scale"] = None if global_scale is None else metas[2]
+            result = torch.ops.fst.dequantize.default.redispatch(_CPU_KEYS, *metas[:2], scheme, **options)
+            shape = list(result.shape)
+    else:
+        # Sizes that are not known yet are checked when the program runs.
+        shape = numbers_shape(codes, scales, scheme)
+    return torch.empty(shape, dtype=dtype or torch.bfloat16, device=codes.device)
+
+
+def _dequantize_into(
+    codes: Tensor,
+    scales: Tensor,
+    out: Tensor,
+    scheme: str,
+    *,
+    block: Sequence[int] | None = None,
+    global_scale: Tensor | None = None,
+    begin: Sequence[int] | None = None,
+) -> None:
+    options = {"block": block, "global_scale": global_scale, "begin": begin}
+    # Returning would silently leave the output unfilled.
+    _refuse_meta(torch.ops.fst.dequantize_into, [out, codes, scales], codes, scales, out, scheme, **options)
+
+
 for _name in ("load_file", "load_files", "load_tensors", "load_slices", "load_boxes", "load_recipe"):
     torch.library.register_fake(f"fst::{_name}", _fake_load(getattr(torch.ops.fst, _name)))
 
@@ -111,5 +161,7 @@ for _name, _function in (
     ("serialize", _serialize),
     ("cast", _cast),
     ("scatter", _scatter),
+    ("dequantize", _dequantize),
+    ("dequantize_into", _dequantize_into),
 ):
     torch.library.register_fake(f"fst::{_name}", _function)

@@ -1,0 +1,241 @@
+#include "dequantize.h"
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cast.h"
+#include "error.h"
+#include "memory.h"
+#include "tensors.h"
+
+namespace fst {
+
+namespace {
+
+// Codes, scales and global scale of a tensor, with arguments for the core.
+struct Quantized {
+  const at::Tensor& codes;
+  const std::string& scheme;
+  const at::Tensor& scales;
+  const at::Tensor& global_scale;
+  c10::IntArrayRef block;
+  c10::IntArrayRef begin;
+};
+
+rust::Slice<const int64_t> sizes_of(c10::IntArrayRef sizes) { return {sizes.data(), sizes.size()}; }
+
+// Views a tensor for the core. Tensors on meta have no address.
+StridedTensor strided(const at::Tensor& tensor, c10::ScalarType type, bool is_written = false) {
+  if (!tensor.defined()) {
+    return {0, -1, {}, {}};
+  }
+  const auto address = tensor.is_meta() ? 0 : is_written ? mutable_address_of(tensor) : address_of(tensor);
+  return {address, static_cast<int8_t>(type), sizes_of(tensor.sizes()), sizes_of(tensor.strides())};
+}
+
+StridedTensor strided(const at::Tensor& tensor) {
+  return strided(tensor, tensor.defined() ? tensor.scalar_type() : at::kByte);
+}
+
+QuantizedTensor to_core(const Quantized& quantized, const at::Tensor& codes) {
+  return {rust::Str(quantized.scheme), strided(codes, quantized.codes.scalar_type()),
+          strided(quantized.scales),   strided(quantized.global_scale),
+          sizes_of(quantized.block),   sizes_of(quantized.begin)};
+}
+
+c10::IntArrayRef list_of(const rust::Vec<int64_t>& sizes) { return {sizes.data(), sizes.size()}; }
+
+c10::IntArrayRef list_of(c10::OptionalIntArrayRef list) { return list ? *list : c10::IntArrayRef(); }
+
+// Checks the tensors, and returns their shapes.
+QuantizedLayout lay_out(const Quantized& quantized) {
+  const auto check = [&](const char* name, const at::Tensor& tensor) {
+    if (!is_dense(tensor)) {
+      throw_invalid_argument(c10::str("`", name, "` ", describe_missing_memory(tensor)));
+    }
+    if (tensor.device() != quantized.codes.device()) {
+      throw_invalid_argument(c10::str("`", name, "` is on ", tensor.device(), ", but the codes are on ",
+                                      quantized.codes.device(), "; move it with Tensor.to"));
+    }
+  };
+  check("codes", quantized.codes);
+  check("scales", quantized.scales);
+  if (quantized.global_scale.defined()) {
+    check("global_scale", quantized.global_scale);
+  }
+  return call_core([&] { return lay_out_quantized(to_core(quantized, quantized.codes)); });
+}
+
+void check_dtype(c10::ScalarType dtype) {
+  if (!is_castable(static_cast<int8_t>(dtype))) {
+    throw_invalid_argument("numbers of " + name_of(dtype) +
+                           " were requested, but must be float64, float32, float16 or bfloat16");
+  }
+}
+
+// Returns the value of scales that are exponents. All exponents but those of 0 and 255 are those of a float.
+at::Tensor power_of_two(const at::Tensor& exponents, float largest) {
+  const auto bits = at::where(exponents.eq(0), 1 << 22, exponents.to(at::kInt).bitwise_left_shift(23));
+  return bits.to(at::kInt).view(at::kFloat).masked_fill(exponents.eq(0xff), largest);
+}
+
+// Views a tensor of fewer dimensions as a matrix.
+at::Tensor as_matrix(const at::Tensor& tensor) {
+  return tensor.dim() > 1 ? tensor : tensor.dim() == 1 ? tensor.unsqueeze(0) : tensor.view({1, 1});
+}
+
+// Returns the two factors of all blocks, in float32.
+std::pair<at::Tensor, at::Tensor> factors(const Quantized& quantized) {
+  auto scales = as_matrix(quantized.scales.numel() == 1 ? quantized.scales.reshape({}) : quantized.scales);
+  const auto one = at::ones({1, 1}, scales.options().dtype(at::kFloat));
+  if (quantized.scheme == "mxfp4") {
+    const auto is_largest = scales.eq(0xff);
+    return {power_of_two(scales.clamp_max(0xfe), 0), at::where(is_largest, 2, 1).to(at::kFloat)};
+  }
+  if (scales.scalar_type() == at::kByte) {
+    return {power_of_two(scales, std::numeric_limits<float>::infinity()), one};
+  }
+  if (scales.scalar_type() == at::kFloat8_e8m0fnu) {
+    return {power_of_two(scales.view(at::kByte), std::numeric_limits<float>::quiet_NaN()), one};
+  }
+  scales = scales.to(at::kFloat);
+  if (!quantized.global_scale.defined()) {
+    return {scales, one};
+  }
+  // One for all matrices, or one for each.
+  auto global_scale = quantized.global_scale;
+  if (global_scale.numel() == 1) {
+    global_scale = global_scale.reshape({1, 1});
+  } else if (global_scale.dim() < scales.dim()) {
+    global_scale = global_scale.unsqueeze(-1).unsqueeze(-1);
+  }
+  if (quantized.scheme == "nvfp4_last") {
+    return {scales, global_scale};
+  }
+  return {quantized.scheme == "nvfp4" ? scales * global_scale : scales / global_scale, one};
+}
+
+// Repeats the factors of blocks for rows and columns, unless there is one for all.
+at::Tensor expand(const at::Tensor& factors, const std::array<int64_t, 2>& first, const std::array<int64_t, 2>& sizes,
+                  const std::array<int64_t, 2>& block) {
+  auto expanded = factors;
+  for (size_t axis = 0; axis < 2; ++axis) {
+    const auto dim = static_cast<int64_t>(axis) - 2;
+    if (expanded.size(dim) != 1) {
+      const auto numbers = at::arange(first[axis], first[axis] + sizes[axis], factors.options().dtype(at::kLong));
+      expanded = expanded.index_select(dim, numbers.floor_divide(block[axis]));
+    }
+  }
+  return expanded;
+}
+
+// Computes in PyTorch, for devices without kernels of fst.
+void dequantize_with_torch(const Quantized& quantized, const at::Tensor& stored, const QuantizedLayout& layout,
+                           const at::Tensor& target) {
+  // Sizes of temporary tensors together, in numbers of the target.
+  constexpr int64_t kTemporaryBytes = 6 * sizeof(float);
+  const bool is_packed = quantized.scheme != "scale";
+  const auto values = !is_packed ? at::Tensor()
+                                 : at::tensor({0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F, -0.0F, -0.5F, -1.0F,
+                                               -1.5F, -2.0F, -3.0F, -4.0F, -6.0F})
+                                       .to(stored.device());
+  const auto value = [&](const at::Tensor& codes) { return values.index_select(0, codes.flatten().to(at::kInt)); };
+  const auto [factor, second] = factors(quantized);
+  const std::array<int64_t, 2> block = {layout.block_rows, layout.block_columns};
+  const auto codes = as_matrix(stored);
+  const auto out = as_matrix(target);
+  const int64_t rows = out.size(-2);
+  const int64_t row_bytes = out.numel() / rows * kTemporaryBytes;
+  const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(kScratchBytes) / row_bytes);
+  for (int64_t row = 0; row < rows; row += step) {
+    const std::array<int64_t, 2> sizes = {std::min(step, rows - row), out.size(-1)};
+    const auto part = out.narrow(-2, row, sizes[0]);
+    auto numbers = codes.narrow(-2, row, sizes[0]);
+    if (is_packed) {
+      const auto low = value(numbers.bitwise_and(15));
+      const auto high = value(numbers.bitwise_right_shift(4));
+      numbers = at::stack({low, high}, -1).view(part.sizes());
+    } else {
+      numbers = numbers.view(quantized.codes.scalar_type()).to(at::kFloat);
+    }
+    const auto first = quantized.begin.empty() ? std::array<int64_t, 2>{row, 0}
+                                               : std::array<int64_t, 2>{quantized.begin[0] + row, quantized.begin[1]};
+    part.copy_(numbers * expand(factor, first, sizes, block) * expand(second, first, sizes, block));
+  }
+}
+
+void run(const Quantized& quantized, const QuantizedLayout& layout, const at::Tensor& out) {
+  const auto device = out.device();
+  if (out.numel() == 0 || device.is_meta()) {
+    return;
+  }
+  const auto codes = as_bits(quantized.codes).reshape(list_of(layout.code_shape));
+  if (device.is_cpu() || device.is_cuda()) {
+    const auto stream = current_stream_handle(device);
+    const auto target = strided(out, out.scalar_type(), /*is_written=*/true);
+    const auto tensor = to_core(quantized, codes);
+    const int ordinal = device.is_cuda() ? device.index() : -1;
+    if (call_core([&] { return dequantize(tensor, target, ordinal, stream, at::get_num_threads()); })) {
+      return;
+    }
+  }
+  dequantize_with_torch(quantized, codes, layout, out);
+}
+
+void run_into(const Quantized& quantized, const at::Tensor& out) {
+  const auto layout = lay_out(quantized);
+  if (const auto reason = describe_unwritable(out); !reason.empty()) {
+    throw_invalid_argument("`out` " + reason);
+  }
+  check_dtype(out.scalar_type());
+  if (out.device() != quantized.codes.device() || out.sizes() != list_of(layout.shape)) {
+    throw_invalid_argument(c10::str("`out` has shape ", out.sizes(), " on ", out.device(), ", but needs shape ",
+                                    list_of(layout.shape), " on ", quantized.codes.device()));
+  }
+  run(quantized, layout, out);
+  mark_changed({out});
+}
+
+}  // namespace
+
+void dequantize_into(const at::Tensor& codes, const Dequantization& dequantization, int64_t row, int64_t column,
+                     const at::Tensor& out) {
+  const std::array<int64_t, 2> block = {dequantization.block_rows, dequantization.block_columns};
+  const std::array<int64_t, 2> begin = {row, column};
+  const bool is_implied = dequantization.block_rows < 0;
+  run_into({codes, dequantization.scheme, dequantization.scales, dequantization.global_scale,
+            is_implied ? c10::IntArrayRef() : block, begin},
+           out);
+}
+
+at::Tensor dequantize_tensor(const at::Tensor& codes, const at::Tensor& scales, const std::string& scheme,
+                             c10::OptionalIntArrayRef block, const std::optional<at::Tensor>& global_scale,
+                             c10::OptionalIntArrayRef begin, std::optional<c10::ScalarType> dtype) {
+  const auto type = dtype.value_or(at::kBFloat16);
+  check_dtype(type);
+  const auto factor = global_scale.value_or(at::Tensor());
+  const Quantized quantized{codes, scheme, scales, factor, list_of(block), list_of(begin)};
+  const auto layout = lay_out(quantized);
+  const Spec spec{{}, 0, 0, layout.shape, 1, false};
+  auto out = allocate(spec, codes.device(), type);
+  run(quantized, layout, out);
+  return out;
+}
+
+void dequantize_tensor_into(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& out,
+                            const std::string& scheme, c10::OptionalIntArrayRef block,
+                            const std::optional<at::Tensor>& global_scale, c10::OptionalIntArrayRef begin) {
+  const auto factor = global_scale.value_or(at::Tensor());
+  run_into({codes, scheme, scales, factor, list_of(block), list_of(begin)}, out);
+}
+
+}  // namespace fst

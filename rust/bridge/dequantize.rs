@@ -1,0 +1,119 @@
+//! Checks and dequantization of quantized tensors.
+
+use super::ffi;
+use super::guard::{guard, guard_with_log};
+use crate::cast::dequantize;
+use crate::cast::quantized::{Form, Layout, Quantized, Strided};
+use crate::cast::scheme::Scheme;
+use crate::dtype::Dtype;
+use crate::error::{Error, Kind, Result};
+
+/// Checks dtypes, shapes and block of a quantized tensor, and returns its shapes. Addresses and strides are not used.
+pub(super) fn lay_out_quantized(tensor: &ffi::QuantizedTensor) -> Result<ffi::QuantizedLayout> {
+    guard(|| {
+        let layout = Memory::new(tensor)?.quantized(tensor)?.layout()?;
+        let [block_rows, block_columns] = layout.block;
+        Ok(ffi::QuantizedLayout {
+            code_shape: to_signed(&layout.code_shape)?,
+            shape: to_signed(&layout.shape)?,
+            block_rows: to_i64(block_rows)?,
+            block_columns: to_i64(block_columns)?,
+        })
+    })
+}
+
+/// Dequantizes a tensor on the host if the ordinal is negative. Returns false on a GPU, for which there are no kernels.
+///
+/// # Safety
+/// The tensors are memory of this process, as [`dequantize::run`] requires.
+pub(super) unsafe fn dequantize(
+    tensor: &ffi::QuantizedTensor,
+    target: &ffi::StridedTensor,
+    ordinal: i32,
+    _stream: u64,
+    threads: usize,
+) -> Result<bool> {
+    guard_with_log(|| {
+        let memory = Memory::new(tensor)?;
+        let quantized = memory.quantized(tensor)?;
+        let layout: Layout = quantized.layout()?;
+        let target = Tensor::new(target, "target")?;
+        let global_scale = memory.global_scale.as_ref().map(Tensor::strided);
+        let (codes, scales) = (memory.codes.strided(), memory.scales.strided());
+        let matrices = quantized.matrices(&layout, codes, scales, global_scale, target.strided())?;
+        if ordinal >= 0 {
+            return Ok(false);
+        }
+        // SAFETY: the caller's promise is the same.
+        unsafe { dequantize::run(&matrices, threads) }.map(|()| true)
+    })
+}
+
+/// Tensor with unsigned sizes and strides.
+struct Tensor {
+    address: u64,
+    dtype: Dtype,
+    shape: Vec<u64>,
+    strides: Vec<u64>,
+}
+
+impl Tensor {
+    fn new(tensor: &ffi::StridedTensor, what: &str) -> Result<Tensor> {
+        let dtype = Dtype::from_scalar_type(tensor.scalar_type).ok_or_else(|| {
+            let text = format!("the {what} have a dtype of PyTorch that fst does not know, {}", tensor.scalar_type);
+            Error::new(Kind::InvalidArgument, text)
+        })?;
+        let (shape, strides) = (to_unsigned(tensor.shape)?, to_unsigned(tensor.strides)?);
+        Ok(Tensor { address: tensor.address, dtype, shape, strides })
+    }
+
+    fn form(&self) -> Form<'_> {
+        Form { dtype: self.dtype, shape: &self.shape }
+    }
+
+    fn strided(&self) -> Strided<'_> {
+        Strided { address: self.address, dtype: self.dtype, shape: &self.shape, strides: &self.strides }
+    }
+}
+
+/// Tensors of a quantized tensor.
+struct Memory {
+    codes: Tensor,
+    scales: Tensor,
+    global_scale: Option<Tensor>,
+}
+
+impl Memory {
+    fn new(tensor: &ffi::QuantizedTensor) -> Result<Memory> {
+        let has_global_scale = tensor.global_scale.scalar_type >= 0;
+        Ok(Memory {
+            codes: Tensor::new(&tensor.codes, "codes")?,
+            scales: Tensor::new(&tensor.scales, "scales")?,
+            global_scale: has_global_scale.then(|| Tensor::new(&tensor.global_scale, "global scales")).transpose()?,
+        })
+    }
+
+    fn quantized<'a>(&'a self, tensor: &ffi::QuantizedTensor<'a>) -> Result<Quantized<'a>> {
+        Ok(Quantized {
+            scheme: Scheme::parse(tensor.scheme)?,
+            codes: self.codes.form(),
+            scales: self.scales.form(),
+            global_scale: self.global_scale.as_ref().map(Tensor::form),
+            block: tensor.block,
+            begin: tensor.begin,
+        })
+    }
+}
+
+fn to_unsigned(values: &[i64]) -> Result<Vec<u64>> {
+    let negative = |_| Error::new(Kind::Internal, format!("{values:?} are sizes or strides of a tensor"));
+    values.iter().map(|&value| u64::try_from(value).map_err(negative)).collect()
+}
+
+fn to_signed(values: &[u64]) -> Result<Vec<i64>> {
+    values.iter().map(|&value| to_i64(value)).collect()
+}
+
+fn to_i64(value: u64) -> Result<i64> {
+    i64::try_from(value).map_err(|_| Error::new(Kind::InvalidArgument, format!("{value} exceeds a 64-bit size")))
+}

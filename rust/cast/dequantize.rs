@@ -1,0 +1,472 @@
+//! Dequantization on the CPU, distributed evenly over threads.
+//!
+//! Equal codes of a block give equal numbers, so a block of many 8-bit codes is one table of 256 numbers, and 4-bit codes
+//! have a table of 16 numbers for each scale. Targets whose rows are not contiguous are written through tiles.
+
+use super::elements::Cast;
+use super::scheme::{E2M1_VALUES, Scheme};
+use crate::dtype::Dtype;
+use crate::error::{Error, Kind, Result};
+use crate::num::to_usize;
+use crate::os::compute_pool;
+use std::ops::Range;
+use std::{ptr, slice};
+use zerocopy::IntoBytes;
+
+/// Matrix of codes, or a part of one, and the memory of its numbers. Strides are those of rows and of columns, in bytes.
+/// Two codes in a byte are two columns.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix {
+    /// Way in which codes become numbers.
+    pub scheme: Scheme,
+    /// Dtype of the codes.
+    pub from: Dtype,
+    /// Dtype of the scales.
+    pub scale_dtype: Dtype,
+    /// Dtype of the numbers: a float of 16 bits or more.
+    pub to: Dtype,
+    /// Number of rows and of columns.
+    pub size: [u64; 2],
+    /// Row and column of the first code in the matrix to which the scales belong.
+    pub begin: [u64; 2],
+    /// Rows and columns of a block, or 0 for all.
+    pub block: [u64; 2],
+    /// Address of the first code.
+    pub codes: u64,
+    /// Strides of the stored bytes.
+    pub code_strides: [u64; 2],
+    /// Address of the first block's scale.
+    pub scales: u64,
+    /// Strides of the scales.
+    pub scale_strides: [u64; 2],
+    /// Address of the global scale, which is an f32, or `None` if the scheme has none.
+    pub global_scale: Option<u64>,
+    /// Address of the first number, of any alignment.
+    pub target: u64,
+    /// Strides of the numbers.
+    pub target_strides: [u64; 2],
+}
+
+/// Numbers that a thread computes at a time.
+const PART_NUMBERS: u64 = 512 << 10;
+/// Fewest numbers worth distributing: fewer are done before other threads have woken up.
+const SHARED_NUMBERS_MIN: u64 = 512 << 10;
+/// Largest block whose rows are not split between parts, since each part computes the block's table.
+const WHOLE_BLOCK_ROWS_MAX: u64 = 512;
+/// Fewest codes of a block for which a table of 256 numbers is faster than the product of each.
+const TABLE_CODES_MIN: usize = 512;
+/// Fewest codes for which the numbers of all 256 scales are computed before.
+const ALL_SCALES_CODES_MIN: u64 = 8 << 10;
+/// Rows of a tile. A line of a tile is contiguous in a transposed target.
+const TILE_ROWS: usize = 64;
+/// Columns of a tile.
+const TILE_COLUMNS: usize = 64;
+/// Codes of a row that are gathered, or multiplied, at a time.
+const RUN_CODES: usize = 512;
+
+/// Number in the target dtype.
+type Number<const BYTES: usize> = [u8; BYTES];
+
+/// Dequantizes all matrices on up to `threads` threads.
+///
+/// # Safety
+/// Codes and scales must be readable memory of this process, with a scale for each block. Targets must be writable, must
+/// not overlap anything else, and must not be used by other code until this returns.
+///
+/// # Errors
+/// `internal` for a target that is not a float of 16 bits or more. Nothing has been written then.
+pub unsafe fn run(matrices: &[Matrix], threads: usize) -> Result<()> {
+    if let Some(wrong) = matrices.iter().find(|matrix| !matrix.to.is_castable()) {
+        return Err(Error::new(Kind::Internal, format!("no numbers of {}", wrong.to)));
+    }
+    // SAFETY: the caller's guarantee; a part stays within its matrix.
+    let convert = |part: &Matrix| unsafe { part.run() };
+    let numbers = matrices.iter().map(|matrix| matrix.numbers()).fold(0, u64::saturating_add);
+    if threads > 1 && numbers >= SHARED_NUMBERS_MIN {
+        let parts: Vec<Matrix> = matrices.iter().flat_map(Matrix::parts).collect();
+        compute_pool::for_each(threads, &parts, convert);
+    } else {
+        matrices.iter().for_each(convert);
+    }
+    Ok(())
+}
+
+impl Matrix {
+    fn numbers(&self) -> u64 {
+        let [rows, columns] = self.size;
+        rows.saturating_mul(columns)
+    }
+
+    /// Returns whether the rows of the target are contiguous.
+    fn has_rows(&self) -> bool {
+        self.target_strides[1] == self.to.item_bytes()
+    }
+
+    /// Splits the matrix into parts of about [`PART_NUMBERS`], along rows of the target if it has some.
+    fn parts(&self) -> impl Iterator<Item = Matrix> {
+        let whole = self.size.map(|size| size.max(1));
+        let [rows, columns] = whole;
+        let unit = if (1..=WHOLE_BLOCK_ROWS_MAX).contains(&self.block[0]) { self.block[0] } else { 1 };
+        let step = if self.has_rows() {
+            let step = (PART_NUMBERS / columns).max(1).next_multiple_of(unit);
+            [step.min(rows), columns.min(PART_NUMBERS)]
+        } else {
+            let tile = TILE_COLUMNS as u64;
+            [rows.min(PART_NUMBERS), (PART_NUMBERS / rows).max(1).next_multiple_of(tile).min(columns)]
+        };
+        let counts = [self.size[0].div_ceil(step[0]), self.size[1].div_ceil(step[1])];
+        let matrix = *self;
+        (0..counts[0])
+            .flat_map(move |row| (0..counts[1]).map(move |column| matrix.part([row * step[0], column * step[1]], step)))
+    }
+
+    fn part(&self, first: [u64; 2], size: [u64; 2]) -> Matrix {
+        let [row, column] = first;
+        Matrix {
+            size: [size[0].min(self.size[0] - row), size[1].min(self.size[1] - column)],
+            begin: [self.begin[0] + row, self.begin[1] + column],
+            codes: self.codes
+                + row * self.code_strides[0]
+                + column / self.scheme.codes_per_byte() * self.code_strides[1],
+            target: self.target + row * self.target_strides[0] + column * self.target_strides[1],
+            ..*self
+        }
+    }
+
+    /// # Safety
+    /// As for [`run`].
+    unsafe fn run(&self) {
+        // SAFETY: the caller's guarantee is the same.
+        unsafe {
+            match self.to.item_bytes() {
+                2 => self.run_as::<2>(),
+                4 => self.run_as::<4>(),
+                _ => self.run_as::<8>(),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`run`], with numbers of this size.
+    unsafe fn run_as<const BYTES: usize>(&self) {
+        let [rows, columns] = self.size.map(to_usize);
+        // SAFETY: the caller guarantees a readable global scale.
+        let mut decoder = unsafe { Decoder::<BYTES>::new(self) };
+        if self.has_rows() {
+            let write = |row: usize, column: usize, count: usize, numbers: Numbers<'_, BYTES>| {
+                // SAFETY: the caller guarantees a writable target; its uninitialized bytes are overwritten, never read.
+                numbers.write(unsafe { slice::from_raw_parts_mut(self.target_at(row, column).cast(), count) });
+            };
+            // SAFETY: the caller guarantees readable codes and scales.
+            return unsafe { decoder.blocks(0..rows, 0..columns, write) };
+        }
+        let mut tile = [[[0; BYTES]; TILE_ROWS]; TILE_COLUMNS];
+        for first_column in (0..columns).step_by(TILE_COLUMNS) {
+            let width = TILE_COLUMNS.min(columns - first_column);
+            for first_row in (0..rows).step_by(TILE_ROWS) {
+                let height = TILE_ROWS.min(rows - first_row);
+                let write = |row: usize, column: usize, _, numbers: Numbers<'_, BYTES>| {
+                    numbers.write_to_tile(tile.get_mut(column - first_column..).unwrap_or_default(), row - first_row);
+                };
+                // SAFETY: the caller guarantees readable codes and scales.
+                unsafe {
+                    decoder.blocks(first_row..first_row + height, first_column..first_column + width, write);
+                }
+                for (column, line) in tile.iter().enumerate().take(width) {
+                    // SAFETY: the tile is within the matrix, for which the caller guarantees a writable target.
+                    unsafe { self.write_line(line, first_row, first_column + column, height) };
+                }
+            }
+        }
+    }
+
+    /// Writes a line of a tile to a column of the target.
+    ///
+    /// # Safety
+    /// The target is writable.
+    unsafe fn write_line<const BYTES: usize>(
+        &self,
+        line: &[Number<BYTES>; TILE_ROWS],
+        row: usize,
+        column: usize,
+        count: usize,
+    ) {
+        let target = self.target_at(row, column);
+        let stride = to_usize(self.target_strides[0]);
+        if stride == BYTES {
+            // SAFETY: the numbers of the column are contiguous.
+            unsafe { ptr::copy_nonoverlapping(line.as_ptr().cast(), target, count.min(TILE_ROWS) * BYTES) };
+            return;
+        }
+        for (index, number) in line.iter().enumerate().take(count) {
+            // SAFETY: the row is within the matrix.
+            unsafe { target.add(index * stride).cast::<Number<BYTES>>().write(*number) };
+        }
+    }
+
+    fn target_at(&self, row: usize, column: usize) -> *mut u8 {
+        let target = ptr::with_exposed_provenance_mut::<u8>(to_usize(self.target));
+        target.wrapping_add(row * to_usize(self.target_strides[0]) + column * to_usize(self.target_strides[1]))
+    }
+}
+
+/// Codes of a part of a row with the table of their numbers, or the numbers themselves.
+enum Numbers<'a, const BYTES: usize> {
+    /// One code in a byte.
+    Bytes(&'a [u8], &'a [Number<BYTES>; 256]),
+    /// Two codes in a byte, the low half first.
+    Halves(&'a [u8], &'a [Number<BYTES>; 16]),
+    Values(&'a [Number<BYTES>]),
+}
+
+impl<const BYTES: usize> Numbers<'_, BYTES> {
+    #[allow(clippy::indexing_slicing, reason = "the tables have entries for all codes")]
+    fn write(&self, target: &mut [Number<BYTES>]) {
+        match self {
+            Numbers::Bytes(codes, table) => {
+                target.iter_mut().zip(*codes).for_each(|(number, code)| *number = table[usize::from(*code)]);
+            }
+            Numbers::Halves(bytes, table) => {
+                for ([low, high], byte) in target.as_chunks_mut().0.iter_mut().zip(*bytes) {
+                    *low = table[usize::from(byte & 15)];
+                    *high = table[usize::from(byte >> 4)];
+                }
+            }
+            Numbers::Values(values) => {
+                target.iter_mut().zip(*values).for_each(|(number, value)| *number = *value);
+            }
+        }
+    }
+
+    /// Writes the numbers to a row of a tile, from its first line on.
+    #[allow(clippy::indexing_slicing, reason = "the tables have entries for all codes, and the row is in the tile")]
+    fn write_to_tile(&self, lines: &mut [[Number<BYTES>; TILE_ROWS]], row: usize) {
+        let row = row % TILE_ROWS;
+        match self {
+            Numbers::Bytes(codes, table) => {
+                lines.iter_mut().zip(*codes).for_each(|(line, code)| line[row] = table[usize::from(*code)]);
+            }
+            Numbers::Halves(bytes, table) => {
+                for ([low, high], byte) in lines.as_chunks_mut().0.iter_mut().zip(*bytes) {
+                    low[row] = table[usize::from(byte & 15)];
+                    high[row] = table[usize::from(byte >> 4)];
+                }
+            }
+            Numbers::Values(values) => lines.iter_mut().zip(*values).for_each(|(line, value)| line[row] = *value),
+        }
+    }
+}
+
+/// Tables of a matrix, and memory for those of a block.
+struct Decoder<'a, const BYTES: usize> {
+    matrix: &'a Matrix,
+    global_scale: f32,
+    /// Values of 8-bit codes.
+    values: [f32; 256],
+    /// Numbers of the 4-bit codes for each scale of 8 bits. Empty if there are few codes.
+    all_scales: Vec<[Number<BYTES>; 16]>,
+    table: [Number<BYTES>; 256],
+    small_table: [Number<BYTES>; 16],
+    /// Codes that are not contiguous in memory.
+    gathered: [u8; RUN_CODES],
+    products: [f32; RUN_CODES],
+    numbers: [Number<BYTES>; RUN_CODES],
+}
+
+impl<'a, const BYTES: usize> Decoder<'a, BYTES> {
+    /// # Safety
+    /// The global scale is readable.
+    unsafe fn new(matrix: &'a Matrix) -> Self {
+        let mut decoder = Decoder {
+            matrix,
+            global_scale: matrix.global_scale.map_or(1.0, |address| {
+                // SAFETY: the caller guarantees a readable f32.
+                unsafe { ptr::with_exposed_provenance::<f32>(to_usize(address)).read_unaligned() }
+            }),
+            values: [0.0; 256],
+            all_scales: Vec::new(),
+            table: [[0; BYTES]; 256],
+            small_table: [[0; BYTES]; 16],
+            gathered: [0; RUN_CODES],
+            products: [0.0; RUN_CODES],
+            numbers: [[0; BYTES]; RUN_CODES],
+        };
+        if matrix.scheme.codes_per_byte() == 1 {
+            let codes: [u8; 256] = std::array::from_fn(|code| code.to_le_bytes()[0]);
+            if let Some(cast) = Cast::new(matrix.from, Dtype::F32) {
+                cast.run(&codes, decoder.values.as_mut_bytes());
+            }
+        } else if matrix.scale_dtype.item_bytes() == 1 && matrix.numbers() >= ALL_SCALES_CODES_MIN {
+            decoder.all_scales.resize(256, [[0; BYTES]; 16]);
+            for (table, scale) in decoder.all_scales.iter_mut().zip(0..) {
+                let factors = matrix.scheme.factors(matrix.scale_dtype, scale, decoder.global_scale);
+                round_products(&E2M1_VALUES, factors, &mut [0.0; 16], table, matrix.to);
+            }
+        }
+        decoder
+    }
+
+    /// Passes the numbers of all rows and columns in these ranges to `write`, in pieces: their row, column and number.
+    ///
+    /// # Safety
+    /// The codes and their scales are readable.
+    unsafe fn blocks(
+        &mut self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        mut write: impl FnMut(usize, usize, usize, Numbers<'_, BYTES>),
+    ) {
+        let [row_begin, column_begin] = self.matrix.begin.map(to_usize);
+        let [block_rows, block_columns] = self.matrix.block.map(to_usize);
+        for (block_row, rows) in cut(rows, row_begin, block_rows) {
+            for (block_column, columns) in cut(columns.clone(), column_begin, block_columns) {
+                // SAFETY: the caller guarantees a scale for each block.
+                let scale = unsafe { self.scale(block_row, block_column) };
+                // SAFETY: the caller guarantees readable codes.
+                unsafe { self.block(scale, rows.clone(), columns, &mut write) };
+            }
+        }
+    }
+
+    /// Returns the bits of the scale of a block.
+    ///
+    /// # Safety
+    /// The block has a scale.
+    unsafe fn scale(&self, row: usize, column: usize) -> u32 {
+        let [row_stride, column_stride] = self.matrix.scale_strides.map(to_usize);
+        let scales = ptr::with_exposed_provenance::<u8>(to_usize(self.matrix.scales));
+        let scale = scales.wrapping_add(row * row_stride + column * column_stride);
+        // SAFETY: the caller guarantees a readable scale of this size.
+        unsafe {
+            match self.matrix.scale_dtype.item_bytes() {
+                1 => u32::from(scale.read()),
+                2 => u32::from(scale.cast::<u16>().read_unaligned()),
+                _ => scale.cast::<u32>().read_unaligned(),
+            }
+        }
+    }
+
+    /// Passes the numbers of one block to `write`.
+    ///
+    /// # Safety
+    /// The codes are readable.
+    unsafe fn block(
+        &mut self,
+        scale: u32,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        write: &mut impl FnMut(usize, usize, usize, Numbers<'_, BYTES>),
+    ) {
+        let matrix = self.matrix;
+        let per_byte = to_usize(matrix.scheme.codes_per_byte());
+        let has_table = per_byte == 1 && rows.len() * columns.len() >= TABLE_CODES_MIN;
+        let factors = || matrix.scheme.factors(matrix.scale_dtype, scale, self.global_scale);
+        let mut all = None;
+        let mut product_factors = [1.0; 2];
+        if per_byte == 2 {
+            all = self.all_scales.get(scale.to_le_bytes().map(usize::from)[0]);
+            if all.is_none() {
+                let factors = factors();
+                round_products(&E2M1_VALUES, factors, &mut [0.0; 16], &mut self.small_table, matrix.to);
+            }
+        } else {
+            product_factors = factors();
+            if has_table {
+                let products = self.products.as_mut_slice();
+                round_products(&self.values, product_factors, products, &mut self.table, matrix.to);
+            }
+        }
+        let is_packed = matrix.code_strides[1] == 1;
+        // Contiguous codes that need no memory for their numbers are one piece.
+        let step = if is_packed && (per_byte == 2 || has_table) { columns.len().max(1) } else { RUN_CODES };
+        for row in rows {
+            for first in columns.clone().step_by(step) {
+                let count = step.min(columns.end - first);
+                // SAFETY: the codes are in the matrix, for which the caller guarantees readable memory.
+                let codes = unsafe { codes_at(matrix, row, first / per_byte, count / per_byte, &mut self.gathered) };
+                let numbers = if per_byte == 2 {
+                    Numbers::Halves(codes, all.unwrap_or(&self.small_table))
+                } else if has_table {
+                    Numbers::Bytes(codes, &self.table)
+                } else {
+                    let [factor, second] = product_factors;
+                    for (product, code) in self.products.iter_mut().zip(codes) {
+                        let value = self.values.get(usize::from(*code)).copied().unwrap_or_default();
+                        *product = value * factor * second;
+                    }
+                    let products = self.products.get(..count).unwrap_or_default();
+                    let numbers = self.numbers.get_mut(..count).unwrap_or_default();
+                    round(products, numbers, matrix.to);
+                    Numbers::Values(numbers)
+                };
+                write(row, first, count, numbers);
+            }
+        }
+    }
+}
+
+/// Returns `count` stored bytes of a row, in place or gathered.
+///
+/// # Safety
+/// The bytes are readable.
+unsafe fn codes_at<'a>(
+    matrix: &Matrix,
+    row: usize,
+    byte: usize,
+    count: usize,
+    gathered: &'a mut [u8; RUN_CODES],
+) -> &'a [u8] {
+    let [row_stride, stride] = matrix.code_strides.map(to_usize);
+    let codes = ptr::with_exposed_provenance::<u8>(to_usize(matrix.codes));
+    let first = codes.wrapping_add(row * row_stride + byte * stride);
+    if stride == 1 {
+        // SAFETY: the caller guarantees readable memory, which nothing changes meanwhile.
+        return unsafe { slice::from_raw_parts(first, count) };
+    }
+    let gathered = gathered.get_mut(..count).unwrap_or_default();
+    for (index, code) in gathered.iter_mut().enumerate() {
+        // SAFETY: as above.
+        *code = unsafe { first.wrapping_add(index * stride).read() };
+    }
+    gathered
+}
+
+/// Computes and rounds the numbers of codes with these values.
+fn round_products<const BYTES: usize>(
+    values: &[f32],
+    [factor, second]: [f32; 2],
+    products: &mut [f32],
+    numbers: &mut [Number<BYTES>],
+    to: Dtype,
+) {
+    let products = products.get_mut(..values.len()).unwrap_or_default();
+    for (product, value) in products.iter_mut().zip(values) {
+        *product = value * factor * second;
+    }
+    round(products, numbers, to);
+}
+
+/// Rounds to a dtype with the rules of casts.
+fn round<const BYTES: usize>(values: &[f32], numbers: &mut [Number<BYTES>], to: Dtype) {
+    let target = numbers.as_flattened_mut();
+    match Cast::new(Dtype::F32, to) {
+        Some(cast) => cast.run(values.as_bytes(), target),
+        None => target.copy_from_slice(values.as_bytes()),
+    }
+}
+
+/// Cuts a range into the parts in each block, with the number of the block. The range begins `begin` before the first
+/// block.
+fn cut(range: Range<usize>, begin: usize, block: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let mut next = range.start;
+    std::iter::from_fn(move || {
+        if next >= range.end {
+            return None;
+        }
+        let first = next;
+        let number = if block == 0 { 0 } else { (begin + first) / block };
+        let end = if block == 0 { range.end } else { ((number + 1) * block).saturating_sub(begin) };
+        next = end.min(range.end);
+        Some((number, first..next))
+    })
+}

@@ -1,0 +1,77 @@
+"""Converts quantized tensors to floats, on their own device."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fst._core import ops
+from fst._core.arguments import dtype_of
+
+
+def dequantize(
+    codes: Tensor,
+    scales: Tensor,
+    scheme: str = "scale",
+    *,
+    block: Sequence[int] | None = None,
+    global_scale: Tensor | None = None,
+    begin: Sequence[int] | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Returns the numbers of a quantized tensor.
+
+    Numbers are computed in float32 in the order that the scheme defines, and rounded once to `dtype`. The results have
+    the bits of transformers, compressed-tensors and ModelOpt, except for NaN. The function works in
+    `torch.compile(fullgraph=True)`, `torch.export` and AOTInductor. It is not differentiable.
+
+    | scheme | codes | scales | number |
+    |---|---|---|---|
+    | `"scale"` | float8 or int8, `[..., R, C]` | float32, bfloat16, float16, or exponents | `code * scale` |
+    | `"fp4"` | two E2M1 in a byte, `[..., R, C / 2]` | the same | `code * scale` |
+    | `"mxfp4"` | the same, or `[..., R, C / 32, 16]` | exponents, uint8 | `code * 2 ** (scale - 127)` |
+    | `"nvfp4"` | two E2M1 in a byte | float8_e4m3fn | `code * (scale * global_scale)` |
+    | `"nvfp4_div"` | the same | the same | `code * (scale / global_scale)` |
+    | `"nvfp4_last"` | the same | the same | `(code * scale) * global_scale` |
+
+    Exponents are uint8 or float8_e8m0fnu, and mean `2 ** (scale - 127)`. The exponent 255 is NaN as float8_e8m0fnu,
+    infinity as uint8, and `2 ** 128` in "mxfp4". The low half of a byte comes first.
+
+    Args:
+        codes: The stored tensor, with any strides.
+        scales: The scales of the blocks, `[..., block rows, block columns]`, or one for all codes.
+        scheme: How codes and scales become numbers.
+        block: Rows and columns of numbers that share a scale. 0 means all. The last block of a row or column may be
+            smaller. Without it, "scale" takes one scale for all rows, for each row, or for all columns or each column,
+            as the shape of `scales` tells; "fp4" and "mxfp4" have blocks of 1 x 32, the others of 1 x 16.
+        global_scale: A float32 tensor of one number, or of one number for each matrix `[R, C]`.
+        begin: Row and column of the first number, if `codes` is a region of the tensor to which `scales` belongs.
+        dtype: torch.bfloat16, float16, float32 or float64.
+        out: A tensor of the shape of the result for the numbers, with any strides. `dtype` is not used then.
+
+    Returns:
+        A contiguous tensor `[..., R, C]` on the device of `codes`, or `out`.
+
+    Raises:
+        ValueError: The scheme is not known, or the dtypes, shapes or devices do not fit it. Nothing has been written.
+        torch.OutOfMemoryError: The device has no memory for the result.
+
+    Example:
+        >>> codes = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]).to(torch.float8_e4m3fn)
+        >>> fst.dequantize(codes, torch.tensor([[0.5], [2.0]]), dtype=torch.float32)
+        tensor([[ 0.5000,  1.0000,  1.5000],
+                [ 8.0000, 10.0000, 12.0000]])
+        >>> halves = torch.tensor([[0x21] * 16], dtype=torch.uint8)
+        >>> fst.dequantize(halves, torch.tensor([[128]], dtype=torch.uint8), "mxfp4")[0, :4]
+        tensor([1., 2., 1., 2.], dtype=torch.bfloat16)
+    """
+    arguments: dict[str, Any] = {"block": block, "global_scale": global_scale, "begin": begin}
+    if out is not None:
+        ops.dequantize_into(codes, scales, out, scheme, **arguments)
+        return out
+    if not isinstance(dtype, torch.dtype):
+        dtype_of(dtype)
+    # AOTInductor of some PyTorch releases passes dtypes with wrong numbers, so the default is not passed.
+    return ops.dequantize(codes, scales, scheme, dtype=None if dtype == torch.bfloat16 else dtype, **arguments)
