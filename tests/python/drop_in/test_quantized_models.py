@@ -71,7 +71,9 @@ def save_fp8(folder, model, block=(32, 32), codes=torch.float8_e4m3fn, scales=to
         if name.endswith("_proj.weight") or "_proj_with_mqa.weight" in name:
             sizes = zip(tensor.shape, block or tensor.shape, strict=True)
             grid = [-(-size // (unit or size)) for size, unit in sizes]
-            tensors[name] = torch.randint(256, tensor.shape, dtype=torch.uint8).view(codes)
+            # Two codes of FP4 are in a byte.
+            shape = (tensor.shape[0], tensor.shape[1] // 2) if codes is torch.int8 else tensor.shape
+            tensors[name] = torch.randint(256, shape, dtype=torch.uint8).view(codes)
             tensors[f"{name}_scale_inv"] = scales_of(grid if block else [], scales)
     fst.save_file(tensors, path)
     set_quantization(folder, {"quant_method": "fp8", "weight_block_size": block if block and all(block) else None})
@@ -138,6 +140,7 @@ def assert_same_loads(folder, caplog, **options):
         ("llama", {"block": None, "codes": torch.float8_e5m2}),
         ("qwen3_moe", {"scales": torch.float8_e8m0fnu}),
         ("deepseek_v3", {"block": (16, 32), "scales": torch.uint8}),
+        ("deepseek_v3", {"block": (1, 32), "scales": torch.float8_e8m0fnu, "codes": torch.int8}),
     ],
 )
 def test_fp8(tmp_path, caplog, kind, options):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.region import Region
-from fst._deferred.reference import dequantize_into
+from fst._core.ops import dequantize_into
 from fst._deferred.region import region_of
 from fst._deferred.view import Dequantized, Stored, empty_meta
 
