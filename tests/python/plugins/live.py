@@ -32,7 +32,9 @@ class LiveModel(nn.Module):
 
     def load_weights(self, weights: Any) -> set[str]:
         offsets = {"q": (0, 8), "k": (8, 4), "v": (12, 4)}
+        loaded = set()
         for name, tensor in weights:
+            loaded |= {"qkv.weight"} if name in offsets else {f"{name}.weight" if name == "out" else name}
             if name in offsets:
                 offset, length = (number // self.size for number in offsets[name])
                 self.qkv.weight.data.narrow(0, offset, length).copy_(tensor.narrow(0, self.rank * length, length))
@@ -45,7 +47,7 @@ class LiveModel(nn.Module):
                 self.embed[len(rows) :].data.fill_(0)
             elif name == "norm":
                 self.norm.data.copy_(tensor)
-        return set()
+        return loaded
 
 
 def save_weights(path: Any, seed: int) -> dict[str, torch.Tensor]:

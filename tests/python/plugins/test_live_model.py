@@ -3,8 +3,10 @@
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 
 import fst
+from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.group import Group, RankError
 from fst.plugins._layout import NotInPlaceError, find_parts
 from fst.plugins._live_model import LiveModel as LiveModelUpdates
@@ -13,15 +15,16 @@ from live import Fp8LinearMethod, assert_equal_models, loaded, save_weights
 ALONE = Group.alone(torch.device("cpu"))
 
 
-def meta(tensors):
-    return {name: tensor.to("meta") for name, tensor in tensors.items()}
+def opened(path, tensors):
+    save_file(tensors, path)
+    return OpenCheckpoint([path])
 
 
 def test_parts_are_regions_that_the_model_copies(tmp_path):
     tensors = save_weights(tmp_path / "m", 0)
     model = loaded(tensors, rank=1, size=2)
     before = [parameter.clone() for parameter in model.parameters()]
-    parts = {part.name: part for part in find_parts(model, meta(tensors))}
+    parts = {part.name: part for part in find_parts(model, opened(tmp_path / "all.safetensors", tensors))}
     assert parts.keys() == tensors.keys() - {"inv_freq"}
     for part in parts.values():
         assert torch.equal(part.tensor, part.region(ALONE).view(tensors[part.name]))
@@ -39,7 +42,11 @@ def test_models_that_do_more_than_copy_are_refused(tmp_path):
 
     tensors = save_weights(tmp_path / "m", 0)
     for name, loading, message in [
-        ("norm", lambda model, tensor: model.norm.data.copy_(tensor * 2), "copies values that it has computed"),
+        (
+            "norm",
+            lambda model, tensor: model.norm.data.copy_(tensor * 2),
+            "needs the values of tensors: aten.mul.Tensor",
+        ),
         ("out", lambda model, tensor: model.out.weight.data.copy_(tensor.view(8, 6).t()), 'converts "out"'),
         ("norm", lambda model, tensor: model.norm.data.copy_(tensor[1:2]), 'converts "norm"'),
         ("norm", lambda model, tensor: model.norm.data.mul_(2), "computes with the model's memory"),
@@ -51,11 +58,11 @@ def test_models_that_do_more_than_copy_are_refused(tmp_path):
         address = model.norm.data_ptr()
         model.load_weights = lambda weights, model=model, loading=loading: [loading(model, each) for _, each in weights]
         with pytest.raises(NotInPlaceError, match=message):
-            find_parts(model, meta({name: tensors[name]}))
+            find_parts(model, opened(tmp_path / "one.safetensors", {name: tensors[name]}))
         assert model.norm.data_ptr() == address
         assert_equal_models(model, loaded(tensors))
     with pytest.raises(NotInPlaceError, match='converts "norm"'):
-        find_parts(loaded(tensors), meta({"norm": torch.zeros(6).half()}))
+        find_parts(loaded(tensors), opened(tmp_path / "half.safetensors", {"norm": torch.zeros(6).half()}))
     for change in (
         lambda model: setattr(model.out, "quant_method", Fp8LinearMethod()),
         lambda model: setattr(model.out, "process_weights_after_loading", print),
@@ -63,7 +70,7 @@ def test_models_that_do_more_than_copy_are_refused(tmp_path):
     ):
         change(model := loaded(tensors))
         with pytest.raises(NotInPlaceError, match='layer "out"'):
-            find_parts(model, meta(tensors))
+            find_parts(model, opened(tmp_path / "all.safetensors", tensors))
 
 
 def save_versions(directory, count):

@@ -157,7 +157,10 @@ class QuantizedConfig:
 
 
 @pytest.mark.parametrize("sglang", ["stub"], indirect=True)
-def test_quantizing_loader_is_not_bypassed(sglang, tmp_path):
+def test_quantizing_loader_is_not_bypassed(sglang, tmp_path, monkeypatch):
+    from sglang.srt.distributed import parallel_state
+
+    monkeypatch.setattr(parallel_state, "get_tp_group", lambda: group_of_ranks(1))
     tensors = save_checkpoint(tmp_path)
     with pytest.raises(ValueError, match="with ModelOptModelLoader, which does more than load"):
         sglang.loader().load_model(model_config=QuantizedConfig(False, tmp_path), device_config=None)

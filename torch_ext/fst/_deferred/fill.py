@@ -1,6 +1,6 @@
 """Loads of views into new tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -40,11 +40,66 @@ def load_views(views: Sequence[View], devices: Sequence[torch.device]) -> list[T
         loaded = checkpoint.load_tensors([name for _, name in found], device)
         for (index, _), tensor in zip(found, loaded, strict=True):
             tensors[index] = tensor.view(views[index].meta.shape)
+    _run(plan)
+    return [tensors[index] for index in range(len(views))]
+
+
+@torch.no_grad()
+def fill_views(
+    views: Sequence[View],
+    out: Sequence[Tensor],
+    progress: Callable[[int], object] = lambda nbytes: None,
+    batch_bytes: int | None = None,
+) -> None:
+    """Loads views into existing tensors of their shapes, with the casts of `Tensor.copy_`.
+
+    Args:
+        views: What to load.
+        out: The tensors, which share no elements.
+        progress: Called after each load, with the number of bytes that it has filled.
+        batch_bytes: Bytes that one load fills, unless a single tensor has more. The loads are in the order of the
+            files. `None` fills all tensors by one load for each checkpoint.
+    """
+    order = sorted(range(len(views)), key=lambda index: _position(views[index]))
+    for batch in _batches(order, [tensor.nbytes for tensor in out], batch_bytes):
+        plan = FillPlan()
+        for index in batch:
+            plan.add(views[index], out[index])
+        _run(plan)
+        progress(sum(out[index].nbytes for index in batch))
+
+
+def first_stored(view: View) -> Stored:
+    """Returns the first stored tensor whose values a view has."""
+    base = view.base
+    while not isinstance(base, Stored):
+        base = base.inputs[0].base
+    return base
+
+
+def _position(view: View) -> tuple[int, int]:
+    stored = first_stored(view)
+    return id(stored.checkpoint), stored.checkpoint.positions[stored.name]
+
+
+def _batches(order: Sequence[int], sizes: Sequence[int], size_max: int | None) -> Iterator[list[int]]:
+    batch: list[int] = []
+    size = 0
+    for index in order:
+        if batch and size_max is not None and size + sizes[index] > size_max:
+            yield batch
+            batch, size = [], 0
+        batch.append(index)
+        size += sizes[index]
+    if batch:
+        yield batch
+
+
+def _run(plan: FillPlan) -> None:
     _load_pieces(plan.pieces)
     load_numbers(plan.numbers)
     for source, destination in plan.copies:
         destination.copy_(source)
-    return [tensors[index] for index in range(len(views))]
 
 
 def _load_view(view: View, stored: Stored, device: torch.device) -> Tensor:

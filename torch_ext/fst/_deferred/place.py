@@ -52,7 +52,7 @@ class FillPlan:
         order = stride_order(view.meta)
         view, out = view.permute(order), out.permute(order)
         region = region_of(view.meta, base.meta.shape)
-        target = None if region is None else _viewed(out, region.lengths)
+        target = None if region is None else viewed(out, region.lengths)
         if region is None or target is None:
             self._split(view, out, parts_max)
         elif isinstance(base, Stored):
@@ -115,7 +115,8 @@ def _rounds_twice(joined: Joined, dtype: torch.dtype) -> bool:
     return joined.meta.dtype != dtype and any(view.meta.dtype != joined.meta.dtype for view in joined.inputs)
 
 
-def _viewed(tensor: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+def viewed(tensor: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    """Returns a view of another shape, or None if the elements are in another order."""
     try:
         return tensor.view(shape)
     except RuntimeError:

@@ -38,6 +38,8 @@ class DeferredTensor(Tensor):
         meta = source.meta
         tensor = Tensor._make_wrapper_subclass(cls, meta.shape, meta.stride(), dtype=meta.dtype, device=device)
         tensor.source = source
+        # It has no memory that a program could read.
+        torch._C._set_throw_on_mutable_data_ptr(tensor)
         return tensor
 
     # Operators arrive in `__torch_dispatch__`.
@@ -48,7 +50,7 @@ class DeferredTensor(Tensor):
     # pyrefly: ignore[bad-override]
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        recorded = _record(function, args, kwargs)
+        recorded = record_operator(function, args, kwargs)
         if recorded is not None:
             return recorded
         if function._schema.is_mutable:
@@ -104,7 +106,7 @@ def load_deferred(tensors: Sequence[DeferredTensor]) -> list[Tensor]:
     return load_views([tensor.source for tensor in tensors], [tensor.device for tensor in tensors])
 
 
-def _record(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def record_operator(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Returns the deferred result of an operator, or None if it cannot be recorded."""
     if function in (_CAT, _STACK):
         return _record_join(function, args[0], args[1:], kwargs)

@@ -98,7 +98,7 @@ class View(NamedTuple):
 
     def permute(self, dims: Sequence[int]) -> "View":
         """Returns the view with its dims in another order."""
-        return View(self.meta.permute(*dims), self.base)
+        return View(self.meta.permute(tuple(dims)), self.base)
 
     def select(self, dim: int, index: int) -> "View":
         """Returns one index of a dim."""

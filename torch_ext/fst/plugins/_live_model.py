@@ -85,7 +85,7 @@ class LiveModel:
                     raise
                 checkpoint = OpenCheckpoint(source.paths, opened=source.checkpoint())
             try:
-                return find_parts(self._model, checkpoint.tensors), b""
+                return find_parts(self._model, checkpoint), b""
             except NotInPlaceError as error:
                 return [], str(error).encode()
 

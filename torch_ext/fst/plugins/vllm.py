@@ -10,19 +10,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.config import ModelConfig
 from vllm.config.load import LoadConfig
 from vllm.distributed import parallel_state
+from vllm.logger import init_logger
 from vllm.model_executor.model_loader import default_loader, register_model_loader, weight_utils
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
 from vllm.platforms import current_platform
 
+from fst.plugins._first_load import load_recorded
 from fst.plugins._options import Options
+from fst.plugins._recording import Recording
 from fst.plugins._replaced import replaced
 from fst.plugins._weights import weights
 
+# vLLM shows the messages of its own loggers.
+logger = init_logger(f"vllm.{__name__}")
+
 # Options of vLLM's default loader that do not concern reading.
 _VLLM_OPTIONS = ("enable_weights_track",)
+# Quantization methods that work on whole tensors while they are loaded.
+_STREAMED = ("bitsandbytes", "gguf", "torchao")
 
 
 class FstModelLoader(DefaultModelLoader):
@@ -42,6 +51,29 @@ class FstModelLoader(DefaultModelLoader):
             )
         vllm_options = {name: extra[name] for name in _VLLM_OPTIONS if name in extra}
         super().__init__(replace(load_config, load_format="auto", model_loader_extra_config=vllm_options))
+        # The record of the load in progress, if any.
+        self._recording: Recording | None = None
+
+    def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
+        load_weights = super().load_weights
+
+        def load(recording: Recording | None) -> None:
+            self._recording = recording
+            try:
+                load_weights(model, model_config)
+            finally:
+                self._recording = None
+
+        quantization = model_config.quantization
+        load_recorded(
+            model,
+            load,
+            self._options,
+            group=parallel_state.get_tp_group,
+            bar=weight_utils.enable_tqdm(self.load_config.use_tqdm_on_load),
+            log=logger.info,
+            obstacle=f"of the quantization {quantization}" if quantization in _STREAMED else "",
+        )
 
     def _get_weights_iterator(self, source: DefaultModelLoader.Source) -> Iterator[tuple[str, Tensor]]:
         # Weights that the model combines with its own, from other paths, have a prefix.
@@ -49,9 +81,17 @@ class FstModelLoader(DefaultModelLoader):
             return self._weights(
                 [self._options.uri], self.load_config.use_tqdm_on_load, local_expert_ids=self.local_expert_ids
             )
+        found: list[Sequence[str]] = []
+
+        def weights_of(files: Sequence[str], *args: Any, **options: Any) -> Iterator[tuple[str, Tensor]]:
+            found.append(files)
+            return self._weights(files, *args, **options)
+
         # The method finds the files and, before it returns, calls this function of its module.
-        with replaced(default_loader, safetensors_weights_iterator=self._weights):
+        with replaced(default_loader, safetensors_weights_iterator=weights_of):
             iterator: Iterator[tuple[str, Tensor]] = super()._get_weights_iterator(source)
+        if self._recording is not None and not found:
+            raise self._recording.refuse("its weights are in files of another format")
         return iterator
 
     def _weights(
@@ -64,12 +104,17 @@ class FstModelLoader(DefaultModelLoader):
     ) -> Iterator[tuple[str, Tensor]]:
         """Replaces vLLM's `safetensors_weights_iterator`."""
         if strategy == "torchao":
+            if self._recording is not None:
+                raise self._recording.refuse("vLLM composes its tensors")
             # vLLM's own reader composes each tensor of such a checkpoint from several.
             composed: Iterator[tuple[str, Tensor]] = weight_utils.safetensors_weights_iterator(
                 files, use_tqdm_on_load, strategy, local_expert_ids=local_expert_ids, **prefetching
             )
             return composed
         is_of_other_rank = partial(should_skip_weight, local_expert_ids=local_expert_ids)
+        skip = None if local_expert_ids is None else is_of_other_rank
+        if self._recording is not None:
+            return self._recording.tensors(files, self._device(), skip)
         return weights(
             files,
             self._device(),
@@ -77,7 +122,7 @@ class FstModelLoader(DefaultModelLoader):
             # The stages of a pipeline can load different models, such as a draft model on the last stage.
             group=parallel_state.get_tp_group,
             bar=weight_utils.enable_tqdm(use_tqdm_on_load),
-            skip=None if local_expert_ids is None else is_of_other_rank,
+            skip=skip,
         )
 
     def _device(self) -> torch.device:

@@ -1,7 +1,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors import safe_open
+from torch import nn
 
 from sglang.srt.configs.load_config import LoadFormat
 
@@ -21,9 +23,9 @@ def buffered_multi_thread_safetensors_weights_iterator(files, max_workers, **rea
     return safetensors_weights_iterator(files, **reading)
 
 
-class Model:
-    def __init__(self, weights):
-        self.weights = weights
+class Model(nn.Module):
+    def load_weights(self, weights):
+        self.weights = dict(weights)
 
 
 class DefaultModelLoader:
@@ -38,7 +40,25 @@ class DefaultModelLoader:
         self.load_config = load_config
 
     def load_model(self, *, model_config, device_config):
-        return Model(dict(self._get_weights_iterator(self.Source(model_config.model_path, None))))
+        model = getattr(model_config, "build", Model)()
+        self.load_weights_and_postprocess(model, self._get_all_weights(model_config, model), torch.device("cpu"))
+        return model
+
+    def _get_all_weights(self, model_config, model):
+        yield from self._get_weights_iterator(self.Source(model_config.model_path, None))
+
+    @staticmethod
+    def load_weights_and_postprocess(model, weights, target_device):
+        DefaultModelLoader.load_weights_only(model, weights, target_device)
+        DefaultModelLoader.postprocess_weights(model, target_device)
+
+    @staticmethod
+    def load_weights_only(model, weights, target_device):
+        model.load_weights((f"{name}", tensor) for name, tensor in weights)
+
+    @staticmethod
+    def postprocess_weights(model, target_device):
+        model.processed = {name: tensor.clone() for name, tensor in model.named_parameters()}
 
     def _get_weights_iterator(self, source, *, resolved_source=None):
         assert self.load_config.load_format is LoadFormat.AUTO

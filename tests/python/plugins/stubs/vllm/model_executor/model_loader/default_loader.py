@@ -28,3 +28,12 @@ class DefaultModelLoader:
             safetensors_prefetch_num_threads=8,
         )
         return ((source.prefix + name, tensor) for name, tensor in found)
+
+    def get_all_weights(self, model_config, model):
+        yield from self._get_weights_iterator(self.Source(model_config.model, None))
+
+    def load_weights(self, model, model_config):
+        loaded = model.load_weights(self.get_all_weights(model_config, model))
+        missing = {name for name, _ in model.named_parameters()} - loaded
+        if missing:
+            raise ValueError(f"Following weights were not initialized from checkpoint: {missing}")

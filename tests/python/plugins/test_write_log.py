@@ -1,0 +1,116 @@
+"""Logs of writes: the values are those that the program would have written itself."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._deferred.tensor import DeferredTensor, NotRecordedError
+from fst._deferred.view import Stored, View
+from fst._deferred.write_log import WriteLog
+
+CPU = torch.device("cpu")
+TARGETS = [
+    lambda memory: memory["matrix"],
+    lambda memory: memory["matrix"][:4],
+    lambda memory: memory["matrix"][2:6, ::2],
+    lambda memory: memory["matrix"][:, 3:],
+    lambda memory: memory["matrix"].t(),
+    lambda memory: memory["experts"][1],
+    lambda memory: memory["experts"][:, 2:4],
+    lambda memory: memory["experts"].permute(2, 0, 1),
+    lambda memory: memory["small"],
+    lambda memory: memory["small"][3:5],
+]
+SOURCES = [
+    lambda tensors, shape: tensors["float"].narrow(0, 0, shape.numel()).view(shape),
+    lambda tensors, shape: tensors["half"].narrow(0, 1, shape.numel()).view(shape),
+    lambda tensors, shape: (
+        tensors["float"].narrow(0, 2, shape.numel()).view(shape[::-1]).permute(*reversed(range(len(shape))))
+    ),
+    lambda tensors, shape: tensors["half"].narrow(0, 0, 2 * shape.numel())[::2].view(shape).float(),
+    lambda tensors, shape: torch.stack([tensors["float"].narrow(0, 3, shape[1:].numel()).view(shape[1:])] * shape[0]),
+    lambda tensors, shape: tensors["half"][5:6].view([1] * len(shape)).expand(shape),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    path = tmp_path_factory.mktemp("log") / "m.safetensors"
+    save_file({"float": torch.randn(400), "half": torch.randn(400).half()}, path)
+    return OpenCheckpoint([str(path)])
+
+
+def new_memory():
+    shapes = {"matrix": (8, 6), "experts": (3, 4, 5), "small": (9,)}
+    return {name: torch.full(shape, -1.0) for name, shape in shapes.items()}
+
+
+def run(steps, memory, tensors):
+    """Copies, fills, computes and reads, as a loader of a model may do. Returns what it has read."""
+    read = []
+    for kind, target, source in steps:
+        view = TARGETS[target](memory)
+        if kind == "copy":
+            view.copy_(SOURCES[source](tensors, view.shape))
+        elif kind == "fill":
+            view.fill_(source)
+        elif kind == "known":
+            view.copy_(torch.full(view.shape, float(source)))
+        elif kind == "add":
+            view.add_(source)
+        else:
+            read.append(float(view.sum()))
+    return read
+
+
+STEP = st.tuples(
+    st.sampled_from(["copy"] * 4 + ["fill", "known", "add", "read"]),
+    st.integers(0, len(TARGETS) - 1),
+    st.integers(0, len(SOURCES) - 1),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=st.lists(STEP, max_size=8))
+def test_values_are_those_of_the_program(checkpoint, steps):
+    real = {name: checkpoint.read(name) for name in checkpoint.names()}
+    expected = new_memory()
+    expected_reads = run(steps, expected, real)
+    memory = new_memory()
+    for restores in (True, False):
+        log = WriteLog(memory.values())
+        deferred = {
+            name: DeferredTensor(View(meta, Stored(meta, checkpoint, name)), CPU)
+            for name, meta in checkpoint.tensors.items()
+        }
+        with log.record():
+            assert run(steps, memory, deferred) == expected_reads
+        if restores:
+            # The program runs again on what it finds then.
+            log.restore()
+        else:
+            log.fill(batch_bytes=100)
+    for name, tensor in expected.items():
+        assert torch.equal(memory[name], tensor)
+
+
+def test_values_that_are_needed_end_the_record(checkpoint):
+    meta = checkpoint.tensors["float"]
+    memory = torch.zeros(400)
+    for use in (
+        lambda tensor: memory.copy_(tensor * 2),
+        lambda tensor: tensor.sum().item(),
+        lambda tensor: memory.add_(tensor),
+        lambda tensor: memory.view(torch.int32).copy_(tensor.view(torch.int32)),
+        lambda tensor: torch.empty_like(memory, device="meta").copy_(tensor),
+    ):
+        log = WriteLog([memory])
+        tensor = DeferredTensor(View(meta, Stored(meta, checkpoint, "float")), CPU)
+        with log.record(), pytest.raises(NotRecordedError, match='"float"'):
+            use(tensor)
+        # Programs may catch the exception.
+        assert '"float"' in log.obstacle
+        assert not memory.any()
