@@ -3,14 +3,20 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "cast.h"
+#include "dequantize.h"
 #include "error.h"
 #include "memory.h"
 #include "tensors.h"
+#include "transfer.h"
 #include "version.h"
+#include "views.h"
 
 namespace fst {
 
@@ -33,6 +39,47 @@ at::Tensor elements_of(const std::vector<at::Tensor>& tensors, const StridedElem
                            tensor.storage_offset() + elements.offset);
 }
 
+// Loads codes of quantized tensors part by part, and writes their numbers to tensors on this device. `indices` are
+// those of the parts. Codes that are not mapped are copied, at most kScratchBytes at once, unless one part has more.
+void fill_numbers(const RecipePlan& plan, const std::vector<at::Tensor>& tensors, c10::Device device,
+                  const std::vector<size_t>& indices, Target target) {
+  const auto scales = load(*plan.scales, specs_of(*plan.scales), {device, {}});
+  const auto specs = specs_of(*plan.codes);
+  std::optional<MappedFiles> mapped;
+  if (device.is_cpu()) {
+    mapped.emplace(*plan.codes, specs, /*is_verified=*/target == Target::New);
+  }
+  DeviceTransfer transfer(*plan.codes, specs, device);
+  for (auto begin = indices.begin(); begin != indices.end();) {
+    std::vector<at::Tensor> codes;
+    auto end = begin;
+    for (uint64_t bytes = 0; end != indices.end(); ++end) {
+      const Spec& spec = specs[*end];
+      auto tensor = mapped ? mapped->view(*end, spec) : at::Tensor();
+      if (!tensor.defined()) {
+        bytes += spec.bytes;
+        if (bytes > kScratchBytes && bytes > spec.bytes) {
+          break;
+        }
+        tensor = allocate(spec, device, stored_type(spec), &*plan.codes, *end);
+        if (has_data(spec)) {
+          transfer.add(*end, 0, tensor);
+        }
+      }
+      codes.push_back(std::move(tensor));
+    }
+    transfer.run();
+    for (const auto& tensor : codes) {
+      const NumbersPart& part = plan.numbers[*begin++];
+      const auto global_scale = part.global_scale < 0 ? at::Tensor() : scales[part.global_scale];
+      const Dequantization dequantization{std::string(part.scheme), scales[part.scales], global_scale, part.block[0],
+                                          part.block[1]};
+      dequantize_into(tensor, dequantization, part.begin[0], part.begin[1], elements_of(tensors, part.target));
+    }
+  }
+  transfer.finish();
+}
+
 // Loads the parts of a plan into the outputs, and copies what temporary tensors hold of them.
 void fill(const RecipePlan& plan, std::vector<at::Tensor> tensors, Target target) {
   for (const auto& temporary : plan.temporaries) {
@@ -44,8 +91,21 @@ void fill(const RecipePlan& plan, std::vector<at::Tensor> tensors, Target target
   for (const auto& elements : plan.targets) {
     parts.push_back(elements_of(tensors, elements));
   }
+  std::map<c10::Device, std::vector<size_t>, DeviceOrder> numbers;
+  for (size_t index = 0; index < plan.numbers.size(); ++index) {
+    numbers[tensors[plan.numbers[index].target.tensor].device()].push_back(index);
+  }
+  if (!numbers.empty()) {
+    call_core([&] {
+      plan.codes->check(target);
+      plan.scales->check(target);
+    });
+  }
   if (!parts.empty()) {
     load_into(*plan.parts, specs_of(*plan.parts), parts, OutputDtype::kAny, target);
+  }
+  for (const auto& [device, indices] : numbers) {
+    fill_numbers(plan, tensors, device, indices, target);
   }
   for (const auto& copy : plan.copies) {
     copy_elements(elements_of(tensors, copy.target), elements_of(tensors, copy.source));

@@ -124,6 +124,20 @@ mod ffi {
         target: StridedElements,
     }
 
+    /// Region of a quantized tensor, whose numbers fill a part of an output or of a temporary tensor.
+    struct NumbersPart {
+        scheme: String,
+        /// Index of the region of its scales.
+        scales: usize,
+        /// Index of the region of its global scale, or -1.
+        global_scale: i64,
+        /// Rows and columns of a block, with 0 for all.
+        block: [i64; 2],
+        /// Row and column of the first number in the first block.
+        begin: [i64; 2],
+        target: StridedElements,
+    }
+
     /// Temporary tensor on the device of an output.
     struct TemporaryTensor {
         spec: Spec,
@@ -146,6 +160,11 @@ mod ffi {
         /// Regions that fill parts of the other outputs and of temporary tensors.
         parts: Box<Selection>,
         targets: Vec<StridedElements>,
+        /// Codes of quantized tensors: one region for each of `numbers`.
+        codes: Box<Selection>,
+        /// Their scales and global scales.
+        scales: Box<Selection>,
+        numbers: Vec<NumbersPart>,
         temporaries: Vec<TemporaryTensor>,
         copies: Vec<ElementsCopy>,
     }

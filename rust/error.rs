@@ -196,6 +196,11 @@ impl Error {
         self.offset
     }
 
+    /// Returns the message without the location.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Returns the kind of the error.
     pub fn kind(&self) -> Kind {
         self.kind

@@ -5,9 +5,14 @@
 //! returns the outputs, each with a [`view`] of stored tensors. [`pieces`] turns requested outputs into pieces: an index
 //! region of a stored tensor, and the part of the output that it fills. Nothing here reads data.
 
+mod cursor;
+mod instances;
 pub mod layout;
 pub mod matching;
-pub mod names;
+mod names;
+pub mod numbers;
+pub mod output;
+mod parser;
 pub mod pieces;
 pub mod requests;
 pub mod rules;

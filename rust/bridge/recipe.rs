@@ -6,14 +6,17 @@ use super::ffi;
 use super::guard::{guard, watched};
 use super::selection::{Reads, Selection, signed};
 use crate::checkpoint;
-use crate::checkpoint::region::TensorRegion;
+use crate::checkpoint::region::{IndexRange, TensorRegion};
 use crate::checkpoint::selection::{self, IndexRegions};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::load::views::Mappings;
+use crate::num::to_u64;
 use crate::recipe::layout::{Layout, numel};
-use crate::recipe::matching::{Output, Recipe};
-use crate::recipe::pieces::{Elements, Memory, Piece, Plan};
+use crate::recipe::matching::Recipe;
+use crate::recipe::numbers::Parts;
+use crate::recipe::output::Output;
+use crate::recipe::pieces::{Elements, Memory, NumbersPiece, Piece, Plan};
 use crate::recipe::requests::Request;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -113,6 +116,7 @@ impl RecipeOutputs {
             for index in whole.iter().flatten() {
                 is_whole.iter_mut().skip(*index).take(1).for_each(|is_whole| *is_whole = true);
             }
+            let (codes, scales, numbers) = self.numbers(&plan)?;
             let whole_pieces = whole.iter().flatten().filter_map(|&index| plan.pieces.get(index));
             let parts = plan.pieces.iter().zip(&is_whole).filter(|(_, is_whole)| !**is_whole).map(|(piece, _)| piece);
             let parts: Vec<&Piece> = parts.collect();
@@ -129,6 +133,9 @@ impl RecipeOutputs {
                 whole: self.selection(whole_pieces)?,
                 targets: parts.iter().map(|piece| elements(&piece.target)).collect::<Result<_>>()?,
                 parts: self.selection(parts.iter().copied())?,
+                codes,
+                scales,
+                numbers,
                 temporaries: temporaries.collect::<Result<_>>()?,
                 copies: plan.copies.iter().map(copy).collect::<Result<_>>()?,
             })
@@ -136,15 +143,49 @@ impl RecipeOutputs {
     }
 
     fn selection<'a>(&self, pieces: impl Iterator<Item = &'a Piece>) -> Result<Box<Selection>> {
-        let region = |piece: &Piece| {
-            let entry = self.files.entry(piece.position);
+        self.select(pieces.map(|piece| (piece.position, &piece.region)))
+    }
+
+    /// Selects index regions of tensors at positions of the checkpoint.
+    fn select<'a>(&self, regions: impl Iterator<Item = (usize, &'a Vec<IndexRange>)>) -> Result<Box<Selection>> {
+        let region = |(position, ranges): (usize, &Vec<IndexRange>)| {
+            let entry = self.files.entry(position);
             let (source, entry) = entry.ok_or_else(|| Error::new(Kind::Internal, "no such tensor"))?;
-            let region = TensorRegion::indexed(source, entry, &piece.region);
+            let region = TensorRegion::indexed(source, entry, ranges);
             region.map_err(|error| self.files.locate(source, error))
         };
-        let regions: Vec<TensorRegion> = pieces.map(region).collect::<Result<_>>()?;
+        let regions: Vec<TensorRegion> = regions.map(region).collect::<Result<_>>()?;
         let selection = selection::Selection::from_regions(&self.files, regions.into());
         Ok(Box::new(Selection::new(selection, Arc::clone(&self.mappings), Reads::Alone)))
+    }
+
+    /// Returns the regions of codes, those of scales, and the parts that are made of them.
+    fn numbers(&self, plan: &Plan) -> Result<(Box<Selection>, Box<Selection>, Vec<ffi::NumbersPart>)> {
+        let (mut codes, mut scales, mut parts) = (Vec::new(), Vec::new(), Vec::new());
+        for NumbersPiece {
+            numbers,
+            parts: Parts { codes: code_region, scales: scale_region, global_scale, begin },
+            target,
+        } in &plan.numbers
+        {
+            codes.push((numbers.codes.position, code_region));
+            let scale = scales.len();
+            scales.push((numbers.scales.position, scale_region));
+            let global_index = numbers.global_scale.as_ref().map(|stored| {
+                scales.push((stored.position, global_scale));
+                scales.len() - 1
+            });
+            parts.push(ffi::NumbersPart {
+                scheme: numbers.scheme.name().into(),
+                scales: scale,
+                global_scale: global_index
+                    .map_or(Ok(-1), |index| signed_pair([to_u64(index), 0]).map(|[index, _]| index))?,
+                block: signed_pair(numbers.block)?,
+                begin: signed_pair(*begin)?,
+                target: self.elements(target)?,
+            });
+        }
+        Ok((self.select(codes.into_iter())?, self.select(scales.into_iter())?, parts))
     }
 
     fn elements(&self, elements: &Elements) -> Result<ffi::StridedElements> {
@@ -156,6 +197,11 @@ impl RecipeOutputs {
         let offset = signed(&[*offset])?.into_iter().next().unwrap_or(0);
         Ok(ffi::StridedElements { tensor, offset, sizes: signed(sizes)?, strides: signed(strides)? })
     }
+}
+
+fn signed_pair(pair: [u64; 2]) -> Result<[i64; 2]> {
+    let too_large = || Error::new(Kind::Internal, "a number exceeds 63 bits");
+    <[i64; 2]>::try_from(signed(&pair)?).map_err(|_| too_large())
 }
 
 /// Returns what C++ allocates for a tensor that is not stored. It counts as one with data, so that it is not set to zero.

@@ -2,12 +2,14 @@
 
 use super::layout::Layout;
 use super::matching::Recipe;
+use super::numbers::Parts;
 use super::requests::Request;
-use super::view::{Base, Joined, View};
+use super::view::{Base, Dequantized, Joined, View};
 use crate::checkpoint::region::IndexRange;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::os::retry::Check;
+use std::sync::Arc;
 
 /// Regions that one view may be split into. Beyond, the view is copied out of a temporary tensor.
 const PARTS_MAX: u64 = 4096;
@@ -41,6 +43,17 @@ pub struct Piece {
     pub target: Elements,
 }
 
+/// Index region of a quantized tensor, and the memory that its numbers fill.
+#[derive(Clone, Debug)]
+pub struct NumbersPiece {
+    /// The quantized tensor.
+    pub numbers: Arc<Dequantized>,
+    /// Indices of its codes, of its scales and of its global scales.
+    pub parts: Parts,
+    /// Memory of the shape of the numbers.
+    pub target: Elements,
+}
+
 /// Copy out of a temporary tensor, after all pieces are loaded.
 #[derive(Clone, Debug)]
 pub struct Copy {
@@ -61,11 +74,13 @@ pub struct Temporary {
     pub output: usize,
 }
 
-/// Loads and copies that fill requested outputs: all pieces in any order, and then all copies in theirs.
+/// Loads and copies that fill requested outputs: all pieces and numbers in any order, and then all copies in theirs.
 #[derive(Debug, Default)]
 pub struct Plan {
     /// Pieces.
     pub pieces: Vec<Piece>,
+    /// Numbers of quantized tensors.
+    pub numbers: Vec<NumbersPiece>,
     /// Copies.
     pub copies: Vec<Copy>,
     /// Temporary tensors.
@@ -85,7 +100,7 @@ impl Plan {
             let output = output.ok_or_else(|| Error::new(Kind::Internal, "no such output"))?;
             let target = Elements { memory: Memory::Output(index), layout: request.layout.clone() };
             let mut planner = Planner { plan: &mut plan, dtype: request.dtype, output: index };
-            if output.is_cast && output.dtype != request.dtype {
+            if output.dtype != request.dtype && (output.is_cast || !request.dtype.is_castable()) {
                 // One rounding to the dtype of the rule, and another to that of the tensor.
                 planner.dtype = output.dtype;
                 planner.copy_whole(&request.view, target);
@@ -145,6 +160,9 @@ impl Planner<'_> {
             (Some((region, layout)), Base::Joined(joined)) => {
                 self.add_inputs(joined, &region, &Elements { layout, ..target }, parts_max);
             }
+            (Some((region, layout)), Base::Dequantized(numbers)) => {
+                self.add_numbers(numbers, &region, Elements { layout, ..target });
+            }
         }
     }
 
@@ -169,6 +187,31 @@ impl Planner<'_> {
             }
             begin = begin.saturating_add(count);
         }
+    }
+
+    /// Adds an index region of a quantized tensor.
+    fn add_numbers(&mut self, numbers: &Arc<Dequantized>, region: &[IndexRange], target: Elements) {
+        let covering = numbers.covering(region);
+        if covering == region {
+            let numbers = Arc::clone(numbers);
+            for (region, target) in numbers.split(covering, target) {
+                let parts = numbers.parts(&region);
+                self.plan.numbers.push(NumbersPiece { numbers: Arc::clone(&numbers), parts, target });
+            }
+            return;
+        }
+        // Numbers beside those of the region are computed, too, and not copied.
+        let shape: Vec<u64> = covering.iter().map(|range| range.length).collect();
+        let own = |(range, outer): (&IndexRange, &IndexRange)| match outer.step {
+            1 => IndexRange { start: range.start.saturating_sub(outer.start), ..*range },
+            _ => IndexRange::whole(range.length),
+        };
+        let own: Vec<IndexRange> = region.iter().zip(&covering).map(own).collect();
+        let memory = self.new_temporary(&shape);
+        let layout = Layout::contiguous(&shape);
+        let source = Elements { memory, layout: layout.index(&own) };
+        self.add_numbers(numbers, &covering, Elements { memory, layout });
+        self.plan.copies.push(Copy { source, target });
     }
 
     /// Adds a view index by index of its shortest dimension.
@@ -201,10 +244,13 @@ impl Planner<'_> {
         self.plan.copies.push(Copy { source, target });
     }
 
+    fn new_temporary(&mut self, shape: &[u64]) -> Memory {
+        self.plan.temporaries.push(Temporary { dtype: self.dtype, shape: shape.to_vec(), output: self.output });
+        Memory::Temporary(self.plan.temporaries.len() - 1)
+    }
+
     fn load_temporary(&mut self, view: &View) -> Memory {
-        let memory = Memory::Temporary(self.plan.temporaries.len());
-        let shape = view.shape().to_vec();
-        self.plan.temporaries.push(Temporary { dtype: self.dtype, shape, output: self.output });
+        let memory = self.new_temporary(view.shape());
         self.add(view, Elements { memory, layout: Layout::contiguous(view.shape()) }, PARTS_MAX);
         memory
     }

@@ -1,7 +1,8 @@
 //! Outputs that a load requests of a recipe.
 
 use super::layout::Layout;
-use super::matching::{Output, Recipe};
+use super::matching::Recipe;
+use super::output::Output;
 use super::view::View;
 use crate::checkpoint::dtype_rules::DtypeRules;
 use crate::checkpoint::region::IndexRange;

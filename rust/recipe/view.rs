@@ -1,8 +1,11 @@
 //! Views of stored tensors and of tensors that are joined of views. No operation copies elements.
 
 use super::layout::{Layout, numel};
+use crate::cast::quantized::{self, Form, Quantized};
+use crate::cast::scheme::Scheme;
 use crate::checkpoint::region::IndexRange;
 use crate::dtype::Dtype;
+use crate::error::Result;
 use crate::num::{to_u64, to_usize};
 use std::sync::Arc;
 
@@ -33,6 +36,25 @@ pub struct Joined {
     pub is_stack: bool,
 }
 
+/// Numbers of a quantized tensor.
+#[derive(Debug)]
+pub struct Dequantized {
+    /// Shape of the numbers.
+    pub shape: Vec<u64>,
+    /// Shape of the codes in bytes, with the bytes of a block in no dimension of their own.
+    pub code_shape: Vec<u64>,
+    /// Way in which codes become numbers.
+    pub scheme: Scheme,
+    /// Rows and columns of a block, with 0 for all.
+    pub block: [u64; 2],
+    /// The codes.
+    pub codes: Arc<Stored>,
+    /// Their scales.
+    pub scales: Arc<Stored>,
+    /// The global scale.
+    pub global_scale: Option<Arc<Stored>>,
+}
+
 /// Contiguous tensor that views show.
 #[derive(Clone, Debug)]
 pub enum Base {
@@ -40,6 +62,8 @@ pub enum Base {
     Stored(Arc<Stored>),
     /// Views side by side.
     Joined(Arc<Joined>),
+    /// Numbers of a quantized tensor.
+    Dequantized(Arc<Dequantized>),
 }
 
 /// View of a tensor.
@@ -54,12 +78,42 @@ pub struct View {
 /// Result of an operation, or the reason why it is not possible.
 type Viewed = std::result::Result<View, String>;
 
+impl Dequantized {
+    /// Checks codes and scales against the scheme.
+    pub(super) fn new(
+        scheme: Scheme,
+        block: &[i64],
+        codes: Arc<Stored>,
+        scales: Arc<Stored>,
+        global_scale: Option<Arc<Stored>>,
+    ) -> Result<Dequantized> {
+        let global_form = global_scale.as_deref().map(Stored::form);
+        let quantized = Quantized {
+            scheme,
+            codes: codes.form(),
+            scales: scales.form(),
+            global_scale: global_form,
+            block,
+            begin: &[],
+        };
+        let quantized::Layout { code_shape, shape, block, .. } = quantized.layout()?;
+        Ok(Dequantized { shape, code_shape, scheme, block, codes, scales, global_scale })
+    }
+}
+
+impl Stored {
+    fn form(&self) -> Form<'_> {
+        Form { dtype: self.dtype, shape: &self.shape }
+    }
+}
+
 impl Base {
     /// Returns the shape of the tensor.
     pub fn shape(&self) -> &[u64] {
         match self {
             Base::Stored(stored) => &stored.shape,
             Base::Joined(joined) => &joined.shape,
+            Base::Dequantized(numbers) => &numbers.shape,
         }
     }
 }
@@ -173,7 +227,7 @@ impl View {
     /// Returns the dimensions in another order.
     pub(super) fn permute(&self, dims: &[i64]) -> Viewed {
         let rank = self.shape().len();
-        let order: Vec<usize> = dims.iter().map(|&dim| resolve(dim, rank)).collect::<Result<_, _>>()?;
+        let order: Vec<usize> = dims.iter().map(|&dim| resolve(dim, rank)).collect::<std::result::Result<_, _>>()?;
         let mut sorted = order.clone();
         sorted.sort_unstable();
         if !sorted.iter().copied().eq(0..rank) {

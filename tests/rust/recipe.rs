@@ -8,7 +8,7 @@ use fst::dtype::Dtype;
 use fst::error::Kind;
 use fst::recipe::layout::{Layout, numel};
 use fst::recipe::matching::Recipe;
-use fst::recipe::pieces::{Elements, Memory, Plan};
+use fst::recipe::pieces::{Elements, Memory, NumbersPiece, Plan};
 use fst::recipe::rules::Rule;
 use proptest::prelude::*;
 use std::collections::HashMap;
@@ -17,11 +17,17 @@ use tempfile::TempDir;
 
 static CHECKPOINT: LazyLock<(TempDir, Checkpoint)> = LazyLock::new(|| {
     let directory = TempDir::new().unwrap();
-    let tensor = |name, shape: [usize; 2]| {
-        let bytes = files::pattern(1, shape.iter().product());
-        (name, safetensors::tensor::Dtype::U8, shape.to_vec(), bytes)
+    let tensor = |name, dtype, shape: [usize; 2], item_bytes: usize| {
+        let bytes = files::pattern(1, shape.iter().product::<usize>() * item_bytes);
+        (name, dtype, shape.to_vec(), bytes)
     };
-    let tensors = [tensor("a.0", [4, 6]), tensor("a.1", [4, 6]), tensor("b", [6, 4])];
+    let tensors = [
+        tensor("a.0", safetensors::tensor::Dtype::U8, [4, 6], 1),
+        tensor("a.1", safetensors::tensor::Dtype::U8, [4, 6], 1),
+        tensor("b", safetensors::tensor::Dtype::U8, [6, 4], 1),
+        tensor("q", safetensors::tensor::Dtype::F8_E4M3, [5, 8], 1),
+        tensor("s", safetensors::tensor::Dtype::F32, [3, 3], 4),
+    ];
     let path = files::written(&directory, "model.safetensors", &tensors);
     let checkpoint = Checkpoint::open(&[path]).unwrap();
     (directory, checkpoint)
@@ -68,6 +74,21 @@ fn run(checkpoint: &Checkpoint, plan: &Plan, outputs: &[u64]) -> Vec<Vec<u64>> {
         let values = elements.into_iter().map(|element| piece.position as u64 * 1000 + element).collect();
         write(&piece.target, values, &mut memory);
     }
+    for NumbersPiece { numbers, parts, target } in &plan.numbers {
+        let shape = &numbers.codes.shape;
+        let values = region(shape, &parts.codes).into_iter().map(|code| numbers.codes.position as u64 * 1000 + code);
+        write(target, values.collect(), &mut memory);
+        // The scales are those of the blocks.
+        region(&numbers.scales.shape, &parts.scales);
+        for dim in 0..2 {
+            let (codes, scales, block) = (parts.codes[dim], parts.scales[dim], numbers.block[dim]);
+            for index in 0..codes.length {
+                let scale = scales.start + (parts.begin[dim] + index) / block;
+                assert_eq!(scale, (codes.start + index) / block);
+                assert!(scale < scales.start + scales.length);
+            }
+        }
+    }
     for copy in &plan.copies {
         let source = &memory[&format!("{:?}", copy.source.memory)];
         let values = positions(&copy.source.layout).iter().map(|position| source[position]).collect();
@@ -82,7 +103,7 @@ fn run(checkpoint: &Checkpoint, plan: &Plan, outputs: &[u64]) -> Vec<Vec<u64>> {
 }
 
 fn expression() -> impl Strategy<Value = String> {
-    let leaf = prop_oneof![Just("a.0"), Just("b"), Just("stack(0, e, a.{e})"), Just("cat(1, a.1, a.0)")];
+    let leaf = prop_oneof![Just("a.0"), Just("b"), Just("stack(0, e, a.{e})"), Just("cat(1, a.1, a.0)"), Just("dequant(q, s, block=2x3)")];
     let leaf = leaf.prop_map(str::to_owned);
     leaf.prop_recursive(5, 8, 2, |inner| {
         prop_oneof![
