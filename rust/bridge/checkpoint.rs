@@ -4,7 +4,7 @@ use super::calls::{answer, encode, parse, unknown};
 use super::encryption_key::EncryptionKey;
 use super::ffi;
 use super::guard::{guard, guard_with_log};
-use super::recipe::{self, RecipeOutputs};
+use super::recipe::{self, LastRecipe, RecipeOutputs};
 use super::selection::{Reads, Selection, signed, spec};
 use crate::checkpoint::region::{TensorRegion, torch_shape};
 use crate::checkpoint::selection::{self, IndexRegions, Slices};
@@ -32,6 +32,7 @@ use std::sync::Arc;
 pub(super) struct Checkpoint {
     files: Arc<checkpoint::Checkpoint>,
     mappings: Arc<Mappings>,
+    last_recipe: LastRecipe,
 }
 
 /// Request to open a checkpoint, to which C++ adds options.
@@ -92,7 +93,7 @@ pub(super) fn tensors_of_bytes(file: &[u8]) -> Result<Vec<ffi::StoredTensor>> {
 
 impl Checkpoint {
     pub(super) fn new(files: &Arc<checkpoint::Checkpoint>) -> Checkpoint {
-        Checkpoint { files: Arc::clone(files), mappings: Arc::default() }
+        Checkpoint { files: Arc::clone(files), mappings: Arc::default(), last_recipe: LastRecipe::default() }
     }
 
     pub(super) fn files(&self) -> &Arc<checkpoint::Checkpoint> {
@@ -275,7 +276,10 @@ impl Checkpoint {
     ) -> Result<Box<RecipeOutputs>> {
         let has_regions = [starts, lengths, steps].iter().any(|numbers| !numbers.is_empty());
         let regions = has_regions.then_some(IndexRegions { starts, lengths, steps });
-        guard(|| Ok(Box::new(RecipeOutputs::new(&self.files, &self.mappings, rules, names, regions)?)))
+        guard(|| {
+            let recipe = self.last_recipe.or_parse(&self.files, rules)?;
+            Ok(Box::new(RecipeOutputs::new(&self.files, &self.mappings, recipe, names, regions)?))
+        })
     }
 
     fn selected(&self, choose: impl FnOnce() -> Result<selection::Selection>) -> Result<Box<Selection>> {

@@ -12,6 +12,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::load::views::Mappings;
 use crate::num::to_u64;
+use crate::os::mutex::Mutex;
 use crate::recipe::layout::{Layout, numel};
 use crate::recipe::matching::Recipe;
 use crate::recipe::numbers::Parts;
@@ -25,8 +26,27 @@ use std::sync::Arc;
 pub(super) struct RecipeOutputs {
     files: Arc<checkpoint::Checkpoint>,
     mappings: Arc<Mappings>,
-    recipe: Recipe,
+    recipe: Arc<Recipe>,
     requests: Vec<Request>,
+}
+
+/// Recipe of the last load. A stream, or a program that takes outputs one by one, loads with the same rules each time,
+/// and to find the tensors that they name takes longer than a small load.
+#[derive(Default)]
+pub(super) struct LastRecipe(Mutex<Option<(Vec<String>, Arc<Recipe>)>>);
+
+impl LastRecipe {
+    /// Returns the recipe with these rules.
+    pub(super) fn or_parse(&self, files: &checkpoint::Checkpoint, rules: &[String]) -> Result<Arc<Recipe>> {
+        if let Some((last, recipe)) = &*self.0.lock()
+            && last == rules
+        {
+            return Ok(Arc::clone(recipe));
+        }
+        let recipe = Arc::new(Recipe::new(files, rules)?);
+        *self.0.lock() = Some((rules.to_vec(), Arc::clone(&recipe)));
+        Ok(recipe)
+    }
 }
 
 /// Request for the outputs of rules.
@@ -66,15 +86,14 @@ pub(super) fn describe(files: &checkpoint::Checkpoint, request: &Rules) -> Resul
 }
 
 impl RecipeOutputs {
-    /// Finds outputs of rules, or index regions of them.
+    /// Finds outputs of a recipe, or index regions of them.
     pub(super) fn new(
         files: &Arc<checkpoint::Checkpoint>,
         mappings: &Arc<Mappings>,
-        rules: &[String],
+        recipe: Arc<Recipe>,
         names: &[String],
         regions: Option<IndexRegions<'_>>,
     ) -> Result<RecipeOutputs> {
-        let recipe = Recipe::new(files, rules)?;
         let requests = recipe.requests(names, regions)?;
         Ok(RecipeOutputs { files: Arc::clone(files), mappings: Arc::clone(mappings), recipe, requests })
     }

@@ -4,11 +4,12 @@ import pytest
 import torch
 
 import fst
-from rawfile import assert_all_same
+from rawfile import assert_all_same, assert_same_numbers
 
 transformers = pytest.importorskip("transformers")
 loading = pytest.importorskip("transformers.core_model_loading")
 conversions = pytest.importorskip("test_conversions")
+quantized = pytest.importorskip("test_quantized_models")
 
 SIZES = {
     "vocab_size": 64,
@@ -70,6 +71,30 @@ def test_operations(tmp_path, monkeypatch, chain):
     """Chunks, interleaving, transposes, splits and rotations, in chains."""
     load = conversions.llama(monkeypatch, tmp_path, conversions.CHAINS[chain])
     assert_recipe_loads(tmp_path, load(tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("llama", {"block": (1, 0), "scales": torch.bfloat16}),
+        ("llama", {"block": None, "codes": torch.float8_e5m2}),
+        ("qwen3_moe", {"scales": torch.float8_e8m0fnu}),
+        ("deepseek_v3", {"block": (1, 32), "scales": torch.float8_e8m0fnu, "codes": torch.int8}),
+        ("gpt_oss", None),
+    ],
+)
+def test_quantized_models(tmp_path, kind, options):
+    """Dequantized weights are stacked and joined as plain ones are."""
+    if options is None:
+        quantized.save_mxfp4(tmp_path)
+    else:
+        quantized.save_fp8(tmp_path, quantized.build(kind), **options)
+    expected = quantized.load(tmp_path).state_dict()
+    loaded = fst.load_file(tmp_path, recipe=fst.Recipe.of_transformers(tmp_path))
+    assert loaded.keys() == expected.keys()
+    for name, tensor in expected.items():
+        # Some parameters stay in float32, and recipes leave casts out.
+        assert_same_numbers(loaded[name].to(tensor.dtype), tensor)
 
 
 def test_unknown_operations_are_errors(tmp_path, monkeypatch):

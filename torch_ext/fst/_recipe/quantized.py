@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fst._core.dtypes import dtype_named
 from fst._core.urls import is_remote, local_path_of, without_secrets
 from fst._recipe.general import Source, general_rules
 from fst._recipe.names import quoted
@@ -30,12 +29,11 @@ _BLOCK = (128, 128)
 
 
 class Dequantized(NamedTuple):
-    """Tensor that is dequantized: the expression, the names that it reads, and what it results in."""
+    """Tensor that is dequantized: the expression, the names that it reads, with the codes first, and its shape."""
 
     text: str
-    reads: frozenset[str]
+    reads: tuple[str, ...]
     shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 class Quantized(NamedTuple):
@@ -59,31 +57,28 @@ def dequantizing_rules(paths: Sequence[str], stored: Mapping[str, Tensor]) -> li
     config = _config(paths)
     settings = config.get("quantization_config") or config.get("compression_config")
     try:
-        found = quantized_tensors(stored, settings or {}, config)
+        found = quantized_tensors(stored, settings or {})
         if not found.outputs:
             raise ValueError("no tensor is quantized; leave out dequantize")
     except ValueError as error:
         raise ValueError(f"{without_secrets(paths[0]) if paths else ''}: {error}") from None
-    sources = {name: Source(quoted(name), frozenset([name])) for name in stored if name not in found.consumed}
-    for name, each in found.outputs.items():
-        sources[name] = Source(f"{each.text} : {dtype_text(each.dtype)}", each.reads)
+    by_codes = {each.reads[0]: (output, each) for output, each in found.outputs.items()}
+    sources: dict[str, Source] = {}
+    for name in stored:
+        if name in by_codes:
+            output, each = by_codes[name]
+            sources[output] = Source(each.text, frozenset(each.reads))
+        elif name not in found.consumed:
+            sources[name] = Source(quoted(name), frozenset([name]))
     return general_rules(sources, stored)
 
 
-def dtype_text(dtype: torch.dtype) -> str:
-    """Returns a dtype of floats as rules have it."""
-    return {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float64: "f64"}[dtype]
-
-
-def quantized_tensors(
-    stored: Mapping[str, Tensor], settings: Mapping[str, Any], config: Mapping[str, Any] | None = None
-) -> Quantized:
+def quantized_tensors(stored: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Quantized:
     """Finds the quantized tensors of a checkpoint.
 
     Args:
         stored: The tensors by name, on meta.
         settings: The `quantization_config` of the model, or an empty mapping.
-        config: The configuration of the model, which has its dtype.
     """
     method = settings.get("quant_method")
     method = getattr(method, "value", method)
@@ -91,7 +86,6 @@ def quantized_tensors(
         raise ValueError(f"the quantization {method!r} is not known; {', '.join(_METHODS)} are")
     outputs: dict[str, Dequantized] = {}
     consumed: set[str] = set()
-    dtype = _dtype(config or {})
     blocks = _block(settings)
     for name, codes in stored.items():
         last = name.rpartition(".")[2]
@@ -104,8 +98,14 @@ def quantized_tensors(
         if found is None:
             continue
         output, expression, shape, reads = found
-        outputs[output] = Dequantized(expression, frozenset(reads), shape, dtype)
+        outputs[output] = Dequantized(expression, tuple(reads), shape)
         consumed.update(reads)
+    for name, codes in stored.items():
+        # Scales are float8, too. INT8 without scales may be numbers.
+        if name not in consumed and codes.dtype in _CODES and codes.dtype != torch.int8 and codes.dim() > 1:
+            raise ValueError(
+                f'"{name}" holds {codes.dtype} codes, but the checkpoint has no scale of it, such as "{name}_scale_inv"'
+            )
     return Quantized(outputs, frozenset(consumed | {name for name in stored if _is_shape_of_packed(name, stored)}))
 
 
@@ -141,10 +141,6 @@ def _dequantization(
     candidates += [f"{name.removesuffix('weight')}scale"] if name.endswith(".weight") else []
     scales = next((candidate for candidate in candidates if candidate in stored), None)
     if scales is None:
-        if codes.dtype in _CODES and codes.dtype != torch.int8 and codes.dim() > 1:
-            raise ValueError(
-                f'"{name}" holds {codes.dtype} codes, but the checkpoint has no scale of it, such as "{candidates[0]}"'
-            )
         return None
     if codes.dtype in _FP4_PACKED and len(shape) > 1 and stored[scales].shape[-1:] == (shape[-1] // 16,):
         return name, _dequant([name, scales], "fp4"), (*shape[:-1], shape[-1] * 2), [name, scales]
@@ -197,14 +193,6 @@ def _block(settings: Mapping[str, Any]) -> tuple[int, int] | None:
         structure = weights.get("block_structure") if isinstance(weights, Mapping) else None
         size = size or (structure.split("x") if isinstance(structure, str) else structure)
     return None if not size else (int(size[0]), int(size[1]))
-
-
-def _dtype(config: Mapping[str, Any]) -> torch.dtype:
-    """Returns the dtype of the plain model."""
-    name = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
-    named = name if isinstance(name, torch.dtype) else dtype_named(str(name))
-    known = {str(dtype): dtype for dtype in (torch.float16, torch.float32, torch.float64)}
-    return known.get(str(named), torch.bfloat16)
 
 
 def _config(paths: Sequence[str]) -> dict[str, Any]:

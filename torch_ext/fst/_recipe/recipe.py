@@ -19,7 +19,7 @@ class Recipe:
 
     A rule has one output: `"NAME = EXPRESSION"`. Expressions rename, slice, join, stack, permute and dequantize tensors
     of the checkpoint. `{k}` in a name stands for a component, and `{*p}` for one or more, so that one rule serves all
-    layers.
+    layers. docs/converting.md lists the operations.
 
     Loads that take `recipe` return the outputs, in the order of the rules, instead of the tensors of the checkpoint,
     and write each element once, to its final place. Tensors that no rule reads are not loaded.
@@ -77,7 +77,7 @@ class Recipe:
 
         The scheme follows from the headers, and from the `quantization_config` in a local `config.json` beside the
         files: FP8 and INT8 with scales of blocks, rows or tensors; MXFP4 of gpt-oss; MXFP4 and NVFP4 of
-        compressed-tensors; NVFP4 of ModelOpt. The numbers have the dtype in the `config.json`, or bfloat16. Scales of
+        compressed-tensors; NVFP4 of ModelOpt. The numbers are bfloat16, unless a load has another `dtype`. Scales of
         activations are left out.
 
         Args:

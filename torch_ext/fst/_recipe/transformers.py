@@ -3,7 +3,7 @@
 import importlib
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from fst._core.checkpoint import Checkpoint
 from fst._recipe.expression import Expression
 from fst._recipe.general import Source, general_rules
 from fst._recipe.names import quoted
-from fst._recipe.quantized import Quantized, dtype_text, quantized_tensors
+from fst._recipe.quantized import Quantized, quantized_tensors
 
 
 def transformers_rules(source: Any) -> list[str]:
@@ -38,9 +38,8 @@ def transformers_rules(source: Any) -> list[str]:
     is_path = isinstance(source, (str, os.PathLike))
     config = transformers.AutoConfig.from_pretrained(source) if is_path else source
     model = _model(transformers, config)
-    codes: Collection[str] = ()
     if is_path:
-        leaves, codes = _leaves(source, config)
+        leaves = _leaves(source, config)
     else:
         if getattr(config, "quantization_config", None) is not None:
             raise ValueError(
@@ -65,8 +64,7 @@ def transformers_rules(source: Any) -> list[str]:
     sources: dict[str, Source] = {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if isinstance(tensor, Expression):
-            dtype = f" : {dtype_text(tensor.dtype)}" if not tensor.reads.isdisjoint(codes) else ""
-            sources[name] = Source(tensor.text + dtype, tensor.reads)
+            sources[name] = Source(tensor.text, tensor.reads)
     return general_rules(sources, {name for leaf in leaves.values() for name in leaf.reads})
 
 
@@ -100,19 +98,21 @@ def _model(transformers: Any, config: Any) -> Any:
     raise ValueError(f"transformers has no model for a {type(config).__name__}: {errors[-1]}")
 
 
-def _leaves(path: Path, config: Any) -> tuple[Mapping[str, Expression], Collection[str]]:
-    """Returns the tensors of a checkpoint, with quantized ones dequantized, and the names of these."""
+def _leaves(path: Path, config: Any) -> Mapping[str, Expression]:
+    """Returns the tensors of a checkpoint, with quantized ones dequantized."""
     checkpoint = Checkpoint([os.fspath(path)])
     names = checkpoint.names()
     stored = dict(zip(names, checkpoint.load_tensors(names, torch.device("meta")), strict=True))
     quantization = getattr(config, "quantization_config", None)
     settings = None if quantization is None else quantization if isinstance(quantization, dict) else vars(quantization)
-    quantized = Quantized({}, frozenset()) if settings is None else quantized_tensors(stored, settings, vars(config))
+    quantized = Quantized({}, frozenset()) if settings is None else quantized_tensors(stored, settings)
     leaves = {
         name: Expression(quoted(name), tensor, frozenset([name]))
         for name, tensor in stored.items()
         if name not in quantized.consumed
     }
     for name, made in quantized.outputs.items():
-        leaves[name] = Expression(made.text, torch.empty(made.shape, dtype=made.dtype, device="meta"), made.reads)
-    return leaves, quantized.consumed
+        leaves[name] = Expression(
+            made.text, torch.empty(made.shape, dtype=torch.bfloat16, device="meta"), frozenset(made.reads)
+        )
+    return leaves

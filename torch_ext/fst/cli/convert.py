@@ -46,7 +46,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--recipe",
         type=expanded,
         metavar="FILE",
-        help="make the tensors by the rules in this file, one a line",
+        help="make the tensors by the rules in this file, one a line; see docs/converting.md",
     )
     parser.add_argument(
         "--dequantize", action="store_true", help="turn quantized tensors into numbers, and leave their scales out"
