@@ -169,6 +169,10 @@ bench-saves: build ## saves by several ranks beside PyTorch's writers, 20 to 45 
 bench-dcp: build ## torch.distributed.checkpoint with fst and with PyTorch's reader, half an hour (BENCH_ARGS="--help")
 	$(IN_VENV) python -m fst_bench.dcp $(BENCH_ARGS)
 
+.PHONY: bench-convert
+bench-convert: build ## models that transformers converts, beside a fill by hand, twenty minutes (BENCH_ARGS="--help")
+	$(IN_VENV) python -m fst_bench.convert $(BENCH_ARGS)
+
 .PHONY: bench-gpu-model
 bench-gpu-model: ## where the time of a load to an H100 goes, on a driver that takes its time (MODEL_ARGS="timeline dense"), four minutes
 	@mkdir -p bench-results

@@ -55,8 +55,8 @@ _DEEPSEEK = {
     "num_experts_per_tok": 2,
     "first_k_dense_replace": 1,
     "q_lora_rank": 256,
-    "kv_lora_rank": 192,
-    "qk_rope_head_dim": 64,
+    "kv_lora_rank": 128,
+    "qk_rope_head_dim": 128,
     "qk_nope_head_dim": 64,
     "v_head_dim": 64,
 }

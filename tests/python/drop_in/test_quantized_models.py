@@ -19,6 +19,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("transformers.core_model_loading")
 fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
 mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
+DistributedConfig = pytest.importorskip("transformers.distributed").DistributedConfig
 
 SIZES = {
     "vocab_size": 96,
@@ -240,11 +241,25 @@ def test_shards(tmp_path, caplog, group):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_shards_of_experts(tmp_path, caplog, group):
+@pytest.mark.parametrize(
+    ("is_quantized", "options", "share"),
+    [
+        # transformers 5.20 shards no experts.
+        (True, {"tp_plan": "auto"}, 0.7),
+        (True, {"distributed_config": DistributedConfig(fsdp_size=4)}, 0.4),
+        (False, {"distributed_config": DistributedConfig(fsdp_size=4)}, 0.4),
+    ],
+)
+def test_ranks_read_their_share(tmp_path, caplog, group, is_quantized, options, share):
     """Where shards cut no blocks, transformers gives the right values."""
-    save_fp8(tmp_path, build("qwen3_moe"), block=(8, 8))
+    model = build("qwen3_moe")
+    if is_quantized:
+        save_fp8(tmp_path, model, block=(8, 8))
+    else:
+        model.save_pretrained(tmp_path)
     group()
-    assert_same_loads(tmp_path, caplog, tp_plan="auto")
+    size = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
+    assert assert_same_loads(tmp_path, caplog, **options).tensor_bytes < share * size
 
 
 def test_known_forms():

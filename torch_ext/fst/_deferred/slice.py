@@ -6,6 +6,7 @@ import torch
 
 from fst._checkpoint.framework import PYTORCH, Output
 from fst._checkpoint.slice import Slice
+from fst._core.dtypes import NAMES
 from fst._deferred.tensor import DeferredTensor
 from fst._deferred.view import Stored, View
 
@@ -33,6 +34,10 @@ class DeferredSlice(Slice[Any]):
         kind = type(found)
         is_plain = issubclass(kind, Slice) and kind.__getitem__ is Slice.__getitem__
         return is_plain and cast("Slice[Any]", found)._source.output == Output(PYTORCH, _CPU)
+
+    def get_dtype(self) -> str:
+        """Returns the dtype as in the header. Reading the entry of the header would take longer."""
+        return NAMES[self._source.checkpoint.tensors[self._name].dtype]
 
     def __getitem__(self, index: Any) -> Any:
         self.is_read = True
