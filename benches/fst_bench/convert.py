@@ -29,11 +29,13 @@ from .table import Column, comparison, described, of_median, seconds, size
 METHODS = {
     "transformers": "`from_pretrained`",
     "fst": "`from_pretrained` under `fst.patch()`",
-    "floor": "parameters filled by hand",
+    "floor": "parameters filled by hand, or saved by `fst.save_file`",
 }
 # Bounds of the time of `fst.patch()` over that of the fill by hand, and of its peak over the bytes of the parameters.
 TIME_BOUNDS = {"qwen3-moe": 1.5, "qwen3-moe-many": 2.0, "deepseek-fp8": 1.5, "gpt-oss": 1.3}
 PEAK_BOUND = 1.05
+# A model that is saved, and the bounds of its time over that of a save of the same tensors, and of its memory.
+SAVE, SAVED, SAVE_BOUND, SAVE_PEAK_BYTES = "qwen3-moe-save", "qwen3-moe", 1.2, 32 << 20
 # A file that `fst convert` casts to float16, and the memory that it may take.
 COMMAND, COMMAND_BYTES, COMMAND_PEAK_BYTES = "fst-convert", 512 << 20, 64 << 20
 
@@ -45,7 +47,7 @@ class Convert(Suite):
 
     name = "convert"
     options: ClassVar = {
-        "workloads": Option([*MODELS, COMMAND], [*MODELS, COMMAND]),
+        "workloads": Option([*MODELS, SAVE, COMMAND], [*MODELS, SAVE, COMMAND]),
         "methods": Option([*METHODS], [*METHODS]),
     }
 
@@ -59,8 +61,9 @@ class Convert(Suite):
                 folder.mkdir()
                 _save_command_input(folder / FILE, SMALL_BYTES if is_small else COMMAND_BYTES)
                 continue
-            made = self.child("convert_models:make_model", name=name, folder=str(folder), is_small=is_small)
-            right = self._measure(name, folder, "transformers", 0)
+            model = SAVED if name == SAVE else name
+            made = self.child("convert_models:make_model", name=model, folder=str(folder), is_small=is_small)
+            right = self._measure(name, folder, "floor" if name == SAVE else "transformers", 0)
             for figures in (made, right):
                 if reason := reason_of(figures):
                     raise RuntimeError(f"{name}: {reason}")
@@ -82,6 +85,8 @@ class Convert(Suite):
             ]
 
     def _measure(self, name: str, folder: Path, method: str, number: int) -> Figures:
+        if name == SAVE:
+            return self.child("convert:measure_save", folder=str(folder), method=method)
         return self.child("convert:measure", name=name, folder=str(folder), method=method)
 
     def _convert(self, folder: Path, number: int) -> Figures:
@@ -117,6 +122,40 @@ def measure(name: str, folder: str, method: str) -> dict[str, Any]:
         "peak_bytes": watch.end(),
         "digests": [digest(parameters)],
     }
+
+
+def measure_save(folder: str, method: str) -> dict[str, Any]:
+    """Saves a model once, after a tiny model of the same kind."""
+    if method == "fst":
+        fst.patch()
+    auto = importlib.import_module("transformers").AutoModelForCausalLM
+    importlib.import_module("transformers.utils.logging").disable_progress_bar()
+
+    def save(path: Path) -> Callable[[Path], object]:
+        model = auto.from_pretrained(path, local_files_only=True)
+        if method != "floor":
+            return partial(model.save_pretrained, max_shard_size="100GB")
+        recipe, state = json.loads((path / RECIPE).read_text()), model.state_dict()
+        parts = {
+            name: part_of(state[parameter], index)
+            for parameter, (_, sources) in recipe.items()
+            for name, index in sources
+        }
+        return lambda target: fst.save_file(parts, target / FILE)
+
+    with tempfile.TemporaryDirectory(dir=folder) as target:
+        save(Path(folder) / TINY)(Path(target))
+        run = save(Path(folder))
+        os.sync()
+        watch, meter = AnonymousPeak(), Meter()
+        run(Path(target))
+        figures = meter.figures()
+        return {
+            "seconds": figures["seconds"],
+            "cpu_seconds": figures["cpu_seconds"],
+            "peak_bytes": watch.end(),
+            "digests": [digest(fst.load_file(Path(target) / FILE))],
+        }
 
 
 def fill_by_hand(folder: Path, model: Model) -> Parameters:
@@ -190,7 +229,7 @@ def introduction(run: Run) -> Iterator[str]:
 program that knows the model: it allocates the parameters and fills each once, by `fst.load_into` and
 `fst::dequantize_into`. *CPU* is the time of all threads. *Peak* is the peak of the memory that no file backs, over that
 before the load: tensors that stay views of the mapped file do not count. Each measurement has a process of its own,
-which has loaded a tiny model of the same kind before.
+which has loaded a tiny model of the same kind before. A model that is saved is loaded by `from_pretrained` before.
 """
 
 
@@ -206,6 +245,11 @@ def goals(run: Run) -> Iterator[Goal]:
     own, other = ({"workload": "llama", "method": method} for method in ("fst", "transformers"))
     if run.some(own):
         yield ratio(run, f"{MODELS['llama'].title}: CPU time over transformers", (own, other), "cpu_seconds", 1.1)
+    own, floor = ({"workload": SAVE, "method": method} for method in ("fst", "floor"))
+    if run.some(own):
+        title = "`save_pretrained` of Qwen3-MoE"
+        yield ratio(run, f"{title}: CPU time over `fst.save_file`", (own, floor), "cpu_seconds", SAVE_BOUND)
+        yield Goal(f"{title}: peak", run.median(own, "peak_bytes"), SAVE_PEAK_BYTES, text.size)
     if run.some(own := {"workload": COMMAND}):
         title = f"`fst convert` of {text.size(COMMAND_BYTES)} to float16: peak"
         yield Goal(title, run.median(own, "peak_bytes"), COMMAND_PEAK_BYTES, text.size)
@@ -214,7 +258,7 @@ def goals(run: Run) -> Iterator[Goal]:
 def tables(run: Run) -> Iterator[str]:
     for name in (row["workload"] for row in run.names("workload")):
         facts = run.workloads.get(name)
-        yield f"## {'`fst convert` to float16' if facts is None else facts['title']}\n"
+        yield f"## {_title(name, facts)}\n"
         columns = [
             Column("CPU", "cpu_seconds", text.spread),
             Column("time", "seconds", seconds),
@@ -229,6 +273,12 @@ def tables(run: Run) -> Iterator[str]:
                 columns.insert(1, Column("over a fill by hand", "cpu_seconds", _over(floor)))
         rows = [((METHODS[method],), {"workload": name, "method": method}) for method in METHODS]
         yield from comparison(run, ("",), [row for row in rows if run.some(row[1])], columns)
+
+
+def _title(name: str, facts: Mapping[str, Any] | None) -> str:
+    if facts is None:
+        return "`fst convert` to float16"
+    return f"{facts['title']}, saved" if name == SAVE else str(facts["title"])
 
 
 def _over(floor: float) -> Any:

@@ -47,6 +47,7 @@ SMALL = {
         ["pause_seconds", "seconds", "durable_seconds"],
     ),
     "dcp": (f"--gib 0.001 {ON_RANKS} --states warm", {"method": "fst"}, ["cpu_seconds"]),
+    "convert": ("--gib 0.001 --workloads gpt-oss", {"method": "fst"}, ["cpu_seconds"]),
     "experiments": (
         f"--small --driver {DRIVER} --only probe copies registration waits allocation objects tmpfs",
         {},

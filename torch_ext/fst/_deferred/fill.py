@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.region import Region
 from fst._deferred.numbers import load_numbers
 from fst._deferred.place import FillPlan, Piece
 from fst._deferred.region import region_of
@@ -116,9 +117,16 @@ def _load_view(view: View, stored: Stored, device: torch.device) -> Tensor:
 
 
 def _load_pieces(pieces: Sequence[Piece]) -> None:
-    by_checkpoint: dict[OpenCheckpoint, list[Piece]] = {}
+    whole: dict[OpenCheckpoint, list[Piece]] = {}
+    parts: dict[OpenCheckpoint, list[tuple[Piece, Region]]] = {}
     for piece in pieces:
-        by_checkpoint.setdefault(piece.stored.checkpoint, []).append(piece)
-    for checkpoint, group in by_checkpoint.items():
-        stored, regions, out = zip(*group, strict=True)
-        checkpoint.load_boxes_into([tensor.name for tensor in stored], regions, out)
+        # A call without regions takes less time for each tensor.
+        if piece.region is None:
+            whole.setdefault(piece.stored.checkpoint, []).append(piece)
+        else:
+            parts.setdefault(piece.stored.checkpoint, []).append((piece, piece.region))
+    for checkpoint, group in whole.items():
+        checkpoint.load_into([piece.stored.name for piece in group], [piece.out for piece in group])
+    for checkpoint, regions in parts.items():
+        names, out = [piece.stored.name for piece, _ in regions], [piece.out for piece, _ in regions]
+        checkpoint.load_boxes_into(names, [region for _, region in regions], out)

@@ -16,10 +16,10 @@ _PARTS_MAX = 4096
 
 
 class Piece(NamedTuple):
-    """Index region of a stored tensor, and the memory that it fills."""
+    """Index region of a stored tensor, or None for all of it, and the memory that it fills."""
 
     stored: Stored
-    region: Region
+    region: Region | None
     out: Tensor
 
 
@@ -47,7 +47,7 @@ class FillPlan:
             return
         if isinstance(view.base, Stored) and view.is_whole() and out.is_contiguous():
             shape = view.base.meta.shape
-            self.pieces.append(Piece(view.base, Region.whole(shape), out.view(shape)))
+            self.pieces.append(Piece(view.base, None, out if out.shape == shape else out.view(shape)))
             return
         order = stride_order(view.meta)
         view, out = view.permute(order), out.permute(order)
