@@ -10,7 +10,7 @@ from fst._checkpoint.region import Region
 from fst._deferred.numbers import load_numbers
 from fst._deferred.place import FillPlan, Piece
 from fst._deferred.region import region_of
-from fst._deferred.view import Stored, View, in_memory, inverse_order, stride_order
+from fst._deferred.view import Dequantized, Held, Joined, Stored, View, in_memory, inverse_order, stride_order
 
 
 @torch.no_grad()
@@ -73,9 +73,11 @@ def fill_views(
 def first_stored(view: View) -> Stored:
     """Returns the first stored tensor whose values a view has."""
     base = view.base
-    while not isinstance(base, Stored):
+    while isinstance(base, Joined):
         base = base.inputs[0].base
-    return base
+    if isinstance(base, Held):
+        raise TypeError("a tensor in memory is not stored")
+    return base.codes if isinstance(base, Dequantized) else base
 
 
 def _position(view: View) -> tuple[int, int]:
