@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cast.h"
 #include "dequantize.h"
@@ -74,7 +75,13 @@ void fill_numbers(const RecipePlan& plan, const std::vector<at::Tensor>& tensors
       const auto global_scale = part.global_scale < 0 ? at::Tensor() : scales[part.global_scale];
       const Dequantization dequantization{std::string(part.scheme), scales[part.scales], global_scale, part.block[0],
                                           part.block[1]};
-      dequantize_into(tensor, dequantization, part.begin[0], part.begin[1], elements_of(tensors, part.target));
+      // Codes of blocks may have a dimension for the bytes of a block, of which there may be fewer here.
+      std::vector<int64_t> code_shape(part.target.sizes.begin(), part.target.sizes.end());
+      if (!code_shape.empty()) {
+        code_shape.back() = -1;
+      }
+      dequantize_into(tensor.view(code_shape), dequantization, part.begin[0], part.begin[1],
+                      elements_of(tensors, part.target));
     }
   }
   transfer.finish();

@@ -14,6 +14,24 @@ pub struct Layout {
     pub strides: Vec<u64>,
 }
 
+/// Memory that pieces and copies use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// Requested output with this index.
+    Output(usize),
+    /// Temporary tensor with this index.
+    Temporary(usize),
+}
+
+/// Elements of a tensor in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Elements {
+    /// The tensor.
+    pub memory: Memory,
+    /// Arrangement of the elements from the first element of the tensor.
+    pub layout: Layout,
+}
+
 /// Returns the number of elements of a shape.
 pub fn numel(shape: &[u64]) -> u64 {
     if shape.contains(&0) { 0 } else { shape.iter().fold(1, |product, &size| product.saturating_mul(size)) }

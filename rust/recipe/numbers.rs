@@ -1,7 +1,6 @@
 //! Index regions of quantized tensors: their codes, and the scales of these.
 
-use super::layout::{Layout, numel};
-use super::pieces::Elements;
+use super::layout::{Elements, Layout, numel};
 use super::view::{Dequantized, Stored};
 use crate::checkpoint::region::IndexRange;
 
@@ -104,8 +103,8 @@ impl Dequantized {
                     continue;
                 };
                 let block = self.block.get(axis).copied().unwrap_or(0);
-                if block > 0 {
-                    let (first, end) = (range.start / block, (range.start + range.length).div_ceil(block));
+                if let Some(first) = range.start.checked_div(block) {
+                    let end = (range.start + range.length).div_ceil(block);
                     *scale = IndexRange { start: first, length: end - first, step: 1 };
                     if let Some(begin) = begin.get_mut(axis) {
                         *begin = range.start % block;

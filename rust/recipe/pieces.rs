@@ -1,6 +1,6 @@
 //! Pieces of outputs: index regions of stored tensors, and the memory that each of them fills.
 
-use super::layout::Layout;
+use super::layout::{Elements, Layout, Memory};
 use super::matching::Recipe;
 use super::numbers::Parts;
 use super::requests::Request;
@@ -13,24 +13,6 @@ use std::sync::Arc;
 
 /// Regions that one view may be split into. Beyond, the view is copied out of a temporary tensor.
 const PARTS_MAX: u64 = 4096;
-
-/// Memory that pieces and copies use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Memory {
-    /// Requested output with this index.
-    Output(usize),
-    /// Temporary tensor with this index.
-    Temporary(usize),
-}
-
-/// Elements of a tensor in memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Elements {
-    /// The tensor.
-    pub memory: Memory,
-    /// Arrangement of the elements from the first element of the tensor.
-    pub layout: Layout,
-}
 
 /// Index region of a stored tensor, and the memory of the same shape that it fills.
 #[derive(Clone, Debug)]

@@ -6,9 +6,9 @@ use fst::checkpoint::region::IndexRange;
 use fst::checkpoint::selection::IndexRegions;
 use fst::dtype::Dtype;
 use fst::error::Kind;
-use fst::recipe::layout::{Layout, numel};
+use fst::recipe::layout::{Elements, Layout, Memory, numel};
 use fst::recipe::matching::Recipe;
-use fst::recipe::pieces::{Elements, Memory, NumbersPiece, Plan};
+use fst::recipe::pieces::{NumbersPiece, Plan};
 use fst::recipe::rules::Rule;
 use proptest::prelude::*;
 use std::collections::HashMap;
@@ -103,7 +103,13 @@ fn run(checkpoint: &Checkpoint, plan: &Plan, outputs: &[u64]) -> Vec<Vec<u64>> {
 }
 
 fn expression() -> impl Strategy<Value = String> {
-    let leaf = prop_oneof![Just("a.0"), Just("b"), Just("stack(0, e, a.{e})"), Just("cat(1, a.1, a.0)"), Just("dequant(q, s, block=2x3)")];
+    let leaf = prop_oneof![
+        Just("a.0"),
+        Just("b"),
+        Just("stack(0, e, a.{e})"),
+        Just("cat(1, a.1, a.0)"),
+        Just("dequant(q, s, block=2x3)")
+    ];
     let leaf = leaf.prop_map(str::to_owned);
     leaf.prop_recursive(5, 8, 2, |inner| {
         prop_oneof![

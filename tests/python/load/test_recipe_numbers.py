@@ -6,9 +6,12 @@ import torch
 from hypothesis import given, settings
 from safetensors.torch import save_file
 
+import fst
 from fst._core.checkpoint import Checkpoint
 from procfs import SLACK_BYTES, read_bytes
 from rawfile import assert_same
+from saved import KEY, damage, registered
+from suite import READERS
 
 operators = torch.ops.fst
 CPU = torch.device("cpu")
@@ -194,3 +197,31 @@ def test_regions_read_only_their_codes_and_scales(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="scales"):
         checkpoint.load_recipe(["x"], [rules[0].replace("16x16", "8x16")], CPU)
     assert read_bytes() - before < SLACK_BYTES
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_verified_and_encrypted_files(tmp_path, reader, monkeypatch):
+    """Digests cover codes, scales and other parts, whose damage leaves existing tensors as they are."""
+    monkeypatch.setenv("FST_READER", reader)
+    tensors = {"w": codes(64, 48), "w_scale_inv": factors(4, 3), "n": factors(64, 16).bfloat16()}
+    rules = ["x = cat(1, dequant(w, w_scale_inv, block=16x16), n)"]
+    numbers = (tensors["w"].float() * spread(tensors["w_scale_inv"], 16, 16, (64, 48))).bfloat16()
+    expected = torch.cat([numbers, tensors["n"]], 1)
+    fst.save_file(tensors, tmp_path / "secret.safetensors", encryption_key=KEY)
+    with registered(KEY):
+        assert_same(operators.load_recipe([str(tmp_path / "secret.safetensors")], ["x"], rules)[0], expected)
+    for damaged in (None, *tensors):
+        path = tmp_path / f"{damaged}.safetensors"
+        fst.save_file(tensors, path, digests="blake3")
+        out = torch.zeros(64, 64, dtype=torch.bfloat16)
+        if damaged is None:
+            operators.load_recipe_into([str(path)], ["x"], rules, [out], verify="digests")
+            assert_same(out, expected)
+            assert_same(operators.load_recipe([str(path)], ["x"], rules, verify="digests")[0], expected)
+            continue
+        damage(path, damaged)
+        with pytest.raises(ValueError, match=f'"{damaged}".*blake3'):
+            operators.load_recipe([str(path)], ["x"], rules, verify="digests")
+        with pytest.raises(ValueError, match=f'"{damaged}".*blake3'):
+            operators.load_recipe_into([str(path)], ["x"], rules, [out], verify="digests")
+        assert not out.any()
