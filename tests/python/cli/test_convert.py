@@ -163,3 +163,13 @@ def test_recipes(command, tmp_path):
         done = command("convert", source, "none.safetensors", *arguments)
         assert (done.returncode != 0, message in done.stderr) == (True, True), done
         assert not (tmp_path / "none.safetensors").exists()
+
+
+def test_dequantization(command, tmp_path):
+    """Parts of a tensor begin within blocks."""
+    weight = torch.randint(0, 126, (3000, 2000), dtype=torch.uint8).view(torch.float8_e4m3fn)
+    save_file({"w.weight": weight, "w.weight_scale_inv": torch.rand(24, 16)}, tmp_path / "fp8.safetensors")
+    done = command("convert", "fp8.safetensors", "plain.safetensors", "--dequantize", "--json")
+    assert done.returncode == 0, done.stderr
+    expected = fst.load_file(tmp_path / "fp8.safetensors", dequantize=True)
+    torch.testing.assert_close(load_file(tmp_path / "plain.safetensors"), expected, rtol=0, atol=0)

@@ -16,7 +16,7 @@ LoadParts = Callable[[list[str], list[Region]], list[Tensor]]
 
 # Size of the values that are loaded at once, in bytes. While they are written, the next ones are loaded.
 BATCH_BYTES = 4 << 20
-# The same where each batch takes the time of a request, or of a plan for a recipe.
+# The same for values from URLs, where each batch takes the time of a request.
 LARGE_BATCH_BYTES = 32 << 20
 
 

@@ -135,7 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
             max_shard_bytes=arguments.max_shard_size,
             digests=arguments.digests,
             encryption_key=key,
-            batch_bytes=LARGE_BATCH_BYTES if rules != () or any(map(is_remote, arguments.paths)) else BATCH_BYTES,
+            batch_bytes=LARGE_BATCH_BYTES if any(map(is_remote, arguments.paths)) else BATCH_BYTES,
         )
     size_bytes = sum(like.nbytes for like in likes.values())
     target = without_secrets(arguments.target)
