@@ -11,8 +11,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import fst
+from fst.compat.tensorizer import TensorSerializer
 from fst.plugins._first_load import load_recorded
 from fst.plugins._options import Options
+from fst_bench.http_server import Server
 from live import LiveModel, assert_equal_models, loaded, save_weights
 from serving import group_of_ranks, imports_anew
 
@@ -99,6 +101,26 @@ def test_model_reads_what_it_keeps(tmp_path, monkeypatch):
     assert profile.summary().read_bytes < 1.1 * 197_004
     assert_equal_models(model, expected)
     assert "load_weights" not in vars(model)
+
+
+def test_sources_of_weights(tmp_path, monkeypatch):
+    """URLs, encrypted files and files of tensorizer's format are read in parts, too."""
+    path = save_experts(tmp_path / "m.safetensors")
+    tensors = load_file(path)
+    expected = Experts(rank=1, size=2)
+    expected.load_weights({name: tensor.clone() for name, tensor in tensors.items()}.items())
+    key = fst.EncryptionKey.random()
+    fst.save_file(tensors, tmp_path / "encrypted.safetensors", encryption_key=key)
+    (tmp_path / "key").write_bytes(key.to_bytes())
+    monkeypatch.setenv("FST_ENCRYPTION_KEY_FILE", str(tmp_path / "key"))
+    with TensorSerializer(tmp_path / "m.tensors") as serializer:
+        serializer.write_state_dict(tensors)
+    with Server() as server:
+        server.put("m.safetensors", path.read_bytes())
+        for source in (server.url("m.safetensors"), tmp_path / "encrypted.safetensors", tmp_path / "m.tensors"):
+            message, streams = load(model := Experts(rank=1, size=2), source)
+            assert (streams, "fst loaded 49,152 of 197,004 bytes" in message) == (0, True)
+            assert_equal_models(model, expected)
 
 
 def test_models_that_are_not_recorded_get_whole_tensors(tmp_path):
