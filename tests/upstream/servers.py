@@ -78,12 +78,7 @@ def _run(server: Server) -> bool:
     """Runs the tests of a plugin. Returns whether none fails, and an engine has generated tokens."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        python = environments.create(folder / "venv")
-        for release in (server.release, *server.added):
-            environments.install_release(python, release)
-        requirements = _requirements(python, server)
-        environments.install(python, *requirements, keep=_belongs_to_pytorch)
-        _add_entry_points(environments.site_packages(folder / "venv"))
+        python = install(server, folder / "venv")
         results = folder / "results.xml"
         tests = [CHECKOUT / "tests" / "python" / "plugins" / module for module in server.tests]
         options = ["-q", "-rs", "-p", "no:cacheprovider", f"--junitxml={results}", *tests]
@@ -102,6 +97,17 @@ def _run(server: Server) -> bool:
     print(f"    {len(cases) - len(failed) - len(skipped)} passed, {len(failed)} failed, {len(skipped)} skipped")
     print(f"    {ENGINE_TEST}: {'not passed' if cases.get(ENGINE_TEST, {'missing'}) else 'passed'}")
     return not failed and not cases.get(ENGINE_TEST, {"missing"})
+
+
+def install(server: Server, folder: Path) -> Path:
+    """Creates an environment with a server and the entry points of fst. Returns its Python."""
+    python = environments.create(folder)
+    for release in (server.release, *server.added):
+        environments.install_release(python, release)
+    requirements = _requirements(python, server)
+    environments.install(python, *requirements, keep=_belongs_to_pytorch)
+    _add_entry_points(environments.site_packages(folder))
+    return python
 
 
 def _requirements(python: Path, server: Server) -> list[str]:

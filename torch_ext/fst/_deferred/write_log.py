@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -172,11 +173,12 @@ class WriteLog:
 
     def handle(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs or logs an operator."""
-        pairs = arguments(function, args, kwargs)
-        if any(isinstance(value, DeferredTensor) for _, value in pairs):
+        if _has_deferred(args) or (kwargs and _has_deferred(kwargs.values())):
             return self._record(function, args, kwargs)
+        if _only_views(function):
+            return function(*args, **kwargs)
         used: dict[int, bool] = {}
-        for argument, value in pairs:
+        for argument, value in arguments(function, args, kwargs):
             if (
                 isinstance(value, Tensor)
                 and value.layout is torch.strided
@@ -185,7 +187,7 @@ class WriteLog:
                 is_written = argument.alias_info is not None and argument.alias_info.is_write
                 used[key] = used.get(key, False) or is_written
         written = {key for key, is_written in used.items() if is_written}
-        if not used or (not written and function.is_view):
+        if not used:
             return function(*args, **kwargs)
         if written and function in (_COPY, *_FILLS) and self.log_known(function, args, kwargs):
             return args[0]
@@ -231,7 +233,7 @@ class WriteLog:
             result = record_operator(function, args, kwargs)
         except Exception as error:
             raise self._noted(error, _first_deferred(function, args, kwargs)) from None
-        is_filled = not function.is_view and any(
+        is_filled = not _only_views(function) and any(
             isinstance(value, DeferredTensor) and isinstance(value.source.base, _Filled)
             for _, value in arguments(function, args, kwargs)
         )
@@ -340,12 +342,32 @@ class WriteLog:
         return NotRecordedError(reason)
 
 
+@cache
+def _only_views(function: Any) -> bool:
+    """Returns whether an operator returns views, and neither reads nor writes values."""
+    return bool(function.is_view and not function._schema.is_mutable)
+
+
+def _has_deferred(values: Iterable[Any]) -> bool:
+    for value in values:
+        if isinstance(value, DeferredTensor):
+            return True
+        if isinstance(value, (list, tuple)) and any(isinstance(each, DeferredTensor) for each in value):
+            return True
+    return False
+
+
 class _Watch(TorchDispatchMode):
     """Passes the operators of a thread to a log."""
 
     def __init__(self, log: WriteLog) -> None:
         super().__init__()
         self._log = log
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled here. Otherwise PyTorch imports its compiler, and each operator takes three times as long.
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

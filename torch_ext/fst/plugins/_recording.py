@@ -46,7 +46,7 @@ class Recording:
         self._source_error: Exception | None = None
         self._loaded: object = None
         # The tensor that the loader got last, for messages.
-        self._current = ""
+        self._current: tuple[OpenCheckpoint, str] | None = None
         self.total_bytes = 0
 
     def run(self, load: Callable[[], object]) -> str:
@@ -73,7 +73,9 @@ class Recording:
         except Exception as error:
             if not self._log.obstacle and self._is_input_error(error):
                 if error is not self._log.input_error and self._current and hasattr(error, "add_note"):
-                    error.add_note(f"load_weights got {self._current} before this error; its data was not read")
+                    checkpoint, name = self._current
+                    path = without_secrets(checkpoint.path(name))
+                    error.add_note(f'load_weights got "{name}" of {path} before this error; its data was not read')
                 raise
             return self._log.obstacle or repr(error)
         finally:
@@ -112,7 +114,7 @@ class Recording:
             raise
         self.total_bytes += sum(meta.nbytes for meta in metas.values())
         for name, meta in metas.items():
-            self._current = f'"{name}" of {without_secrets(checkpoint.path(name))}'
+            self._current = checkpoint, name
             if name in loaded:
                 yield name, loaded.pop(name)
             else:
