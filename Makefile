@@ -178,6 +178,10 @@ bench-gpu-model: ## where the time of a load to an H100 goes, on a driver that t
 	@mkdir -p bench-results
 	cargo bench --no-default-features --bench gpu_model -- $(MODEL_ARGS) | tee bench-results/gpu-model.txt
 
+.PHONY: first-loads
+first-loads: build ## weights of vLLM and SGLang on two ranks, by their own loaders and by fst; downloads 2 GB (LOADS_ARGS="--help")
+	$(IN_VENV) python tests/upstream/first_loads.py $(LOADS_ARGS)
+
 .PHONY: simulate
 simulate: build ## plans for large models and groups, and the cost of planning (SIMULATE_ARGS="--help")
 	$(IN_VENV) python -m fst_bench.simulation $(SIMULATE_ARGS)
