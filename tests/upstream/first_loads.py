@@ -154,11 +154,8 @@ def save_model(name: str, path: str) -> None:
     getattr(transformers, f"{name}ForCausalLM")(config).bfloat16().save_pretrained(path, max_shard_size="30MB")
 
 
-def _run_rank(
-    loader: Callable[[int, int], Callable[[str, str], Any]], rank: int, port: int, models: list[Path]
-) -> None:
+def _run_rank(load: Callable[[str, str], Any], rank: int, models: list[Path]) -> None:
     """Loads models with both formats, and prints a line for each."""
-    load = loader(rank, port)
     for path in models:
         try:
             own, _, expected = _loaded(load, path, "auto")
