@@ -57,6 +57,8 @@ def test_recipes_are_values():
         RECIPE.rules = ()
     with pytest.raises(TypeError, match="pass \\[rules\\]"):
         fst.Recipe("q = q")
+    with pytest.raises(ValueError, match="needs a rule"):
+        fst.Recipe([])
     with pytest.raises(ValueError, match="rule 2, column 5"):
         fst.Recipe(["q = q", "x = glue(q)"])
 
@@ -155,6 +157,8 @@ def test_compiled_programs_load_outputs(path):
 
     [loaded] = torch.compile(load, backend="eager", fullgraph=True)()
     assert_same(loaded, OUTPUTS["q"].float())
+    with pytest.raises(Exception, match=r"pass recipe=fst\.Recipe\.dequantizing"):
+        torch.compile(lambda: fst.load_tensors(str(path), ["q"], dequantize=True), backend="eager", fullgraph=True)()
 
 
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)

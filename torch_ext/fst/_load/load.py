@@ -391,5 +391,7 @@ def _open(paths: Paths, reading: Reading) -> Loads:
     is_traced = torch.compiler.is_compiling()
     is_stored = reading.rules == ()
     if reading.encryption_key is None and (is_traced or (is_stored and not permits_unverified(reading.verify))):
-        return OperatorLoads(paths_of(paths), reading.verify, reading.rules or ())
+        if reading.rules is None:
+            raise ValueError("compiled programs have no dequantize; pass recipe=fst.Recipe.dequantizing(paths)")
+        return OperatorLoads(paths_of(paths), reading.verify, reading.rules)
     return OpenCheckpoint(paths, None, *reading)

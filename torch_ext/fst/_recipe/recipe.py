@@ -31,7 +31,7 @@ class Recipe:
 
     Raises:
         TypeError: `rules` is not a list or tuple of str.
-        ValueError: A rule is not valid. The message has its number and the column.
+        ValueError: There is no rule, or a rule is not valid. The message has its number and the column.
 
     Example:
         >>> recipe = fst.Recipe(["linear.{k} = {k}"])
@@ -44,6 +44,8 @@ class Recipe:
 
     def __init__(self, rules: Sequence[str]) -> None:
         texts = list_of(rules, str, "rules")
+        if not texts:
+            raise ValueError("a recipe needs a rule; `{*n} = {*n}` keeps all tensors")
         ops.call("check_rules", texts)
         object.__setattr__(self, "_rules", tuple(texts))
 
