@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import fst
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.memory import Memory
+from fst._deferred.dequantize import record_scaled
 from fst._deferred.tensor import DeferredTensor, NotRecordedError, load_deferred
 from fst._deferred.view import Stored, View
 from rawfile import assert_same
@@ -97,3 +98,36 @@ def test_views_of_stored_tensors_stay_mapped(tmp_path):
     _, [whole, turned, part, joined] = stored(tmp_path / "model.safetensors", [(2, LARGE)] * 4)
     loaded = load_deferred([whole, turned.t(), part[1], torch.cat([joined, joined])])
     assert [Memory.is_mapped(tensor) for tensor in loaded] == [True, True, True, False]
+
+
+FP8_VIEWS = {
+    "whole": lambda value: value,
+    "inside a block": lambda value: value[10:30],
+    "columns": lambda value: value[:, 14:50],
+    "copy": lambda value: value.clone(),
+    "parts of two": lambda value: torch.cat([value[40:50], value[3:7]]),
+    "stack": lambda value: torch.stack([value[:8], value[56:]]),
+    "transposed": lambda value: value[:, 2:4].t(),
+    "every second": lambda value: value[::2],
+}
+
+
+@pytest.mark.parametrize("view", FP8_VIEWS)
+@pytest.mark.parametrize(("dtype", "block"), [(torch.float8_e4m3fn, (32, 32)), (torch.int8, (1, 32))])
+def test_parts_of_codes_are_parts_of_the_numbers(tmp_path, dtype, block, view):
+    codes = torch.randint(-60, 60, (64, 96), dtype=torch.int8).view(dtype)
+    columns = 96 if dtype.is_floating_point else 192
+    scales = torch.rand(64 // block[0], columns // block[1])
+    fst.save_file({"codes": codes, "scales": scales}, tmp_path / "model.safetensors")
+    checkpoint = OpenCheckpoint(tmp_path / "model.safetensors")
+    whole = record_scaled(deferred(checkpoint, "codes"), deferred(checkpoint, "scales"), torch.bfloat16)
+    [expected] = load_deferred([whole])
+    part = record_scaled(FP8_VIEWS[view](deferred(checkpoint, "codes")), deferred(checkpoint, "scales"), torch.bfloat16)
+    if dtype is torch.int8 and view in ("columns", "transposed"):
+        # Columns of bytes are twice as many columns of numbers.
+        assert part is None or view == "columns"
+        expected = expected[:, 28:100]
+    else:
+        expected = FP8_VIEWS[view](expected)
+    if part is not None:
+        assert_same(load_deferred([part])[0], expected)
