@@ -7,14 +7,23 @@ Prints the types whose models differ, were loaded tensor by tensor, or could not
 
 import argparse
 import contextlib
+import importlib
 import logging
+import re
 import sys
 import tempfile
 from collections import Counter
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.conversion_mapping import _build_checkpoint_conversion_mapping
 
 import fst
@@ -38,7 +47,7 @@ LIMITS = {
     1: "first_k_dense_replace n_group topk_group",
     0: "bos_token_id eos_token_id num_nextn_predict_layers pad_token_id",
 }
-PARAMETERS_MAX = 30_000_000
+PARAMETERS_MAX = 60_000_000
 
 
 class Lines(logging.Handler):
@@ -52,33 +61,75 @@ class Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def shrink(config):
-    limits = {name: limit for limit, names in LIMITS.items() for name in names.split()}
+# Where these limits do not fit together: limits of attributes whose names match, in their order.
+COUNTS = {
+    r"vocab_size$": 99,
+    r"(^|_)(n_?)?(layers?|blocks?|depth)$": 2,
+    r"per_tok|top_?k$|moe_k$": 2,
+    r"experts$": 4,
+}
+WIDTHS = {
+    r"intermediate|ffn|mlp_dim": 48,
+    r"heads$": 4,
+    r"hidden_size|hidden_dim|embed_dim|d_model|width|n_embd|projection_dim": 64,
+}
+LISTS = re.compile("layer_types$|layers_block_type$|layers_types$")
+
+
+def named(name):
+    """Returns the limit of an attribute by its name."""
+    return {name: limit for limit, names in LIMITS.items() for name in names.split()}.get(name)
+
+
+def matched(*tables):
+    patterns = [(re.compile(pattern), limit) for table in tables for pattern, limit in table.items()]
+    return lambda name: next((limit for pattern, limit in patterns if pattern.search(name)), None)
+
+
+# Ways to shrink a configuration, from the smallest models on: limits, and whether attributes without a value get them.
+SHRINKINGS = [(named, False), (matched(COUNTS), False), (matched(COUNTS, WIDTHS), False), (named, True)]
+
+
+def shrink(config, limit_of, fills):
     for name, value in vars(config).copy().items():
         if isinstance(value, PretrainedConfig):
-            shrink(value)
-        elif name in limits and type(value) is int and value > limits[name]:
-            setattr(config, name, limits[name])
-        elif name in ("layer_types", "mlp_layer_types") and isinstance(value, list):
+            shrink(value, limit_of, fills)
+        elif isinstance(value, list) and LISTS.search(name) and value:
             # Two layers, of two types if there are two.
             setattr(config, name, [value[0], next((kind for kind in value if kind != value[0]), value[0])])
+        elif (limit := limit_of(name)) is None:
+            continue
+        elif (value is None and fills) or (type(value) is int and value > limit):
+            setattr(config, name, limit)
     return config
+
+
+def builders(config):
+    """Yields functions that build a model: of the classes that transformers finds, and of all others."""
+    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModel):
+        yield auto.from_config
+    module = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    for kind in vars(module).values():
+        if isinstance(kind, type) and issubclass(kind, PreTrainedModel) and kind.config_class is type(config):
+            yield kind._from_config
 
 
 def build(kind):
     """Returns a small model of a type."""
     errors = []
-    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModel):
-        try:
-            config = shrink(CONFIG_MAPPING[kind]())
-            with torch.device("meta"):
-                size = sum(parameter.numel() for parameter in auto.from_config(config).parameters())
-            if size > PARAMETERS_MAX:
-                raise ValueError(f"{size} parameters")
-            return auto.from_config(config)
-        except Exception as error:
-            errors.append(error)
-    raise errors[-1]
+    for limit_of, fills in SHRINKINGS:
+        for make in builders(CONFIG_MAPPING[kind]()):
+            try:
+                config = shrink(CONFIG_MAPPING[kind](), limit_of, fills)
+                with torch.device("meta"):
+                    size = sum(parameter.numel() for parameter in make(config).parameters())
+                if not 0 < size <= PARAMETERS_MAX:
+                    raise ValueError(f"{size} parameters")
+                return make(config)
+            except Exception as error:
+                errors.append(error)
+    # Errors of classes that have no model of the type say least.
+    raise next((error for error in errors if "Unrecognized configuration" not in str(error)), errors[-1])
 
 
 def load(model, folder):
