@@ -196,6 +196,9 @@ def _stored(name: str, meta: Tensor, scheme: str, generator: torch.Generator) ->
     def random(shape: Sequence[int], end: int) -> Tensor:
         return torch.randint(end, shape, dtype=torch.uint8, generator=generator)
 
+    if name.endswith("e_score_correction_bias"):
+        # transformers keeps it in float32.
+        return {name: torch.rand(meta.shape, generator=generator)}
     if not is_quantized(name, scheme):
         # No NaN, which has many forms.
         bits = torch.randint(-(1 << 15), 1 << 15, meta.shape, dtype=torch.int16, generator=generator)
