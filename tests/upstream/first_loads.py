@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -56,25 +57,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "sliding_window": 64,
         "layer_types": ["sliding_attention", "full_attention"],
     },
-    "DeepseekV2": {
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
-        **_MOE,
-        "intermediate_size": 2048,
-        "moe_intermediate_size": 512,
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "kv_lora_rank": 128,
-        "q_lora_rank": 192,
-        "qk_nope_head_dim": 64,
-        "qk_rope_head_dim": 32,
-        "v_head_dim": 64,
-        "first_k_dense_replace": 1,
-        "topk_method": "greedy",
-        "n_group": 1,
-        "topk_group": 1,
-    },
+    # Its loader computes with parameters.
+    "Mamba2": {"num_heads": 16, "head_dim": 128, "state_size": 64, "n_groups": 2},
 }
+# Models that only one server builds on a CPU without AMX.
+ONLY = {"GptOss": "vllm", "Mamba2": "vllm"}
 
 
 def main() -> None:
@@ -89,7 +76,9 @@ def main() -> None:
         load = _LOADERS[names[0]](int(rank), int(port))
         _run_rank(load, int(rank), [Path(folder) / model for model in options.models])
         return
-    failed = [name for name in names if not _run(name, options.models)]
+    failed = [
+        name for name in names if not _run(name, [model for model in options.models if ONLY.get(model, name) == name])
+    ]
     if failed:
         sys.exit(f"loads differ or fail: {', '.join(failed)}")
 
@@ -156,6 +145,7 @@ def save_model(name: str, path: str) -> None:
 
 def _run_rank(load: Callable[[str, str], Any], rank: int, models: list[Path]) -> None:
     """Loads models with both formats, and prints a line for each."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     for path in models:
         try:
             own, _, expected = _loaded(load, path, "auto")

@@ -10,6 +10,7 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._deferred.tensor import DeferredTensor, NotRecordedError
 from fst._deferred.view import Stored, View
 from fst._deferred.write_log import WriteLog
+from suite import DEVICES
 
 CPU = torch.device("cpu")
 TARGETS = [
@@ -43,9 +44,9 @@ def checkpoint(tmp_path_factory):
     return OpenCheckpoint([str(path)])
 
 
-def new_memory():
+def new_memory(device="cpu"):
     shapes = {"matrix": (8, 6), "experts": (3, 4, 5), "small": (9,)}
-    return {name: torch.full(shape, -1.0) for name, shape in shapes.items()}
+    return {name: torch.full(shape, -1.0, device=device) for name, shape in shapes.items()}
 
 
 def run(steps, memory, tensors):
@@ -58,11 +59,11 @@ def run(steps, memory, tensors):
         elif kind == "fill":
             view.fill_(source)
         elif kind == "known":
-            view.copy_(torch.full(view.shape, float(source)))
+            view.copy_(torch.full(view.shape, float(source), device=view.device))
         elif kind == "add":
             view.add_(source)
         else:
-            read.append(float(view.sum()))
+            read.append(float(view.max()))
     return read
 
 
@@ -73,17 +74,18 @@ STEP = st.tuples(
 )
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @settings(max_examples=60, deadline=None)
 @given(steps=st.lists(STEP, max_size=8))
-def test_values_are_those_of_the_program(checkpoint, steps):
+def test_values_are_those_of_the_program(checkpoint, device, steps):
     real = {name: checkpoint.read(name) for name in checkpoint.names()}
     expected = new_memory()
     expected_reads = run(steps, expected, real)
-    memory = new_memory()
+    memory = new_memory(device)
     for restores in (True, False):
         log = WriteLog(memory.values())
         deferred = {
-            name: DeferredTensor(View(meta, Stored(meta, checkpoint, name)), CPU)
+            name: DeferredTensor(View(meta, Stored(meta, checkpoint, name)), torch.device(device))
             for name, meta in checkpoint.tensors.items()
         }
         with log.record():
@@ -94,7 +96,7 @@ def test_values_are_those_of_the_program(checkpoint, steps):
         else:
             log.fill(batch_bytes=100)
     for name, tensor in expected.items():
-        assert torch.equal(memory[name], tensor)
+        assert torch.equal(memory[name].cpu(), tensor)
 
 
 def test_values_that_are_needed_end_the_record(checkpoint):
