@@ -27,6 +27,8 @@ import servers
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 RANKS = 2
+# Loads a model from a path with a load format, and calls a function with it.
+Load = Callable[[str, str, Callable[[Any], None]], None]
 # Minutes for all models of a server.
 TIMEOUT_MIN = 30
 
@@ -143,7 +145,7 @@ def save_model(name: str, path: str) -> None:
     getattr(transformers, f"{name}ForCausalLM")(config).bfloat16().save_pretrained(path, max_shard_size="30MB")
 
 
-def _run_rank(load: Callable[[str, str], Any], rank: int, models: list[Path]) -> None:
+def _run_rank(load: Load, rank: int, models: list[Path]) -> None:
     """Loads models with both formats, and prints a line for each."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     for path in models:
@@ -158,14 +160,19 @@ def _run_rank(load: Callable[[str, str], Any], rank: int, models: list[Path]) ->
         print(json.dumps({"model": path.name, "rank": rank} | result), flush=True)
 
 
-def _loaded(load: Callable[[str, str], Any], path: Path, load_format: str) -> tuple[int, int, dict[str, str]]:
+def _loaded(load: Load, path: Path, load_format: str) -> tuple[int, int, dict[str, str]]:
     """Returns the bytes of a model's parameters, the bytes that were read, and a digest of each tensor."""
-    before = _bytes_read()
-    model = load(str(path), load_format)
-    read = _bytes_read() - before
-    named = [*model.named_parameters(), *model.named_buffers()]
-    digests = {name: _digest(tensor) for name, tensor in named}
-    return sum(parameter.nbytes for parameter in model.parameters()), read, digests
+    before, results = _bytes_read(), []
+
+    def inspect(model: Any) -> None:
+        read = _bytes_read() - before
+        named = [*model.named_parameters(), *model.named_buffers()]
+        digests = {name: _digest(tensor) for name, tensor in named}
+        results.append((sum(parameter.nbytes for parameter in model.parameters()), read, digests))
+
+    load(str(path), load_format, inspect)
+    [result] = results
+    return result
 
 
 def _bytes_read() -> int:
@@ -179,7 +186,7 @@ def _digest(tensor: Any) -> str:
     return hashlib.sha256(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
-def _vllm(rank: int, port: int) -> Callable[[str, str], Any]:
+def _vllm(rank: int, port: int) -> Load:
     from vllm.config import set_current_vllm_config
     from vllm.distributed import parallel_state
     from vllm.engine.arg_utils import EngineArgs
@@ -189,7 +196,7 @@ def _vllm(rank: int, port: int) -> Callable[[str, str], Any]:
     load_general_plugins()
     count = iter(range(1000))
 
-    def load(path: str, load_format: str) -> Any:
+    def load(path: str, load_format: str, inspect: Callable[[Any], None]) -> None:
         config = EngineArgs(
             path,
             load_format=load_format,
@@ -210,12 +217,21 @@ def _vllm(rank: int, port: int) -> Callable[[str, str], Any]:
                 address = f"tcp://127.0.0.1:{port}"
                 parallel_state.init_distributed_environment(RANKS, rank, address, rank, "gloo")
             parallel_state.initialize_model_parallel(RANKS, 1)
-            return get_model_loader(config.load_config).load_model(config, config.model_config)
+            loader = get_model_loader(config.load_config)
+            load_weights = loader.load_weights
+
+            def load_and_inspect(model: Any, model_config: Any) -> None:
+                load_weights(model, model_config)
+                # vLLM packs the weights next.
+                inspect(model)
+
+            loader.load_weights = load_and_inspect
+            loader.load_model(config, config.model_config)
 
     return load
 
 
-def _sglang(rank: int, port: int) -> Callable[[str, str], Any]:
+def _sglang(rank: int, port: int) -> Load:
     from sglang.srt.configs.device_config import DeviceConfig
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.configs.model_config import ModelConfig
@@ -228,7 +244,7 @@ def _sglang(rank: int, port: int) -> Callable[[str, str], Any]:
     load_plugins()
     count = iter(range(1000))
 
-    def load(path: str, load_format: str) -> Any:
+    def load(path: str, load_format: str, inspect: Callable[[Any], None]) -> None:
         arguments = ServerArgs(
             model_path=path,
             load_format=load_format,
@@ -251,7 +267,7 @@ def _sglang(rank: int, port: int) -> Callable[[str, str], Any]:
             parallel_state.initialize_model_parallel(tensor_model_parallel_size=RANKS)
         initialize_dp_attention(server_args=arguments, model_config=config)
         loader = get_model_loader(LoadConfig(load_format=load_format), config)
-        return loader.load_model(model_config=config, device_config=DeviceConfig("cpu"))
+        inspect(loader.load_model(model_config=config, device_config=DeviceConfig("cpu")))
 
     return load
 

@@ -1,6 +1,7 @@
 """vLLM with `--load-format fst`: against a stub of its interface, and against vLLM if it is installed."""
 
 import json
+from contextlib import suppress
 from types import SimpleNamespace
 from unittest import mock
 
@@ -28,7 +29,7 @@ MIB = 1 << 20
 
 
 @pytest.fixture(params=["stub", "real"])
-def vllm(request):
+def vllm(request, monkeypatch):
     """Names of vLLM and of the registered plugin that the tests use."""
     if request.param == "real":
         pytest.importorskip("vllm.model_executor.model_loader", exc_type=ImportError)
@@ -38,6 +39,11 @@ def vllm(request):
 
         import fst.plugins.vllm as plugin
 
+        with suppress(ImportError):
+            from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+
+            # Other tests have registered the engine.
+            monkeypatch.setattr(WeightTransferEngineFactory, "_registry", {})
         plugin.register()
         yield SimpleNamespace(
             plugin=plugin,
