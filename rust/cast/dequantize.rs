@@ -9,6 +9,8 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_usize;
 use crate::os::compute_pool;
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::ops::Range;
 use std::{ptr, slice};
 use zerocopy::IntoBytes;
@@ -60,9 +62,14 @@ const ALL_SCALES_CODES_MIN: u64 = 8 << 10;
 /// Rows of a tile. A line of a tile is contiguous in a transposed target.
 const TILE_ROWS: usize = 64;
 /// Columns of a tile.
-const TILE_COLUMNS: usize = 64;
+const TILE_COLUMNS: usize = 128;
 /// Codes of a row that are gathered, or multiplied, at a time.
 const RUN_CODES: usize = 512;
+/// Rows whose codes are requested before they are needed, for tiles.
+const ROWS_AHEAD: usize = 16;
+/// Bytes of a cache line.
+#[cfg(target_arch = "x86_64")]
+const LINE_BYTES: usize = 64;
 
 /// Number in the target dtype.
 type Number<const BYTES: usize> = [u8; BYTES];
@@ -204,6 +211,15 @@ impl Matrix {
         }
     }
 
+    fn row_bytes(&self) -> usize {
+        to_usize(self.code_strides[0])
+    }
+
+    fn code_at(&self, row: usize, byte: usize) -> *const u8 {
+        let codes = ptr::with_exposed_provenance::<u8>(to_usize(self.codes));
+        codes.wrapping_add(row * self.row_bytes() + byte * to_usize(self.code_strides[1]))
+    }
+
     fn target_at(&self, row: usize, column: usize) -> *mut u8 {
         let target = ptr::with_exposed_provenance_mut::<u8>(to_usize(self.target));
         target.wrapping_add(row * to_usize(self.target_strides[0]) + column * to_usize(self.target_strides[1]))
@@ -220,17 +236,16 @@ enum Numbers<'a, const BYTES: usize> {
 }
 
 impl<const BYTES: usize> Numbers<'_, BYTES> {
-    #[allow(clippy::indexing_slicing, reason = "the tables have entries for all codes")]
     fn write(&self, target: &mut [Number<BYTES>]) {
         match self {
             Numbers::Bytes(codes, table) => {
-                target.iter_mut().zip(*codes).for_each(|(number, code)| *number = table[usize::from(*code)]);
+                for_groups(target, codes, |number, code| *number = number_of(table, code));
             }
             Numbers::Halves(bytes, table) => {
-                for ([low, high], byte) in target.as_chunks_mut().0.iter_mut().zip(*bytes) {
-                    *low = table[usize::from(byte & 15)];
-                    *high = table[usize::from(byte >> 4)];
-                }
+                for_groups(target.as_chunks_mut().0, bytes, |[low, high]: &mut [Number<BYTES>; 2], byte| {
+                    *low = half_of(table, byte & 15);
+                    *high = half_of(table, byte >> 4);
+                });
             }
             Numbers::Values(values) => {
                 target.iter_mut().zip(*values).for_each(|(number, value)| *number = *value);
@@ -239,22 +254,47 @@ impl<const BYTES: usize> Numbers<'_, BYTES> {
     }
 
     /// Writes the numbers to a row of a tile, from its first line on.
-    #[allow(clippy::indexing_slicing, reason = "the tables have entries for all codes, and the row is in the tile")]
+    #[allow(clippy::indexing_slicing, reason = "the row is in the tile")]
     fn write_to_tile(&self, lines: &mut [[Number<BYTES>; TILE_ROWS]], row: usize) {
         let row = row % TILE_ROWS;
         match self {
             Numbers::Bytes(codes, table) => {
-                lines.iter_mut().zip(*codes).for_each(|(line, code)| line[row] = table[usize::from(*code)]);
+                for_groups(lines, codes, |line, code| line[row] = number_of(table, code));
             }
             Numbers::Halves(bytes, table) => {
-                for ([low, high], byte) in lines.as_chunks_mut().0.iter_mut().zip(*bytes) {
-                    low[row] = table[usize::from(byte & 15)];
-                    high[row] = table[usize::from(byte >> 4)];
-                }
+                for_groups(lines.as_chunks_mut().0, bytes, |[low, high]: &mut [_; 2], byte| {
+                    low[row] = half_of(table, byte & 15);
+                    high[row] = half_of(table, byte >> 4);
+                });
             }
             Numbers::Values(values) => lines.iter_mut().zip(*values).for_each(|(line, value)| line[row] = *value),
         }
     }
+}
+
+#[inline(always)]
+#[allow(clippy::indexing_slicing, reason = "the table has an entry for every byte")]
+fn number_of<const BYTES: usize>(table: &[Number<BYTES>; 256], code: u8) -> Number<BYTES> {
+    table[usize::from(code)]
+}
+
+#[inline(always)]
+#[allow(clippy::indexing_slicing, reason = "the table has an entry for every half of a byte")]
+fn half_of<const BYTES: usize>(table: &[Number<BYTES>; 16], code: u8) -> Number<BYTES> {
+    table[usize::from(code & 15)]
+}
+
+/// Applies `write` to all targets with their codes, in groups that the compiler unrolls.
+#[inline(always)]
+fn for_groups<T>(targets: &mut [T], codes: &[u8], write: impl Fn(&mut T, u8)) {
+    const GROUP: usize = 16;
+    let targets = targets.get_mut(..codes.len()).unwrap_or_default();
+    let (target_groups, target_rest) = targets.as_chunks_mut::<GROUP>();
+    let (code_groups, code_rest) = codes.as_chunks::<GROUP>();
+    for (targets, codes) in target_groups.iter_mut().zip(code_groups) {
+        targets.iter_mut().zip(codes).for_each(|(target, code)| write(target, *code));
+    }
+    target_rest.iter_mut().zip(code_rest).for_each(|(target, code)| write(target, *code));
 }
 
 /// Tables of a matrix, and memory for those of a block.
@@ -318,8 +358,9 @@ impl<'a, const BYTES: usize> Decoder<'a, BYTES> {
     ) {
         let [row_begin, column_begin] = self.matrix.begin.map(to_usize);
         let [block_rows, block_columns] = self.matrix.block.map(to_usize);
-        for (block_row, rows) in cut(rows, row_begin, block_rows) {
-            for (block_column, columns) in cut(columns.clone(), column_begin, block_columns) {
+        let columns = Cut::new(columns, column_begin, block_columns);
+        for (block_row, rows) in Cut::new(rows, row_begin, block_rows) {
+            for (block_column, columns) in columns.clone() {
                 // SAFETY: the caller guarantees a scale for each block.
                 let scale = unsafe { self.scale(block_row, block_column) };
                 // SAFETY: the caller guarantees readable codes.
@@ -379,9 +420,14 @@ impl<'a, const BYTES: usize> Decoder<'a, BYTES> {
         let is_packed = matrix.code_strides[1] == 1;
         // Contiguous codes that need no memory for their numbers are one piece.
         let step = if is_packed && (per_byte == 2 || has_table) { columns.len().max(1) } else { RUN_CODES };
+        // Processors load rows of a block late, because they are far from each other.
+        let ahead = if matrix.has_rows() { columns.len() / per_byte } else { matrix.row_bytes() * ROWS_AHEAD };
         for row in rows {
             for first in columns.clone().step_by(step) {
                 let count = step.min(columns.end - first);
+                if is_packed {
+                    prefetch(matrix.code_at(row, first / per_byte).wrapping_add(ahead), count / per_byte);
+                }
                 // SAFETY: the codes are in the matrix, for which the caller guarantees readable memory.
                 let codes = unsafe { codes_at(matrix, row, first / per_byte, count / per_byte, &mut self.gathered) };
                 let numbers = if per_byte == 2 {
@@ -405,6 +451,18 @@ impl<'a, const BYTES: usize> Decoder<'a, BYTES> {
     }
 }
 
+/// Requests cache lines, which need not be in memory of the process.
+#[inline(always)]
+fn prefetch(first: *const u8, count: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..count).step_by(LINE_BYTES) {
+        // SAFETY: every x86-64 processor has the instruction, which accepts any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(line).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (first, count);
+}
+
 /// Returns `count` stored bytes of a row, in place or gathered.
 ///
 /// # Safety
@@ -416,9 +474,8 @@ unsafe fn codes_at<'a>(
     count: usize,
     gathered: &'a mut [u8; RUN_CODES],
 ) -> &'a [u8] {
-    let [row_stride, stride] = matrix.code_strides.map(to_usize);
-    let codes = ptr::with_exposed_provenance::<u8>(to_usize(matrix.codes));
-    let first = codes.wrapping_add(row * row_stride + byte * stride);
+    let stride = to_usize(matrix.code_strides[1]);
+    let first = matrix.code_at(row, byte);
     if stride == 1 {
         // SAFETY: the caller guarantees readable memory, which nothing changes meanwhile.
         return unsafe { slice::from_raw_parts(first, count) };
@@ -455,18 +512,40 @@ fn round<const BYTES: usize>(values: &[f32], numbers: &mut [Number<BYTES>], to: 
     }
 }
 
-/// Cuts a range into the parts in each block, with the number of the block. The range begins `begin` before the first
-/// block.
-fn cut(range: Range<usize>, begin: usize, block: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
-    let mut next = range.start;
-    std::iter::from_fn(move || {
-        if next >= range.end {
+/// Parts of a range in each block, with the number of the block. Clones need no division.
+#[derive(Clone)]
+struct Cut {
+    next: usize,
+    end: usize,
+    /// Number of the next block.
+    number: usize,
+    /// First row or column after the next block.
+    block_end: usize,
+    block: usize,
+}
+
+impl Cut {
+    /// Cuts a range of rows or columns. Row or column 0 is `begin` after the start of the first block.
+    fn new(range: Range<usize>, begin: usize, block: usize) -> Cut {
+        let number = (begin + range.start).checked_div(block).unwrap_or_default();
+        let block_end = if block == 0 { range.end } else { (number + 1).saturating_mul(block).saturating_sub(begin) };
+        Cut { next: range.start, end: range.end, number, block_end, block }
+    }
+}
+
+impl Iterator for Cut {
+    type Item = (usize, Range<usize>);
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        let Cut { next, number, .. } = *self;
+        if next >= self.end {
             return None;
         }
-        let first = next;
-        let number = if block == 0 { 0 } else { (begin + first) / block };
-        let end = if block == 0 { range.end } else { ((number + 1) * block).saturating_sub(begin) };
-        next = end.min(range.end);
-        Some((number, first..next))
-    })
+        let end = self.block_end.min(self.end);
+        self.next = end;
+        self.number += 1;
+        self.block_end = self.block_end.saturating_add(self.block);
+        Some((number, next..end))
+    }
 }
