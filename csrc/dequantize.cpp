@@ -205,7 +205,59 @@ void run_into(const Quantized& quantized, const at::Tensor& out) {
   mark_changed({out});
 }
 
+// Computes in PyTorch, for devices other than the CPU.
+void quantize_with_torch(const at::Tensor& tensor, const CodesLayout& layout, const at::Tensor& codes,
+                         const at::Tensor& scales) {
+  const int64_t rows = tensor.size(-2);
+  const int64_t columns = tensor.size(-1);
+  const std::array<int64_t, 2> block = {layout.block_rows == 0 ? rows : layout.block_rows,
+                                        layout.block_columns == 0 ? columns : layout.block_columns};
+  const std::array<int64_t, 2> grid = {scales.size(-2), scales.size(-1)};
+  const auto numbers = tensor.to(at::kFloat);
+  const auto padded =
+      at::constant_pad_nd(numbers, {0, grid[1] * block[1] - columns, 0, grid[0] * block[0] - rows}).abs();
+  const auto blocks = padded.unflatten(-1, {grid[1], block[1]}).unflatten(-3, {grid[0], block[0]});
+  const auto quotients = blocks.amax({-3, -1}) / layout.divisor;
+  const_cast<at::Tensor&>(scales).copy_(quotients.masked_fill(quotients.eq(0), std::numeric_limits<float>::epsilon()));
+  const std::array<int64_t, 2> first = {0, 0};
+  const std::array<int64_t, 2> sizes = {rows, columns};
+  auto results = (numbers / expand(scales, first, sizes, block)).clamp(layout.least, layout.most);
+  if (codes.scalar_type() == at::kChar) {
+    results = results.round().nan_to_num(0);
+  }
+  const_cast<at::Tensor&>(codes).copy_(results);
+}
+
 }  // namespace
+
+std::tuple<at::Tensor, at::Tensor> quantize_tensor(const at::Tensor& tensor, const std::string& scheme,
+                                                   c10::OptionalIntArrayRef block) {
+  if (!is_dense(tensor)) {
+    throw_invalid_argument("`tensor` " + describe_missing_memory(tensor));
+  }
+  if (!is_castable(static_cast<int8_t>(tensor.scalar_type()))) {
+    throw_invalid_argument("`tensor` is " + name_of(tensor.scalar_type()) +
+                           ", but must be float64, float32, float16 or bfloat16");
+  }
+  const auto layout =
+      call_core([&] { return lay_out_codes(rust::Str(scheme), sizes_of(tensor.sizes()), sizes_of(list_of(block))); });
+  auto codes = at::empty(tensor.sizes(), tensor.options()
+                                             .dtype(static_cast<c10::ScalarType>(layout.scalar_type))
+                                             .memory_format(at::MemoryFormat::Contiguous));
+  auto scales = at::zeros(list_of(layout.scales), tensor.options().dtype(at::kFloat));
+  if (tensor.numel() == 0 || tensor.is_meta()) {
+    return {codes, scales};
+  }
+  if (tensor.is_cpu()) {
+    call_core([&] {
+      quantize(strided(tensor), rust::Str(scheme), sizes_of(list_of(block)), mutable_address_of(codes),
+               mutable_address_of(scales), at::get_num_threads());
+    });
+  } else {
+    quantize_with_torch(tensor, layout, codes, scales);
+  }
+  return {codes, scales};
+}
 
 void dequantize_into(const at::Tensor& codes, const Dequantization& dequantization, int64_t row, int64_t column,
                      const at::Tensor& out) {

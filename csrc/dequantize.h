@@ -1,4 +1,4 @@
-// Dequantization of tensors.
+// Quantization and dequantization of tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
 
 namespace fst {
 
@@ -36,5 +37,9 @@ at::Tensor dequantize_tensor(const at::Tensor& codes, const at::Tensor& scales, 
 void dequantize_tensor_into(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& out,
                             const std::string& scheme, c10::OptionalIntArrayRef block,
                             const std::optional<at::Tensor>& global_scale, c10::OptionalIntArrayRef begin);
+
+// Operator fst::quantize. Returns new codes and scales.
+std::tuple<at::Tensor, at::Tensor> quantize_tensor(const at::Tensor& tensor, const std::string& scheme,
+                                                   c10::OptionalIntArrayRef block);
 
 }  // namespace fst

@@ -306,6 +306,7 @@ TORCH_LIBRARY(fst, m) {
       "dequantize_into(Tensor codes, Tensor scales, Tensor(a!) out, str scheme, *, int[]? block=None, "
       "Tensor? global_scale=None, int[]? begin=None) -> ()",
       function_tags);
+  m.def("quantize(Tensor tensor, str scheme, *, int[]? block=None) -> (Tensor codes, Tensor scales)", function_tags);
   m.def("serialize(Tensor[] tensors, str[] names, *, Dict(str, str)? metadata=None) -> Tensor", function_tags);
   def_io("profile_start() -> int");
   def_io("profile_stop(int profile) -> str");
@@ -495,6 +496,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("scatter", scatter);
   m.impl("dequantize", dequantize_tensor);
   m.impl("dequantize_into", dequantize_tensor_into);
+  m.impl("quantize", quantize_tensor);
   m.impl("profile_start", start_profile);
   m.impl("profile_stop", stop_profile);
 }

@@ -31,7 +31,7 @@ use self::calls::call;
 use self::cast::{can_convert, convert, is_castable, missing_kernels, wait_for_event};
 use self::checkpoint::{Checkpoint, OpenRequest, open, open_request, tensors_of_bytes};
 use self::delta::{DeltaWork, UpdateSource, encode_changes, join_deltas, open_update};
-use self::dequantize::{dequantize, lay_out_quantized};
+use self::dequantize::{dequantize, lay_out_codes, lay_out_quantized, quantize};
 use self::encryption_key::{EncryptionKey, derive_key, encryption_key, key_for_save, key_of_file, rotate_key};
 use self::error::{error_text, exception_of, out_of_memory};
 use self::ranks_load::{LoadPlan, RankPlan, plan_load, plan_rank};
@@ -214,6 +214,22 @@ mod ffi {
         shape: Vec<i64>,
         block_rows: i64,
         block_columns: i64,
+    }
+
+    /// Codes and scales of a tensor that is quantized.
+    struct CodesLayout {
+        /// Dtype of the codes, as a value of `c10::ScalarType`.
+        scalar_type: i8,
+        /// Shape of the scales.
+        scales: Vec<i64>,
+        block_rows: i64,
+        block_columns: i64,
+        /// Number by which the largest magnitude of a block is divided.
+        divisor: f32,
+        /// Smallest code.
+        least: f32,
+        /// Largest code.
+        most: f32,
     }
 
     /// Order in which a stream returns its tensors.
@@ -478,6 +494,15 @@ mod ffi {
         fn can_convert(from: i8, to: i8) -> bool;
         unsafe fn convert(conversions: &[Conversion], ordinal: i32, stream: u64, threads: usize) -> Result<bool>;
         fn missing_kernels(ordinal: i32) -> String;
+        fn lay_out_codes(scheme: &str, shape: &[i64], block: &[i64]) -> Result<CodesLayout>;
+        unsafe fn quantize(
+            tensor: &StridedTensor,
+            scheme: &str,
+            block: &[i64],
+            codes: u64,
+            scales: u64,
+            threads: usize,
+        ) -> Result<()>;
         fn lay_out_quantized(tensor: &QuantizedTensor) -> Result<QuantizedLayout>;
         unsafe fn dequantize(
             tensor: &QuantizedTensor,

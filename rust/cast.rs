@@ -7,6 +7,7 @@ pub mod elements;
 mod f16c;
 mod float8;
 pub mod put;
+pub mod quantize;
 pub mod quantized;
 pub mod scatter;
 pub mod scheme;

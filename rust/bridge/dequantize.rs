@@ -3,6 +3,7 @@
 use super::ffi;
 use super::guard::{guard, guard_with_log};
 use crate::cast::dequantize;
+use crate::cast::quantize::{self, Codes};
 use crate::cast::quantized::{Form, Layout, Quantized, Strided};
 use crate::cast::scheme::Scheme;
 use crate::dtype::Dtype;
@@ -46,6 +47,54 @@ pub(super) unsafe fn dequantize(
         }
         // SAFETY: the caller's promise is the same.
         unsafe { dequantize::run(&matrices, threads) }.map(|()| true)
+    })
+}
+
+/// Checks a scheme and a block, and returns the dtype of the codes and the shape of the scales of a tensor.
+pub(super) fn lay_out_codes(scheme: &str, shape: &[i64], block: &[i64]) -> Result<ffi::CodesLayout> {
+    guard(|| {
+        let codes = Codes::parse(scheme)?;
+        let block = quantize::block(block)?;
+        let shape = to_unsigned(shape)?;
+        let [leading @ .., rows, columns] = &shape[..] else {
+            let text = format!("a tensor of {} dimensions has no rows and columns", shape.len());
+            return Err(Error::new(Kind::InvalidArgument, text));
+        };
+        let mut scales = to_signed(leading)?;
+        scales.extend(to_signed(&quantize::grid([*rows, *columns], block))?);
+        let [least, most] = codes.limits();
+        Ok(ffi::CodesLayout {
+            scalar_type: codes.dtype().scalar_type().unwrap_or_default(),
+            scales,
+            block_rows: to_i64(block[0])?,
+            block_columns: to_i64(block[1])?,
+            divisor: codes.divisor(),
+            least,
+            most,
+        })
+    })
+}
+
+/// Quantizes a tensor on the host.
+///
+/// # Safety
+/// The numbers are readable. Codes and scales are contiguous memory of the shapes of [`lay_out_codes`], and all scales
+/// are 0.
+pub(super) unsafe fn quantize(
+    tensor: &ffi::StridedTensor,
+    scheme: &str,
+    block: &[i64],
+    codes: u64,
+    scales: u64,
+    threads: usize,
+) -> Result<()> {
+    guard_with_log(|| {
+        let tensor = Tensor::new(tensor, "numbers")?;
+        let matrices =
+            quantize::matrices(Codes::parse(scheme)?, quantize::block(block)?, tensor.strided(), codes, scales);
+        // SAFETY: the caller's promise is the same.
+        unsafe { quantize::run(&matrices, threads) };
+        Ok(())
     })
 }
 

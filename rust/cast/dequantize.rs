@@ -514,7 +514,7 @@ fn round<const BYTES: usize>(values: &[f32], numbers: &mut [Number<BYTES>], to: 
 
 /// Parts of a range in each block, with the number of the block. Clones need no division.
 #[derive(Clone)]
-struct Cut {
+pub(super) struct Cut {
     next: usize,
     end: usize,
     /// Number of the next block.
@@ -526,7 +526,7 @@ struct Cut {
 
 impl Cut {
     /// Cuts a range of rows or columns. Row or column 0 is `begin` after the start of the first block.
-    fn new(range: Range<usize>, begin: usize, block: usize) -> Cut {
+    pub(super) fn new(range: Range<usize>, begin: usize, block: usize) -> Cut {
         let number = (begin + range.start).checked_div(block).unwrap_or_default();
         let block_end = if block == 0 { range.end } else { (number + 1).saturating_mul(block).saturating_sub(begin) };
         Cut { next: range.start, end: range.end, number, block_end, block }

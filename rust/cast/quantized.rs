@@ -262,7 +262,7 @@ impl Quantized<'_> {
 
 impl Strided<'_> {
     /// Returns the strides of rows and columns in bytes. A tensor of fewer dimensions has one row.
-    fn last_strides(&self) -> [u64; 2] {
+    pub(super) fn last_strides(&self) -> [u64; 2] {
         let item_bytes = self.dtype.item_bytes();
         match *self.strides {
             [] => [0, item_bytes],
@@ -273,7 +273,7 @@ impl Strided<'_> {
 
     /// Returns the address of the matrix with this number among all matrices of the leading dimensions. One matrix or
     /// number is that of all.
-    fn matrix_at(&self, leading: &[u64], number: u64) -> u64 {
+    pub(super) fn matrix_at(&self, leading: &[u64], number: u64) -> u64 {
         let dimensions = leading.len().min(self.shape.len());
         let is_single = self.shape.iter().product::<u64>() == 1;
         if is_single {
@@ -290,7 +290,7 @@ impl Strided<'_> {
 }
 
 /// Splits a shape into its leading dimensions and the rows and columns of a matrix.
-fn matrices(shape: &[u64]) -> (&[u64], [u64; 2]) {
+pub(super) fn matrices(shape: &[u64]) -> (&[u64], [u64; 2]) {
     match shape {
         [] => (&[], [1, 1]),
         [columns] => (&[], [1, *columns]),

@@ -31,7 +31,7 @@ from fst._load.load import (
     tensor_names,
     verify,
 )
-from fst._load.quantized import dequantize
+from fst._load.quantized import dequantize, quantize
 from fst._load.stream import Stream, stream
 from fst._module.load_module import load_module
 from fst._patch.patch import patch, unpatch
@@ -88,6 +88,7 @@ __all__ = [
     "patch",
     "prepare_update",
     "profile",
+    "quantize",
     "release_memory",
     "rotate_key",
     "safe_open",

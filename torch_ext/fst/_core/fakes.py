@@ -135,6 +135,20 @@ def _dequantize(
     return torch.empty(shape, dtype=dtype or torch.bfloat16, device=codes.device)
 
 
+def _quantize(tensor: Tensor, scheme: str, *, block: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    sizes = [size if isinstance(size, int) else 1 for size in tensor.shape]
+    with unset_fake_temporarily():
+        # The kernel checks the arguments.
+        meta = torch.empty(sizes, dtype=tensor.dtype, device="meta")
+        codes, scales = torch.ops.fst.quantize.default.redispatch(_CPU_KEYS, meta, scheme, block=block)
+    *leading, rows, columns = tensor.shape
+    grid = [-(-size // each) if each else 1 for size, each in zip((rows, columns), block or (1, 0), strict=True)]
+    return (
+        torch.empty(tensor.shape, dtype=codes.dtype, device=tensor.device),
+        torch.empty([*leading, *grid], dtype=scales.dtype, device=tensor.device),
+    )
+
+
 def _dequantize_into(
     codes: Tensor,
     scales: Tensor,
@@ -163,5 +177,6 @@ for _name, _function in (
     ("scatter", _scatter),
     ("dequantize", _dequantize),
     ("dequantize_into", _dequantize_into),
+    ("quantize", _quantize),
 ):
     torch.library.register_fake(f"fst::{_name}", _function)

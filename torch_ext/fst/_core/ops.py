@@ -212,6 +212,12 @@ def dequantize_into(codes: Tensor, scales: Tensor, out: Tensor, scheme: str, **o
 
 
 @translates_errors
+def quantize(tensor: Tensor, scheme: str, *, block: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    """Returns the codes and scales of a tensor."""
+    return torch.ops.fst.quantize(tensor, scheme, block=block)
+
+
+@translates_errors
 def profile_start() -> int:
     """Starts a profile, and returns its number."""
     return torch.ops.fst.profile_start()

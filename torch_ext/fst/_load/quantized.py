@@ -75,3 +75,41 @@ def dequantize(
         dtype_of(dtype)
     # AOTInductor of some PyTorch releases passes dtypes with wrong numbers, so the default is not passed.
     return ops.dequantize(codes, scales, scheme, dtype=None if dtype == torch.bfloat16 else dtype, **arguments)
+
+
+def quantize(tensor: Tensor, scheme: str, *, block: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    """Returns codes of 8 bits, and the scales of their blocks, so that `codes * scale` is near the tensor.
+
+    All numbers are converted to float32 first. A scale is the largest magnitude of its block divided by the largest
+    code: 448 for "f8e4m3", 57344 for "f8e5m2", and 127.5 for "i8". The scale of a block of zeros is 2 ** -23. A code is
+    the quotient of number and scale, limited to the range of the codes and rounded to nearest, ties to even. The
+    results have the bits of compressed-tensors for float32 tensors, and of torchao except in blocks of zeros.
+    `dequantize` with the same block computes the numbers again.
+
+    The function works in `torch.compile(fullgraph=True)`, `torch.export` and AOTInductor. It is not differentiable.
+
+    Args:
+        tensor: Numbers of float64, float32, float16 or bfloat16, `[..., R, C]`, with any strides.
+        scheme: "f8e4m3" for torch.float8_e4m3fn, "f8e5m2" for torch.float8_e5m2, or "i8" for torch.int8.
+        block: Rows and columns that share a scale, with 0 for all: `[1, 0]` for rows or output channels, which is the
+            default, `[128, 128]` for blocks, and `[0, 0]` for one scale per matrix. The last block of a row or column
+            may be smaller.
+
+    Returns:
+        The codes, contiguous and in the shape of the tensor, and the scales, of float32 and one for each block.
+        NaN makes all floats of its block NaN, and all integers 0. An infinity makes a scale infinite.
+
+    Raises:
+        ValueError: The scheme is not known, the dtype or the shape of the tensor does not fit, or the block is wrong.
+        torch.OutOfMemoryError: The device has no memory for the result.
+
+    Example:
+        >>> codes, scales = fst.quantize(torch.tensor([[1.0, -2.0], [0.5, 0.25]]), "i8")
+        >>> codes
+        tensor([[  64, -128],
+                [ 127,   64]], dtype=torch.int8)
+        >>> fst.dequantize(codes, scales)
+        tensor([[ 1.0078, -2.0156],
+                [ 0.4980,  0.2520]], dtype=torch.bfloat16)
+    """
+    return ops.quantize(tensor, scheme, block=block)
