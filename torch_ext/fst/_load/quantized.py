@@ -106,10 +106,10 @@ def quantize(tensor: Tensor, scheme: str, *, block: Sequence[int] | None = None)
     Example:
         >>> codes, scales = fst.quantize(torch.tensor([[1.0, -2.0], [0.5, 0.25]]), "i8")
         >>> codes
-        tensor([[  64, -128],
+        tensor([[  64, -127],
                 [ 127,   64]], dtype=torch.int8)
         >>> fst.dequantize(codes, scales)
-        tensor([[ 1.0078, -2.0156],
+        tensor([[ 1.0078, -1.9922],
                 [ 0.4980,  0.2520]], dtype=torch.bfloat16)
     """
     return ops.quantize(tensor, scheme, block=block)
