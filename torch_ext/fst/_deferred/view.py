@@ -123,11 +123,21 @@ def in_memory(view: View) -> Tensor | None:
     if not isinstance(base, Joined) or not view.meta.numel() or not _is_copy(base):
         return None
     [source] = base.inputs
-    order = stride_order(view.meta)
-    region = region_of(view.meta.permute(order), base.meta.shape)
-    if region is None or source.meta.dtype != base.meta.dtype:
+    if source.meta.dtype != base.meta.dtype:
         return None
     meta = source.meta.unsqueeze(base.dim) if base.is_stack else source.meta
+    # One index of the first dims, such as an expert, is found without a region.
+    lead, whole = base.meta.shape[: base.meta.dim() - view.meta.dim()], view.meta.numel()
+    if (*lead, *view.meta.shape) == base.meta.shape and view.meta.is_contiguous():
+        index, remainder = divmod(int(view.meta.storage_offset()), whole)
+        if not remainder:
+            for size, stride in zip(lead, base.meta.stride(), strict=False):
+                meta = meta.select(0, index * whole // stride % size)
+            return in_memory(View(meta, source.base))
+    order = stride_order(view.meta)
+    region = region_of(view.meta.permute(order), base.meta.shape)
+    if region is None:
+        return None
     part = in_memory(View(region.view(meta), source.base))
     if part is None:
         return None
