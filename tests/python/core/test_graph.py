@@ -293,6 +293,8 @@ OPCHECKS = {
     ),
     "dequantize of a region": lambda path: ((HALVES, torch.rand(4, 4), "fp4"), {"block": [1, 16], "begin": [1, 18]}),
     "dequantize_into": lambda path: ((HALVES, torch.ones(2, 1), torch.zeros(32, 2).t(), "fp4"), {}),
+    "quantize": lambda path: ((X.t(), "f8e4m3"), {"block": [2, 3]}),
+    "quantize of rows": lambda path: ((torch.stack([X, X * 2]).bfloat16(), "i8"), {}),
     "serialize": lambda path: (([X, torch.arange(6).view(2, 3).t()], ["a", "b"]), {"metadata": {"k": "v"}}),
 }
 
