@@ -52,9 +52,9 @@ QuantizedTensor to_core(const Quantized& quantized, const at::Tensor& codes) {
           sizes_of(quantized.block),   sizes_of(quantized.begin)};
 }
 
-c10::IntArrayRef list_of(const rust::Vec<int64_t>& sizes) { return {sizes.data(), sizes.size()}; }
+c10::IntArrayRef to_list(const rust::Vec<int64_t>& sizes) { return {sizes.data(), sizes.size()}; }
 
-c10::IntArrayRef list_of(c10::OptionalIntArrayRef list) { return list ? *list : c10::IntArrayRef(); }
+c10::IntArrayRef to_list(c10::OptionalIntArrayRef list) { return list ? *list : c10::IntArrayRef(); }
 
 // Checks the tensors, and returns their shapes.
 QuantizedLayout lay_out(const Quantized& quantized) {
@@ -178,7 +178,7 @@ void run(const Quantized& quantized, const QuantizedLayout& layout, const at::Te
   if (out.numel() == 0 || device.is_meta()) {
     return;
   }
-  const auto codes = as_bits(quantized.codes).reshape(list_of(layout.code_shape));
+  const auto codes = as_bits(quantized.codes).reshape(to_list(layout.code_shape));
   if (device.is_cpu() || device.is_cuda()) {
     const auto stream = current_stream_handle(device);
     const auto target = strided(out, out.scalar_type(), /*is_written=*/true);
@@ -197,9 +197,9 @@ void run_into(const Quantized& quantized, const at::Tensor& out) {
     throw_invalid_argument("`out` " + reason);
   }
   check_dtype(out.scalar_type());
-  if (out.device() != quantized.codes.device() || out.sizes() != list_of(layout.shape)) {
+  if (out.device() != quantized.codes.device() || out.sizes() != to_list(layout.shape)) {
     throw_invalid_argument(c10::str("`out` has shape ", out.sizes(), " on ", out.device(), ", but needs shape ",
-                                    list_of(layout.shape), " on ", quantized.codes.device()));
+                                    to_list(layout.shape), " on ", quantized.codes.device()));
   }
   run(quantized, layout, out);
   mark_changed({out});
@@ -240,17 +240,17 @@ std::tuple<at::Tensor, at::Tensor> quantize_tensor(const at::Tensor& tensor, con
                            ", but must be float64, float32, float16 or bfloat16");
   }
   const auto layout =
-      call_core([&] { return lay_out_codes(rust::Str(scheme), sizes_of(tensor.sizes()), sizes_of(list_of(block))); });
+      call_core([&] { return lay_out_codes(rust::Str(scheme), sizes_of(tensor.sizes()), sizes_of(to_list(block))); });
   auto codes = at::empty(tensor.sizes(), tensor.options()
                                              .dtype(static_cast<c10::ScalarType>(layout.scalar_type))
                                              .memory_format(at::MemoryFormat::Contiguous));
-  auto scales = at::zeros(list_of(layout.scales), tensor.options().dtype(at::kFloat));
+  auto scales = at::zeros(to_list(layout.scales), tensor.options().dtype(at::kFloat));
   if (tensor.numel() == 0 || tensor.is_meta()) {
     return {codes, scales};
   }
   if (tensor.is_cpu()) {
     call_core([&] {
-      quantize(strided(tensor), rust::Str(scheme), sizes_of(list_of(block)), mutable_address_of(codes),
+      quantize(strided(tensor), rust::Str(scheme), sizes_of(to_list(block)), mutable_address_of(codes),
                mutable_address_of(scales), at::get_num_threads());
     });
   } else {
@@ -275,7 +275,7 @@ at::Tensor dequantize_tensor(const at::Tensor& codes, const at::Tensor& scales, 
   const auto type = dtype.value_or(at::kBFloat16);
   check_dtype(type);
   const auto factor = global_scale.value_or(at::Tensor());
-  const Quantized quantized{codes, scheme, scales, factor, list_of(block), list_of(begin)};
+  const Quantized quantized{codes, scheme, scales, factor, to_list(block), to_list(begin)};
   const auto layout = lay_out(quantized);
   const Spec spec{{}, 0, 0, layout.shape, 1, false};
   auto out = allocate(spec, codes.device(), type);
@@ -287,7 +287,7 @@ void dequantize_tensor_into(const at::Tensor& codes, const at::Tensor& scales, c
                             const std::string& scheme, c10::OptionalIntArrayRef block,
                             const std::optional<at::Tensor>& global_scale, c10::OptionalIntArrayRef begin) {
   const auto factor = global_scale.value_or(at::Tensor());
-  run_into({codes, scheme, scales, factor, list_of(block), list_of(begin)}, out);
+  run_into({codes, scheme, scales, factor, to_list(block), to_list(begin)}, out);
 }
 
 }  // namespace fst
