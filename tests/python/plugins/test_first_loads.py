@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import fst
+from fst._core.group import RankError
 from fst.compat.tensorizer import TensorSerializer
 from fst.plugins._first_load import load_recorded
 from fst.plugins._options import Options
@@ -222,12 +223,17 @@ def load_shards(directory):
         plugin.logger = SimpleNamespace(info=messages.append)
         loader.load_weights(model, ModelConfig(f"{directory}/LiveModel"))
         results.append((messages, 0))
+        with pytest.raises((ValueError, RankError), match="not initialized from checkpoint") as failure:
+            loader.load_weights(LiveModel(rank, size), ModelConfig(f"{directory}/{'empty' if rank else 'LiveModel'}"))
+        assert (failure.type is RankError) == (rank == 0)
     return results
 
 
 def test_ranks_read_their_own_bytes(ranks, tmp_path, monkeypatch):
     save_weights(tmp_path / "LiveModel", 0)
     (tmp_path / "Experts").mkdir()
+    (tmp_path / "empty").mkdir()
+    save_file({"inv_freq": torch.ones(3)}, tmp_path / "empty" / "model.safetensors")
     save_experts(tmp_path / "Experts" / "model.safetensors")
     for rank, (live, experts, refused) in enumerate(ranks(2).run(load_shards, str(tmp_path))):
         assert "into LiveModel" in live[0][0]

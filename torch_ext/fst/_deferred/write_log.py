@@ -1,19 +1,16 @@
 """Log of the writes of a program that fills memory with deferred tensors."""
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fst._core.urls import without_secrets
 from fst._deferred.fill import fill_views, first_stored
+from fst._deferred.operators import Watch, arguments, has_deferred, only_views, work_in_this_thread
 from fst._deferred.order import Layout, extent
 from fst._deferred.tensor import DeferredTensor, NotRecordedError, record_operator
 from fst._deferred.view import Stored, View
@@ -93,26 +90,8 @@ class WriteLog:
     @contextmanager
     def record(self) -> Iterator[None]:
         """Logs the operators of this thread within the block. Executors of threads run their work in this thread."""
-        thread, submit = threading.get_ident(), ThreadPoolExecutor.submit
-
-        def submit_here(executor: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != thread:
-                return submit(executor, function, *args, **kwargs)
-            future: Future[Any] = Future()
-            try:
-                future.set_result(function(*args, **kwargs))
-            except Exception as error:
-                future.set_exception(error)
-            return future
-
-        # pyrefly: ignore[method-assign]
-        ThreadPoolExecutor.submit = submit_here
-        try:
-            with _Watch(self):
-                yield
-        finally:
-            # pyrefly: ignore[method-assign]
-            ThreadPoolExecutor.submit = submit
+        with work_in_this_thread(), Watch(self.handle):
+            yield
 
     def track(self, tensor: DeferredTensor) -> DeferredTensor:
         """Adds a tensor to those of which `kept_name` tells whether the program still has them."""
@@ -173,9 +152,9 @@ class WriteLog:
 
     def handle(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs or logs an operator."""
-        if _has_deferred(args) or (kwargs and _has_deferred(kwargs.values())):
+        if has_deferred(args) or (kwargs and has_deferred(kwargs.values())):
             return self._record(function, args, kwargs)
-        if _only_views(function):
+        if only_views(function):
             return function(*args, **kwargs)
         used: dict[int, bool] = {}
         for argument, value in arguments(function, args, kwargs):
@@ -233,7 +212,7 @@ class WriteLog:
             result = record_operator(function, args, kwargs)
         except Exception as error:
             raise self._noted(error, _first_deferred(function, args, kwargs)) from None
-        is_filled = not _only_views(function) and any(
+        is_filled = not only_views(function) and any(
             isinstance(value, DeferredTensor) and isinstance(value.source.base, _Filled)
             for _, value in arguments(function, args, kwargs)
         )
@@ -340,49 +319,6 @@ class WriteLog:
     def _refusal(self, reason: str) -> NotRecordedError:
         self.obstacle = self.obstacle or reason
         return NotRecordedError(reason)
-
-
-@cache
-def _only_views(function: Any) -> bool:
-    """Returns whether an operator returns views, and neither reads nor writes values."""
-    return bool(function.is_view and not function._schema.is_mutable)
-
-
-def _has_deferred(values: Iterable[Any]) -> bool:
-    for value in values:
-        if isinstance(value, DeferredTensor):
-            return True
-        if isinstance(value, (list, tuple)) and any(isinstance(each, DeferredTensor) for each in value):
-            return True
-    return False
-
-
-class _Watch(TorchDispatchMode):
-    """Passes the operators of a thread to a log."""
-
-    def __init__(self, log: WriteLog) -> None:
-        super().__init__()
-        self._log = log
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Nothing is compiled here. Otherwise PyTorch imports its compiler, and each operator takes three times as long.
-        return False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return self._log.handle(func, args, kwargs or {})
-
-
-def arguments(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """Returns the arguments of an operator with their schemas. Lists of tensors are one pair for each tensor."""
-    pairs = []
-    for index, argument in enumerate(function._schema.arguments):
-        value = args[index] if index < len(args) else kwargs.get(argument.name)
-        values = value if isinstance(value, (list, tuple)) else [value]
-        pairs += [(argument, each) for each in values]
-    return pairs
 
 
 def _storage_key(tensor: Tensor) -> int:
