@@ -56,7 +56,7 @@ struct Core {
 
 impl Core {
     fn new(key: &[u8], nonce: &[u8]) -> Core {
-        let mut bytes = iter::chain(key.as_chunks::<WORD_BYTES>().0, nonce.as_chunks::<WORD_BYTES>().0);
+        let mut bytes = key.as_chunks::<WORD_BYTES>().0.iter().chain(nonce.as_chunks::<WORD_BYTES>().0);
         let words: [u32; 10] = array::from_fn(|_| bytes.next().map_or(0, |bytes| u32::from_le_bytes(*bytes)));
         let [k0, k1, k2, k3, k4, k5, k6, k7, n0, n1] = words;
         // The constants are the text "expand 32-byte k".
