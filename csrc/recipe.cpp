@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -91,7 +92,8 @@ void fill_numbers(const RecipePlan& plan, const std::vector<at::Tensor>& tensors
 void fill(const RecipePlan& plan, std::vector<at::Tensor> tensors, Target target) {
   for (const auto& temporary : plan.temporaries) {
     const auto device = tensors[temporary.output].device();
-    tensors.push_back(allocate(temporary.spec, device, stored_type(temporary.spec)));
+    tensors.push_back(temporary.is_result ? at::Tensor()
+                                          : allocate(temporary.spec, device, stored_type(temporary.spec)));
   }
   std::vector<at::Tensor> parts;
   parts.reserve(plan.targets.size());
@@ -114,7 +116,14 @@ void fill(const RecipePlan& plan, std::vector<at::Tensor> tensors, Target target
   for (const auto& [device, indices] : numbers) {
     fill_numbers(plan, tensors, device, indices, target);
   }
-  for (const auto& copy : plan.copies) {
+  auto quantization = plan.quantizations.begin();
+  for (size_t index = 0; index < plan.copies.size(); ++index) {
+    for (; quantization != plan.quantizations.end() && quantization->copies_before == index; ++quantization) {
+      auto& input = tensors[quantization->input];
+      std::tie(tensors[quantization->codes], tensors[quantization->codes + 1]) = quantize_tensor(
+          std::exchange(input, {}), std::string(quantization->scheme), c10::IntArrayRef(quantization->block));
+    }
+    const auto& copy = plan.copies[index];
     copy_elements(elements_of(tensors, copy.target), elements_of(tensors, copy.source));
   }
 }

@@ -142,6 +142,20 @@ mod ffi {
     struct TemporaryTensor {
         spec: Spec,
         output: usize,
+        /// Whether a conversion to codes and scales creates the tensor.
+        is_result: bool,
+    }
+
+    /// Conversion of a temporary tensor to codes and scales, each a temporary tensor.
+    struct CodesPart {
+        scheme: String,
+        /// Rows and columns that share a scale, with 0 for all.
+        block: [i64; 2],
+        /// Index of the tensor, as in [`StridedElements`].
+        input: usize,
+        codes: usize,
+        /// Number of copies to make before.
+        copies_before: usize,
     }
 
     /// Existing tensor that an output of a recipe fills.
@@ -167,6 +181,7 @@ mod ffi {
         numbers: Vec<NumbersPart>,
         temporaries: Vec<TemporaryTensor>,
         copies: Vec<ElementsCopy>,
+        quantizations: Vec<CodesPart>,
     }
 
     /// Conversion of elements at `source` to another dtype at `target`, or a write of them to positions of `target`.

@@ -17,7 +17,7 @@ use crate::recipe::layout::{Elements, Layout, Memory, numel};
 use crate::recipe::matching::Recipe;
 use crate::recipe::numbers::Parts;
 use crate::recipe::output::Output;
-use crate::recipe::pieces::{NumbersPiece, Piece, Plan};
+use crate::recipe::pieces::{NumbersPiece, Piece, Plan, Quantization};
 use crate::recipe::requests::Request;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -145,7 +145,7 @@ impl RecipeOutputs {
             };
             let temporaries = plan.temporaries.iter().map(|temporary| {
                 let spec = temporary_spec("a temporary tensor", temporary.dtype, &temporary.shape)?;
-                Ok(ffi::TemporaryTensor { spec, output: temporary.output })
+                Ok(ffi::TemporaryTensor { spec, output: temporary.output, is_result: temporary.is_result })
             });
             Ok(ffi::RecipePlan {
                 whole_outputs: whole.iter().enumerate().filter_map(|(output, piece)| piece.map(|_| output)).collect(),
@@ -156,6 +156,7 @@ impl RecipeOutputs {
                 scales,
                 numbers,
                 temporaries: temporaries.collect::<Result<_>>()?,
+                quantizations: plan.quantizations.iter().map(|part| self.codes(part)).collect(),
                 copies: plan.copies.iter().map(copy).collect::<Result<_>>()?,
             })
         })
@@ -205,6 +206,16 @@ impl RecipeOutputs {
             });
         }
         Ok((self.select(codes.into_iter())?, self.select(scales.into_iter())?, parts))
+    }
+
+    fn codes(&self, part: &Quantization) -> ffi::CodesPart {
+        ffi::CodesPart {
+            scheme: part.quantized.codes.name().into(),
+            block: part.quantized.block,
+            input: self.requests.len() + part.input,
+            codes: self.requests.len() + part.codes,
+            copies_before: part.copies_before,
+        }
     }
 
     fn elements(&self, elements: &Elements) -> Result<ffi::StridedElements> {

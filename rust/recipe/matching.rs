@@ -49,9 +49,10 @@ impl Recipe {
                 let is_excluded = |position| is_rest && before.get(position).copied().unwrap_or(true);
                 let mut instances = Instances::new(checkpoint, rule, &is_excluded)?;
                 for bindings in std::mem::take(&mut instances.found) {
-                    let output = Output::new(&instances, &bindings, &mut stored)?;
-                    readers.add(rule, &output);
-                    recipe.add(rule, output)?;
+                    for output in Output::all(&instances, &bindings, &mut stored)? {
+                        readers.add(rule, &output);
+                        recipe.add(rule, output)?;
+                    }
                 }
             }
         }

@@ -1,9 +1,9 @@
 //! Outputs of recipes: the expression of a rule for some texts of its variables.
 
 use super::instances::{Instances, not_found};
-use super::names::Bindings;
+use super::names::{Bindings, NamePattern};
 use super::rules::{Expression, Operation, Rule};
-use super::view::{Base, Dequantized, Stored, View};
+use super::view::{Base, Dequantized, Quantized, Stored, View};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::torch_shape;
 use crate::dtype::Dtype;
@@ -35,16 +35,22 @@ pub struct Output {
 }
 
 impl Output {
-    /// Returns the output for some texts of the variables.
-    pub(super) fn new(
+    /// Returns the outputs for some texts of the variables: two for codes and scales, and otherwise one.
+    pub(super) fn all(
         instances: &Instances<'_>,
         bindings: &Bindings<'_>,
         stored: &mut [Option<Arc<Stored>>],
-    ) -> Result<Output> {
+    ) -> Result<Vec<Output>> {
         let Rule { origin, outputs, expression, dtype, .. } = instances.rule;
         let name = outputs.first().map(|(_, pattern)| pattern.name(bindings)).unwrap_or_default();
-        let mut build = Build { instances, bindings, numbers: HashMap::new(), stored, leaves: Vec::new() };
-        let view = build.expression(expression).map_err(|error| error.tensor(&*name))?;
+        let (input, quantized) = match &expression.operation {
+            Operation::Quantize { input, codes, block } => (&**input, Some((*codes, *block))),
+            _ => (expression, None),
+        };
+        let numbers_dtype = dtype.unwrap_or(if quantized.is_some() { Dtype::F32 } else { NUMBERS_DTYPE });
+        let mut build =
+            Build { instances, bindings, numbers_dtype, numbers: HashMap::new(), stored, leaves: Vec::new() };
+        let view = build.expression(input).map_err(|error| error.tensor(&*name))?;
         let leaves = std::mem::take(&mut build.leaves);
         let wrong = |message: String| origin.error(expression.column, message).tensor(&*name);
         let Some((_, first)) = leaves.first() else { return Err(wrong("the rule reads no tensor".to_owned())) };
@@ -65,7 +71,25 @@ impl Output {
         let mut sources: Vec<usize> = leaves.iter().map(|(position, _)| *position).collect();
         sources.sort_unstable();
         sources.dedup();
-        Ok(Output { name: name.into(), dtype: output_dtype, is_cast: dtype.is_some(), view, sources })
+        let Some((codes, block)) = quantized else {
+            return Ok(vec![Output {
+                name: name.into(),
+                dtype: output_dtype,
+                is_cast: dtype.is_some(),
+                view,
+                sources,
+            }]);
+        };
+        let quantized = Arc::new(Quantized::new(view, output_dtype, codes, block).map_err(wrong)?);
+        let output = |((_, pattern), (dtype, base)): (&(usize, NamePattern), (Dtype, Base))| Output {
+            name: pattern.name(bindings).into(),
+            dtype,
+            is_cast: true,
+            view: View::whole(base),
+            sources: sources.clone(),
+        };
+        let parts = [(codes.dtype(), Base::Codes(Arc::clone(&quantized))), (Dtype::F32, Base::Scales(quantized))];
+        Ok(outputs.iter().zip(parts).map(output).collect())
     }
 }
 
@@ -73,6 +97,8 @@ impl Output {
 struct Build<'b, 'a> {
     instances: &'b Instances<'a>,
     bindings: &'b Bindings<'a>,
+    /// Dtype of dequantized numbers.
+    numbers_dtype: Dtype,
     /// Numbers of the variables of stacks around the current expression.
     numbers: HashMap<usize, (u64, String)>,
     /// Tensors of the checkpoint that were used before.
@@ -107,6 +133,7 @@ impl Build<'_, '_> {
             Operation::Permute { input, dims } => self.expression(input)?.permute(dims),
             Operation::Transpose { input, dims } => self.expression(input)?.transpose(*dims),
             Operation::Dequantize { .. } => return self.numbers_of(expression),
+            Operation::Quantize { .. } => Err("quant is the outermost operation of a rule".to_owned()),
         };
         viewed.map_err(|message| self.instances.rule.origin.error(expression.column, message))
     }
@@ -117,7 +144,7 @@ impl Build<'_, '_> {
             return Err(Error::new(Kind::Internal, "not a quantized tensor"));
         };
         let Instances { checkpoint, rule, .. } = self.instances;
-        let dtype = rule.dtype.unwrap_or(NUMBERS_DTYPE);
+        let dtype = self.numbers_dtype;
         let codes = self.stored(*codes)?;
         let scales = self.stored(*scales)?;
         let global_scale = global_scale.map(|leaf| self.stored(leaf)).transpose()?;

@@ -1,7 +1,9 @@
 //! Parser of rules.
 //!
 //! ```text
-//! rule       := ["else"] ["raw"] name {"," name} "=" expression [":" dtype]
+//! rule       := ["else"] ["raw"] name "=" expression [":" dtype]
+//!             | ["else"] ["raw"] name "," name "=" quantized
+//! quantized  := "quant" "(" expression "," codes "," ("row" | "tensor" | "block" "=" rows "x" columns) ")"
 //! expression := name
 //!             | "cat" "(" dim {"," expression} ")"
 //!             | "stack" "(" dim "," variable "," expression ")"
@@ -16,6 +18,7 @@
 use super::cursor::{Cursor, Known, is_identifier};
 use super::names::NamePattern;
 use super::rules::{Expression, Leaf, Operation, Origin, Rule};
+use crate::cast::quantize::Codes;
 use crate::cast::scheme::Scheme;
 use crate::dtype::Dtype;
 use crate::error::Result;
@@ -56,8 +59,18 @@ impl Parser {
         if self.text.peek().is_some() {
             return Err(self.text.error("expected the end of the rule, or `: dtype`"));
         }
-        if let Some((column, _)) = outputs.get(1) {
-            return Err(self.text.origin.error(*column, "the expression has one result, so the rule has one output"));
+        let is_quantized = matches!(expression.operation, Operation::Quantize { .. });
+        let (needed, results) = if is_quantized {
+            (2, "codes and scales, so the rule has two outputs")
+        } else {
+            (1, "one result, so the rule has one output")
+        };
+        if outputs.len() != needed {
+            let column = outputs.get(1).map_or(0, |(column, _)| *column);
+            return Err(self.text.origin.error(column, format!("the expression has {results}")));
+        }
+        if is_quantized && dtype.is_some() {
+            return Err(self.text.origin.error(expression.column, "quant decides the dtypes of its outputs"));
         }
         for (index, variable) in self.text.variables.iter().take(known).enumerate() {
             let mut read = self.leaves.iter().flat_map(|leaf| leaf.pattern.variables());
@@ -153,10 +166,12 @@ impl Parser {
                 Operation::Transpose { input, dims: self.text.numbers("transpose(x, dim, dim)")? }
             }
             "dequant" => self.dequantize()?,
+            "quant" if self.depth == 1 => self.quantize()?,
+            "quant" => return Err(self.text.origin.error(column, "quant is the outermost operation of a rule")),
             _ => {
                 let message = format!(
                     "there is no operation {name:?}; the operations are cat, stack, slice, narrow, view, permute, \
-                     transpose and dequant"
+                     transpose, dequant and quant"
                 );
                 return Err(self.text.origin.error(column, message));
             }
@@ -232,6 +247,28 @@ impl Parser {
         }
         let scheme = scheme.unwrap_or(Scheme::Scale);
         Ok(Operation::Dequantize { codes, scales, global_scale, scheme, block })
+    }
+
+    fn quantize(&mut self) -> Result<Operation> {
+        let input = self.input()?;
+        self.text.expect(',', "and the kind of codes: quant(x, codes, row)")?;
+        self.text.skip_space();
+        let column = self.text.at;
+        let word = self.text.word();
+        let codes = Codes::parse(&word).map_err(|error| self.text.origin.error(column, error.message()))?;
+        self.text.expect(',', "and what shares a scale: quant(x, codes, row)")?;
+        self.text.skip_space();
+        let column = self.text.at;
+        let block = match &*self.text.word() {
+            "row" => [1, 0],
+            "tensor" => [0, 0],
+            "block" if self.text.take('=') => <[i64; 2]>::try_from(self.block()?).unwrap_or_default(),
+            word => {
+                let message = format!("expected row, tensor or block=ROWSxCOLUMNS, not {word:?}");
+                return Err(self.text.origin.error(column, message));
+            }
+        };
+        Ok(Operation::Quantize { input, codes, block })
     }
 
     /// Takes rows and columns of a block.

@@ -4,7 +4,7 @@ use super::layout::{Elements, Layout, Memory};
 use super::matching::Recipe;
 use super::numbers::Parts;
 use super::requests::Request;
-use super::view::{Base, Dequantized, Joined, View};
+use super::view::{Base, Dequantized, Joined, Quantized, View};
 use crate::checkpoint::region::IndexRange;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
@@ -54,6 +54,21 @@ pub struct Temporary {
     pub shape: Vec<u64>,
     /// Index of the requested output whose device has the tensor.
     pub output: usize,
+    /// Whether a conversion to codes and scales creates the tensor.
+    pub is_result: bool,
+}
+
+/// Conversion of a temporary tensor to codes and scales.
+#[derive(Clone, Debug)]
+pub struct Quantization {
+    /// Kind of codes, and rows and columns that share a scale.
+    pub quantized: Arc<Quantized>,
+    /// Index of the temporary tensor with the numbers.
+    pub input: usize,
+    /// Index of the temporary tensor for the codes. The next one is for the scales.
+    pub codes: usize,
+    /// Number of copies to make before.
+    pub copies_before: usize,
 }
 
 /// Loads and copies that fill requested outputs: all pieces and numbers in any order, and then all copies in theirs.
@@ -65,6 +80,8 @@ pub struct Plan {
     pub numbers: Vec<NumbersPiece>,
     /// Copies.
     pub copies: Vec<Copy>,
+    /// Conversions to codes and scales.
+    pub quantizations: Vec<Quantization>,
     /// Temporary tensors.
     pub temporaries: Vec<Temporary>,
 }
@@ -145,6 +162,7 @@ impl Planner<'_> {
             (Some((region, layout)), Base::Dequantized(numbers)) => {
                 self.add_numbers(numbers, &region, Elements { layout, ..target });
             }
+            (Some(_), Base::Codes(_) | Base::Scales(_)) => self.copy_base(&view, target),
         }
     }
 
@@ -227,11 +245,39 @@ impl Planner<'_> {
     }
 
     fn new_temporary(&mut self, shape: &[u64]) -> Memory {
-        self.plan.temporaries.push(Temporary { dtype: self.dtype, shape: shape.to_vec(), output: self.output });
+        let Planner { dtype, output, .. } = *self;
+        self.plan.temporaries.push(Temporary { dtype, shape: shape.to_vec(), output, is_result: false });
         Memory::Temporary(self.plan.temporaries.len() - 1)
     }
 
+    /// Returns the index of the temporary tensor with the codes of numbers. The next one has the scales.
+    fn quantize(&mut self, quantized: &Arc<Quantized>) -> usize {
+        let known = self.plan.quantizations.iter().rev().find(|known| Arc::ptr_eq(&known.quantized, quantized));
+        if let Some(known) = known {
+            return known.codes;
+        }
+        let own = std::mem::replace(&mut self.dtype, quantized.dtype);
+        let input = self.plan.temporaries.len();
+        self.load_temporary(&quantized.input);
+        self.dtype = own;
+        let (codes, output) = (self.plan.temporaries.len(), self.output);
+        for (dtype, shape) in
+            [(quantized.codes.dtype(), quantized.input.shape()), (Dtype::F32, &*quantized.scales_shape)]
+        {
+            self.plan.temporaries.push(Temporary { dtype, shape: shape.to_vec(), output, is_result: true });
+        }
+        let copies_before = self.plan.copies.len();
+        self.plan.quantizations.push(Quantization { quantized: Arc::clone(quantized), input, codes, copies_before });
+        codes
+    }
+
     fn load_temporary(&mut self, view: &View) -> Memory {
+        let is_whole = view.layout == Layout::contiguous(view.base.shape());
+        match &view.base {
+            Base::Codes(quantized) if is_whole => return Memory::Temporary(self.quantize(quantized)),
+            Base::Scales(quantized) if is_whole => return Memory::Temporary(self.quantize(quantized) + 1),
+            _ => {}
+        }
         let memory = self.new_temporary(view.shape());
         self.add(view, Elements { memory, layout: Layout::contiguous(view.shape()) }, PARTS_MAX);
         memory

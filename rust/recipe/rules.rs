@@ -1,6 +1,7 @@
 //! Rules: outputs and the expressions that make them of stored tensors.
 
 use super::names::NamePattern;
+use crate::cast::quantize::Codes;
 use crate::cast::scheme::Scheme;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind};
@@ -108,6 +109,13 @@ pub(super) enum Operation {
     Transpose {
         input: Box<Expression>,
         dims: [i64; 2],
+    },
+    /// Codes and scales of an expression, the outermost of a rule with two outputs.
+    Quantize {
+        input: Box<Expression>,
+        codes: Codes,
+        /// Rows and columns, with 0 for all.
+        block: [i64; 2],
     },
     /// Numbers of quantized tensors, whose codes and scales are leaves.
     Dequantize {

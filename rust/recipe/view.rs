@@ -1,7 +1,8 @@
 //! Views of stored tensors and of tensors that are joined of views. No operation copies elements.
 
 use super::layout::{Layout, numel};
-use crate::cast::quantized::{self, Form, Quantized};
+use crate::cast::quantize::{self, Codes};
+use crate::cast::quantized::{self, Form};
 use crate::cast::scheme::Scheme;
 use crate::checkpoint::region::IndexRange;
 use crate::dtype::Dtype;
@@ -55,6 +56,21 @@ pub struct Dequantized {
     pub global_scale: Option<Arc<Stored>>,
 }
 
+/// Numbers that become codes and scales.
+#[derive(Debug)]
+pub struct Quantized {
+    /// The numbers.
+    pub input: View,
+    /// Dtype of the numbers.
+    pub dtype: Dtype,
+    /// Kind of codes.
+    pub codes: Codes,
+    /// Rows and columns that share a scale, with 0 for all.
+    pub block: [i64; 2],
+    /// Shape of the scales.
+    pub scales_shape: Vec<u64>,
+}
+
 /// Contiguous tensor that views show.
 #[derive(Clone, Debug)]
 pub enum Base {
@@ -64,6 +80,10 @@ pub enum Base {
     Joined(Arc<Joined>),
     /// Numbers of a quantized tensor.
     Dequantized(Arc<Dequantized>),
+    /// Codes of numbers.
+    Codes(Arc<Quantized>),
+    /// Scales of codes.
+    Scales(Arc<Quantized>),
 }
 
 /// View of a tensor.
@@ -88,7 +108,7 @@ impl Dequantized {
         global_scale: Option<Arc<Stored>>,
     ) -> Result<Dequantized> {
         let global_form = global_scale.as_deref().map(Stored::form);
-        let quantized = Quantized {
+        let quantized = quantized::Quantized {
             scheme,
             codes: codes.form(),
             scales: scales.form(),
@@ -98,6 +118,27 @@ impl Dequantized {
         };
         let quantized::Layout { code_shape, shape, block, .. } = quantized.layout()?;
         Ok(Dequantized { shape, code_shape, scheme, block, codes, scales, global_scale })
+    }
+}
+
+impl Quantized {
+    /// Returns the codes and the scales of numbers.
+    pub(super) fn new(
+        input: View,
+        dtype: Dtype,
+        codes: Codes,
+        block: [i64; 2],
+    ) -> std::result::Result<Quantized, String> {
+        let sizes = quantize::block(&block).map_err(|error| error.message().to_owned())?;
+        let [leading @ .., rows, columns] = input.shape() else {
+            return Err(format!("a tensor of shape {:?} has no rows and columns", input.shape()));
+        };
+        if !dtype.is_castable() {
+            return Err(format!("quant needs F64, F32, F16 or BF16, not {dtype}"));
+        }
+        let mut scales_shape = leading.to_vec();
+        scales_shape.extend(quantize::grid([*rows, *columns], sizes));
+        Ok(Quantized { dtype, codes, block, scales_shape, input })
     }
 }
 
@@ -114,6 +155,8 @@ impl Base {
             Base::Stored(stored) => &stored.shape,
             Base::Joined(joined) => &joined.shape,
             Base::Dequantized(numbers) => &numbers.shape,
+            Base::Codes(quantized) => quantized.input.shape(),
+            Base::Scales(quantized) => &quantized.scales_shape,
         }
     }
 }

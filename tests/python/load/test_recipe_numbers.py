@@ -50,6 +50,7 @@ TENSORS = {
     "nv.weight_scale": (factors(6, 2) * 8).to(torch.float8_e4m3fn),
     "nv.weight_global_scale": torch.tensor(3.5),
     "norm.weight": factors(12).bfloat16(),
+    "plain": factors(7, 9).bfloat16() - 0.5,
 }
 
 
@@ -170,6 +171,11 @@ REFUSALS = {
     "x = dequant(fp8.weight, fp8.scale)": 'tensor "fp8.scale"',
     "x = dequant(fp8.weight, fp8.weight_scale_inv, block=4x5) : f8_e5m2": "the numbers can be F64",
     "x = fp8.weight : bf16": "need dequant",
+    "x = quant(plain, i8, row)": "the rule has two outputs",
+    "x, y = view(quant(plain, i8, row), -1)": "quant is the outermost operation",
+    "x, y = quant(plain, i9, row)": "column 21: the scheme",
+    "x, y = quant(norm.weight, i8, row)": "has no rows and columns",
+    "x, y = plain": "so the rule has one output",
     "x = stack(0, e, dequant(m.experts.{e}.up, fp8.{e}))": "no tensor has a name like",
 }
 
@@ -225,3 +231,34 @@ def test_verified_and_encrypted_files(tmp_path, reader, monkeypatch):
         with pytest.raises(ValueError, match=f'"{damaged}".*blake3'):
             operators.load_recipe_into([str(path)], ["x"], rules, [out], verify="digests")
         assert not out.any()
+
+
+QUANTIZED = {
+    "c, s = quant(plain, f8e4m3, row)": (lambda: TENSORS["plain"], "f8e4m3", [1, 0]),
+    "c, s = quant(transpose(plain, 0, 1), i8, tensor)": (lambda: TENSORS["plain"].t(), "i8", [0, 0]),
+    "c, s = quant(dequant(fp8.weight, fp8.weight_scale_inv, block=4x5), f8e5m2, block=3x7)": (
+        lambda: blocks("fp8.weight", 4, 5),
+        "f8e5m2",
+        [3, 7],
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", QUANTIZED)
+def test_codes_and_scales(path, rule):
+    """Codes and scales, and regions of them, are those of `fst.quantize`."""
+    tensor, scheme, block = QUANTIZED[rule]
+    expected = fst.quantize(tensor(), scheme, block=block)
+    checkpoint = Checkpoint([str(path)])
+    outputs, _ = checkpoint.recipe([rule])
+    assert [output.shape for output in outputs] == [list(part.shape) for part in expected]
+    # `dtype` casts no scales.
+    for loaded, part in zip(checkpoint.load_recipe(["c", "s"], [rule], CPU, torch.bfloat16), expected, strict=True):
+        assert_same(loaded, part)
+    region = [(0, (size + 1) // 2, 2) for size in expected[0].shape]
+    [part] = checkpoint.load_recipe(["c"], [rule], CPU, regions=[region])
+    assert_same(part, expected[0][::2, ::2].contiguous())
+    out = [torch.zeros_like(part.t()).t() for part in expected[::-1]]
+    operators.load_recipe_into([str(path)], ["s", "c"], [rule], out)
+    for found, part in zip(out[::-1], expected, strict=True):
+        assert_same(found.contiguous(), part)
