@@ -24,8 +24,9 @@ def dequantize(
     """Returns the numbers of a quantized tensor.
 
     Numbers are computed in float32 in the order that the scheme defines, and rounded once to `dtype`. The results have
-    the bits of transformers, compressed-tensors and ModelOpt, except for NaN. The function works in
-    `torch.compile(fullgraph=True)`, `torch.export` and AOTInductor. It is not differentiable.
+    the bits of transformers, compressed-tensors and torchao, except for NaN. The function works in
+    `torch.compile(fullgraph=True)`, `torch.export` and AOTInductor. It is not differentiable. AOTInductor of PyTorch
+    2.11 cannot pass a `dtype`; pass `out` of this dtype there.
 
     | scheme | codes | scales | number |
     |---|---|---|---|
