@@ -1,5 +1,6 @@
 """First loads of the model of a server: what a rank reads, and the models that get whole tensors."""
 
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from unittest import mock
@@ -191,6 +192,23 @@ def test_checkpoints_that_do_not_fit_are_refused_before_data_is_read(tmp_path, m
         if name in ("wrong", "short"):
             # Python 3.11 shows notes.
             assert str(tmp_path) in "".join(getattr(caught.value, "__notes__", [str(tmp_path)]))
+
+
+def test_interrupt_ends_the_record(tmp_path):
+    class Interrupted(Experts):
+        def load_weight(self, name, tensor):
+            super().load_weight(name, tensor)
+            self.seen.append(name)
+            signal.raise_signal(signal.SIGINT)
+
+    model = Interrupted()
+    for parameter in model.parameters():
+        parameter.fill_(1)
+    with pytest.raises(KeyboardInterrupt):
+        load(model, save_experts(tmp_path / "m.safetensors"))
+    assert len(model.seen) == 1
+    assert all((parameter == 1).all() for parameter in model.parameters())
+    assert "load_weights" not in vars(model)
 
 
 def load_shards(directory):

@@ -8,6 +8,7 @@ from torch.nn import Module
 from tqdm.auto import tqdm
 
 from fst._core.group import Group
+from fst._core.interrupts import defer_interrupts
 from fst.plugins._options import Options
 from fst.plugins._recording import Recording, online_method
 from fst.plugins._weights import ServerGroup
@@ -46,9 +47,10 @@ def load_recorded(
     def record() -> tuple[None, bytes]:
         reason = obstacle or online_method(model)
         if not reason:
-            recording = Recording(model)
-            recordings.append(recording)
-            reason = recording.run(lambda: load(recording))
+            with defer_interrupts() as interrupts:
+                recording = Recording(model, interrupts.deliver)
+                recordings.append(recording)
+                reason = recording.run(lambda: load(recording))
         return None, reason.encode(errors="replace")
 
     started = time.perf_counter()
@@ -83,12 +85,20 @@ def _ranks(group: ServerGroup) -> Group:
 
 
 def _fill(recording: Recording, nbytes: int, options: Options, bar: bool) -> None:
-    with tqdm(
-        total=nbytes,
-        desc="Loading safetensors with fst",
-        unit="B",
-        unit_scale=True,
-        unit_divisor=1024,
-        disable=not bar,
-    ) as progress:
-        recording.fill(progress.update, options.window_bytes)
+    with (
+        defer_interrupts() as interrupts,
+        tqdm(
+            total=nbytes,
+            desc="Loading safetensors with fst",
+            unit="B",
+            unit_scale=True,
+            unit_divisor=1024,
+            disable=not bar,
+        ) as progress,
+    ):
+
+        def advance(nbytes: int) -> None:
+            progress.update(nbytes)
+            interrupts.deliver()
+
+        recording.fill(advance, options.window_bytes)

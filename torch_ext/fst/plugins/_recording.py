@@ -34,13 +34,15 @@ class Recording:
 
     Args:
         model: The model, as it is before its weights are loaded.
+        deliver_interrupt: Raises KeyboardInterrupt if Ctrl-C was pressed. Called for each tensor.
 
     Attributes:
         total_bytes: The size of all tensors that were recorded or loaded.
     """
 
-    def __init__(self, model: Module) -> None:
+    def __init__(self, model: Module, deliver_interrupt: Callable[[], None] = lambda: None) -> None:
         self._model = model
+        self._deliver_interrupt = deliver_interrupt
         self._state = ModelState(model)
         self._log = WriteLog(self._state.tensors())
         self._source_error: Exception | None = None
@@ -114,6 +116,7 @@ class Recording:
             raise
         self.total_bytes += sum(meta.nbytes for meta in metas.values())
         for name, meta in metas.items():
+            self._deliver_interrupt()
             self._current = checkpoint, name
             if name in loaded:
                 yield name, loaded.pop(name)
