@@ -114,8 +114,8 @@ def builders(config):
             yield kind._from_config
 
 
-def build(kind):
-    """Returns a small model of a type."""
+def save(kind, folder):
+    """Saves a small model of a type. Returns the model, and its tensors as transformers loads them."""
     errors = []
     for limit_of, fills in SHRINKINGS:
         for make in builders(CONFIG_MAPPING[kind]()):
@@ -125,7 +125,9 @@ def build(kind):
                     size = sum(parameter.numel() for parameter in make(config).parameters())
                 if not 0 < size <= PARAMETERS_MAX:
                     raise ValueError(f"{size} parameters")
-                return make(config)
+                model = make(config)
+                model.save_pretrained(folder)
+                return model, load(model, folder)
             except Exception as error:
                 errors.append(error)
     # Errors of classes that have no model of the type say least.
@@ -148,9 +150,7 @@ def compare(kind, log):
     """Returns the outcome for a type, and a reason."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            model = build(kind)
-            model.save_pretrained(folder)
-            expected = load(model, folder)
+            model, expected = save(kind, folder)
         except Exception as error:
             return "not built", repr(error)
         log.lines.clear()
