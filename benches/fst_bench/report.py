@@ -51,6 +51,7 @@ SECTIONS = {
     },
     "Remote checkpoints": {"remote": "(dense|moe), every|dense, new"},
     "Updates of a live model": {"updates": "^Update|xor.*whole|made, xor"},
+    "Converted models": {"convert": ""},
 }
 
 
