@@ -4,8 +4,10 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <fst/fst.h>
 #include <torch/library.h>
 
