@@ -200,13 +200,17 @@ def scatter(
 
 
 @translates_errors
-def dequantize(codes: Tensor, scales: Tensor, scheme: str, **options: Sequence[int] | Tensor | torch.dtype) -> Tensor:
+def dequantize(
+    codes: Tensor, scales: Tensor, scheme: str, **options: Sequence[int] | Tensor | torch.dtype | None
+) -> Tensor:
     """Returns the numbers of codes. The options are `block`, `global_scale`, `begin` and `dtype`."""
     return torch.ops.fst.dequantize(codes, scales, scheme, **options)
 
 
 @translates_errors
-def dequantize_into(codes: Tensor, scales: Tensor, out: Tensor, scheme: str, **options: Sequence[int] | Tensor) -> None:
+def dequantize_into(
+    codes: Tensor, scales: Tensor, out: Tensor, scheme: str, **options: Sequence[int] | Tensor | None
+) -> None:
     """Writes the numbers of codes to `out`. The options are `block`, `global_scale` and `begin`."""
     torch.ops.fst.dequantize_into(codes, scales, out, scheme, **options)
 
