@@ -1,11 +1,14 @@
 //! Casts between dtypes, dequantization and writes by position on the host, and the task table of the device kernel.
 
 pub mod batch;
+mod cut;
+mod decoder;
 pub mod dequantize;
 pub mod elements;
 #[cfg(target_arch = "x86_64")]
 mod f16c;
 mod float8;
+pub mod matrix;
 pub mod put;
 pub mod quantize;
 pub mod quantized;

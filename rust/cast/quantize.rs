@@ -3,7 +3,7 @@
 //! A scale is the largest magnitude of its block divided by the largest code, and a code is the quotient of number and
 //! scale, rounded to nearest with ties to even. All of it is f32 arithmetic, as in compressed-tensors.
 
-use super::dequantize::Cut;
+use super::cut::Cut;
 use super::elements::Cast;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result, named_enum};

@@ -1,6 +1,6 @@
 //! Checks of quantized tensors against their scheme, and their matrices.
 
-use super::dequantize::Matrix;
+use super::matrix::Matrix;
 use super::scheme::Scheme;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
