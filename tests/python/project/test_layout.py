@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -194,3 +195,9 @@ def test_gpu_tests_do_not_pass_without_a_gpu(monkeypatch):
     monkeypatch.setenv("FST_REQUIRE_GPU", "1")
     with pytest.raises(pytest.fail.Exception, match="FST_REQUIRE_GPU"):
         require_gpu(item)
+
+
+def test_names_of_test_files_are_unique():
+    """pytest imports them without their folders."""
+    names = Counter(path.name for path in (CHECKOUT / "tests" / "python").rglob("test_*.py"))
+    assert max(names.values()) == 1, names.most_common(3)
