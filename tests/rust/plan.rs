@@ -8,6 +8,7 @@ use fst::error::Kind;
 use fst::format::header::Entry;
 use fst::plan::{Chunk, Destination, Limits, Read, SlotCopy, pieces, plan};
 use proptest::prelude::*;
+use std::collections::HashSet;
 
 const DATA_BEGIN: u64 = 100;
 
@@ -124,16 +125,16 @@ fn check_pieces(source: usize, reads: &[Read], copies: &[SlotCopy], memory: &[u8
     }
 }
 
-/// Returns the number of different bytes of the slot that the copies use.
+/// Returns the number of different bytes of the file that the copies use. Two reads of a chunk may bring the same byte.
 fn used_bytes(reads: &[Read], copies: &[SlotCopy]) -> usize {
-    let bytes = reads.iter().map(|read| read.slot_begin + read.length).max().unwrap_or(0);
-    let mut used = vec![false; bytes];
-    for copy in copies {
-        for row in 0..copy.rows {
-            used[copy.slot_begin + row * copy.slot_stride..][..copy.row_bytes].fill(true);
-        }
-    }
-    used.into_iter().filter(|used| *used).count()
+    let offset_of = |slot: usize| {
+        let read = reads.iter().find(|read| (read.slot_begin..read.slot_begin + read.length).contains(&slot)).unwrap();
+        read.offset + (slot - read.slot_begin) as u64
+    };
+    let slot_rows = copies.iter().flat_map(|copy| {
+        (0..copy.rows).map(|row| copy.slot_begin + row * copy.slot_stride).map(|begin| begin..begin + copy.row_bytes)
+    });
+    slot_rows.flatten().map(offset_of).collect::<HashSet<u64>>().len()
 }
 
 #[derive(Clone, Debug)]
