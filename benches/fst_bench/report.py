@@ -39,19 +39,19 @@ RECORDS = Path("docs", "benchmarks")
 # Headings of BENCHMARKS.md with their parts, each with a pattern of the goals that the page shows.
 SECTIONS = {
     "On the CPU": {
-        "cpu": "^(?!tmpfs|Cold.*(pretrained|column)|.*(largest|flushed: rate))",
+        "cpu": "^(?!tmpfs|Cold.*(pretrained|column|slices)|.*(largest|flushed: rate|leaves the))",
         "verified": "^Warm cache -> CPU, dense, (manifest|signature|.tensors, |digests)",
-        "small_calls": "of (get_tensor|get_slice|load_file, a tensor|.*two tensors, a tensor):",
+        "small_calls": "of (get_tensor|get_slice|.*two tensors, a tensor):",
     },
-    "On a GPU": {"cuda": ""},
+    "On a GPU": {"cuda": "^(?!(Host|Device) memory)"},
     "Several ranks": {
-        "ranks": "4 ranks: .* safetensors|^Cold.*4 ranks, exchange|columns, cold: bytes read",
-        "saves": "^(FSDP2|tensor).* 4 ranks: time over (direct|a save that all)|^HSDP.* 4 .*direct",
+        "ranks": "4 ranks: .* safetensors|^Cold.*4 ranks, exchange",
+        "saves": "^(FSDP2|tensor).* 4 ranks: time over direct|^HSDP.* 4 .*direct",
         "dcp": "(rows|columns), cold.*4 ranks|mixed, cold",
     },
-    "Remote checkpoints": {"remote": "(dense|moe), every|dense, new"},
-    "Updates of a live model": {"updates": "^Update|xor.*whole|made, xor"},
-    "Converted models": {"convert": ""},
+    "Remote checkpoints": {"remote": "^(?!Far).*((dense|moe), every|dense, new)"},
+    "Updates of a live model": {"updates": "^Update, warm|xor.*whole|made, xor, warm"},
+    "Converted models": {"convert": "CPU time|convert.*peak$"},
 }
 
 
