@@ -38,7 +38,7 @@ _NAMES_MAX = 8
 
 
 class QuantizedLoad:
-    """What transformers dequantizes during one load.
+    """Dequantizations by transformers during one load.
 
     Args:
         load_config: The configuration of the load.

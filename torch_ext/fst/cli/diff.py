@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Difference(NamedTuple):
-    """How a tensor of two checkpoints differs.
+    """Difference between the tensors of one name in two checkpoints.
 
     Attributes:
         name: The name of the tensor.

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass
 class _Contents:
-    """What a file has. `bytes` counts the data of the tensors."""
+    """Contents of a file. `bytes` counts the data of the tensors."""
 
     tensors: int
     bytes: int
