@@ -31,15 +31,13 @@ struct Quantized {
   c10::IntArrayRef begin;
 };
 
-rust::Slice<const int64_t> sizes_of(c10::IntArrayRef sizes) { return {sizes.data(), sizes.size()}; }
-
 // Views a tensor for the core. Tensors on meta have no address.
 StridedTensor strided(const at::Tensor& tensor, c10::ScalarType type, bool is_written = false) {
   if (!tensor.defined()) {
     return {0, -1, {}, {}};
   }
   const auto address = tensor.is_meta() ? 0 : is_written ? mutable_address_of(tensor) : address_of(tensor);
-  return {address, static_cast<int8_t>(type), sizes_of(tensor.sizes()), sizes_of(tensor.strides())};
+  return {address, static_cast<int8_t>(type), slice_of(tensor.sizes()), slice_of(tensor.strides())};
 }
 
 StridedTensor strided(const at::Tensor& tensor) {
@@ -49,7 +47,7 @@ StridedTensor strided(const at::Tensor& tensor) {
 QuantizedTensor to_core(const Quantized& quantized, const at::Tensor& codes) {
   return {rust::Str(quantized.scheme), strided(codes, quantized.codes.scalar_type()),
           strided(quantized.scales),   strided(quantized.global_scale),
-          sizes_of(quantized.block),   sizes_of(quantized.begin)};
+          slice_of(quantized.block),   slice_of(quantized.begin)};
 }
 
 c10::IntArrayRef to_list(const rust::Vec<int64_t>& sizes) { return {sizes.data(), sizes.size()}; }
@@ -240,7 +238,7 @@ std::tuple<at::Tensor, at::Tensor> quantize_tensor(const at::Tensor& tensor, con
                            ", but must be float64, float32, float16 or bfloat16");
   }
   const auto layout =
-      call_core([&] { return lay_out_codes(rust::Str(scheme), sizes_of(tensor.sizes()), sizes_of(to_list(block))); });
+      call_core([&] { return lay_out_codes(rust::Str(scheme), slice_of(tensor.sizes()), slice_of(to_list(block))); });
   auto codes = at::empty(tensor.sizes(), tensor.options()
                                              .dtype(static_cast<c10::ScalarType>(layout.scalar_type))
                                              .memory_format(at::MemoryFormat::Contiguous));
@@ -250,7 +248,7 @@ std::tuple<at::Tensor, at::Tensor> quantize_tensor(const at::Tensor& tensor, con
   }
   if (tensor.is_cpu()) {
     call_core([&] {
-      quantize(strided(tensor), rust::Str(scheme), sizes_of(to_list(block)), mutable_address_of(codes),
+      quantize(strided(tensor), rust::Str(scheme), slice_of(to_list(block)), mutable_address_of(codes),
                mutable_address_of(scales), at::get_num_threads());
     });
   } else {

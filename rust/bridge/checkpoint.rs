@@ -4,7 +4,7 @@ use super::calls::{answer, encode, parse, unknown};
 use super::encryption_key::EncryptionKey;
 use super::ffi;
 use super::guard::{guard, guard_with_log};
-use super::recipe::{self, LastRecipe, RecipeOutputs};
+use super::recipe::{LastRecipe, RecipeOutputs};
 use super::selection::{Reads, Selection, signed, spec};
 use crate::checkpoint::region::{TensorRegion, torch_shape};
 use crate::checkpoint::selection::{self, IndexRegions, Slices};
@@ -136,7 +136,7 @@ impl Checkpoint {
             // Returns the distinct shapes, and the index of the shape of each tensor.
             "shapes" => encode(&self.shapes()?),
             // Returns the outputs of rules, and the tensors that no rule reads.
-            "recipe" => recipe::describe(files, &parse(request)?),
+            "recipe" => self.last_recipe.describe(files, &parse(request)?),
             "take_unverified" => encode(&self.take_unverified()),
             // Reads one of several equal parts of the data and compares the digests, and with `skips_groups` only
             // digests of files without groups. Later loads of these files compare none, since the caller waits until

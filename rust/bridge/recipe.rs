@@ -47,6 +47,27 @@ impl LastRecipe {
         *self.0.lock() = Some((rules.to_vec(), Arc::clone(&recipe)));
         Ok(recipe)
     }
+
+    /// Describes the outputs of rules in JSON.
+    pub(super) fn describe(&self, files: &checkpoint::Checkpoint, request: &Rules) -> Result<String> {
+        let recipe = self.or_parse(files, &request.rules)?;
+        let entries: Vec<&str> = files.entries().map(|(_, entry)| entry.name).collect();
+        let names =
+            |positions: &[usize]| positions.iter().filter_map(|&position| entries.get(position).copied()).collect();
+        let unused: Vec<&str> = names(recipe.unused());
+        if request.strict
+            && let Some((first, rest)) = unused.split_first()
+        {
+            let others = if rest.is_empty() { String::new() } else { format!(", nor {} others", rest.len()) };
+            let message = format!("no rule reads the tensor{others}; add the rule `else {{*n}} = {{*n}}` to keep them");
+            return Err(files.locate(0, Error::new(Kind::InvalidArgument, message).tensor(*first)));
+        }
+        let mut outputs = Vec::with_capacity(recipe.outputs().len());
+        for Output { name, dtype, view, sources, .. } in recipe.outputs() {
+            outputs.push((&**name, dtype.name(), view.shape(), names(sources)));
+        }
+        encode(&Outputs { outputs, unused })
+    }
 }
 
 /// Request for the outputs of rules.
@@ -63,26 +84,6 @@ struct Outputs<'a> {
     /// Name, dtype and shape, and the names of the tensors that the output is made of.
     outputs: Vec<(&'a str, &'static str, &'a [u64], Vec<&'a str>)>,
     unused: Vec<&'a str>,
-}
-
-/// Describes the outputs of rules in JSON.
-pub(super) fn describe(files: &checkpoint::Checkpoint, request: &Rules) -> Result<String> {
-    let recipe = Recipe::new(files, &request.rules)?;
-    let entries: Vec<&str> = files.entries().map(|(_, entry)| entry.name).collect();
-    let names = |positions: &[usize]| positions.iter().filter_map(|&position| entries.get(position).copied()).collect();
-    let unused: Vec<&str> = names(recipe.unused());
-    if request.strict
-        && let Some((first, rest)) = unused.split_first()
-    {
-        let others = if rest.is_empty() { String::new() } else { format!(", nor {} others", rest.len()) };
-        let message = format!("no rule reads the tensor{others}; add the rule `else {{*n}} = {{*n}}` to keep them");
-        return Err(files.locate(0, Error::new(Kind::InvalidArgument, message).tensor(*first)));
-    }
-    let mut outputs = Vec::with_capacity(recipe.outputs().len());
-    for Output { name, dtype, view, sources, .. } in recipe.outputs() {
-        outputs.push((&**name, dtype.name(), view.shape(), names(sources)));
-    }
-    encode(&Outputs { outputs, unused })
 }
 
 impl RecipeOutputs {

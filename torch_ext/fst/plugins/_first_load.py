@@ -5,13 +5,12 @@ from collections.abc import Callable
 
 import torch
 from torch.nn import Module
-from tqdm.auto import tqdm
 
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst.plugins._options import Options
 from fst.plugins._recording import Recording, online_method
-from fst.plugins._weights import ServerGroup
+from fst.plugins._weights import ServerGroup, progress_bar
 
 
 def load_recorded(
@@ -87,14 +86,7 @@ def _ranks(group: ServerGroup) -> Group:
 def _fill(recording: Recording, nbytes: int, options: Options, bar: bool) -> None:
     with (
         defer_interrupts() as interrupts,
-        tqdm(
-            total=nbytes,
-            desc="Loading safetensors with fst",
-            unit="B",
-            unit_scale=True,
-            unit_divisor=1024,
-            disable=not bar,
-        ) as progress,
+        progress_bar(nbytes, bar) as progress,
     ):
 
         def advance(nbytes: int) -> None:

@@ -1,7 +1,7 @@
 """Weights of a model, in the form in which the loaders of servers yield them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -43,14 +43,7 @@ def weights(
     load_device = torch.device(options.device or device)
     with (
         _open_stream(sorted(files), load_device, options, group, skip) as tensors,
-        tqdm(
-            total=tensors.total_bytes,
-            desc="Loading safetensors with fst",
-            unit="B",
-            unit_scale=True,
-            unit_divisor=1024,
-            disable=not bar,
-        ) as progress,
+        progress_bar(tensors.total_bytes, bar) as progress,
     ):
 
         def count(item: tuple[str, Tensor]) -> tuple[str, Tensor]:
@@ -59,6 +52,18 @@ def weights(
 
         # The variable of a loop would keep a tensor alive until the next one is loaded, which exceeds the window.
         yield from map(count, tensors)
+
+
+def progress_bar(total_bytes: int, is_shown: bool) -> "tqdm[Any]":
+    """Returns a bar that shows the progress of a load, or shows nothing."""
+    return tqdm(
+        total=total_bytes,
+        desc="Loading safetensors with fst",
+        unit="B",
+        unit_scale=True,
+        unit_divisor=1024,
+        disable=not is_shown,
+    )
 
 
 def _open_stream(
