@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,17 @@ the path or JSON text of a manifest. Operators that return a `Dict` run in eager
 
 
 def main() -> None:
-    """Builds the site. Ends with an error if Sphinx warns."""
+    """Builds the site. Ends with an error if Sphinx warns, or if some file systems take two pages for one."""
     output = Path(sys.argv[1]).resolve()
     source = output / "source"
-    shutil.rmtree(source, ignore_errors=True)
+    for folder in (source, output / "html"):
+        shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(DOCS / "images", source / "images")
-    for name, text in (*repository_pages(), *section_pages(), *reference_pages()):
+    pages = [*repository_pages(), *section_pages(), *reference_pages()]
+    names = Counter(name.lower() for name, _ in pages)
+    if max(names.values()) > 1:
+        sys.exit(f"pages with names that differ only in case: {names.most_common(1)[0][0]}")
+    for name, text in pages:
         path = source / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -58,7 +64,7 @@ def repository_pages() -> Iterator[tuple[str, str]]:
             text += toctree(["start", "guides", "migration", "reference/index", "internals"])
         elif path.name == "README.md":
             text += toctree(pages_in_tables(text))
-        elif path == DOCS / "benchmarks.md":
+        elif path == DOCS / "benchmarking.md":
             text += toctree([f"benchmarks/{file.stem}" for file in sorted(DOCS.glob("benchmarks/*.json"))])
         if path != DOCS / "README.md":
             yield site_name(path), text

@@ -50,14 +50,14 @@ PUBLIC = {*fst.__all__} - {"metadata", "verify"}
 
 
 def to_restructured_text(*arguments: Any) -> None:
-    """Converts the Markdown of a docstring in place: code, links, blocks, and entries without names."""
+    """Converts the Markdown of a docstring in place: code, links, blocks, tables, and entries without names."""
     lines: list[str] = arguments[-1]
     section, after_blank = "", True
     result: list[str] = []
     for line in lines:
         if re.fullmatch(r"[A-Z]\w+:", line):
             section = line
-        elif line and not line.startswith(" "):
+        elif line and not line.startswith((" ", "|")):
             section = ""
         if section == "Raises:" and line.startswith("    ") and line[4] != " " and not ENTRY.match(line):
             # An entry such as "And the errors of `load_file`." is a paragraph after the section.
@@ -66,10 +66,21 @@ def to_restructured_text(*arguments: Any) -> None:
         elif not section and after_blank and line.startswith("    "):
             result += [".. code-block:: python", ""]
             section = "code"
+        elif after_blank and line.startswith("| "):
+            result += [".. list-table::", "   :header-rows: 1", ""]
+            section = "table"
+        if line.startswith("|---"):
+            continue
         after_blank = not line
         is_code = section in ("code", "Example:")
-        result.append(line if is_code else NAME.sub(code_or_link, PAGE.sub(r":doc:`/\1`", line)))
+        text = line if is_code else NAME.sub(code_or_link, PAGE.sub(r":doc:`/\1`", line))
+        result += table_row(text) if section == "table" and line else [text]
     lines[:] = result
+
+
+def table_row(line: str) -> list[str]:
+    first, *others = line.strip("| ").split(" | ")
+    return [f"   * - {first}", *(f"     - {cell}" for cell in others)]
 
 
 def code_or_link(found: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Charts of the README and of docs/benchmarks.md: rates of the large loads."""
+"""Charts of the README and of docs/benchmarking.md: rates of the large loads."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -26,7 +26,7 @@ INTRODUCTION = """\
 
 The comparisons by which a user decides, also where another library is faster. *Dense* is Llama 3 8B with fewer layers
 (256 MiB, on the GPU 2 GiB), *moe* a mixture of experts with 18,867 tensors, *adapter* a LoRA of 10 MB in 500 tensors.
-[docs/benchmarks.md](docs/benchmarks.md) describes workloads, method and limits, and where all tables are.
+[docs/benchmarking.md](docs/benchmarking.md) describes workloads, method and limits, and where all tables are.
 
 - A figure is the median of several rounds, each in a new process. A bound with a name is the figure of the fastest
   other library; others are goals, which fst *met* or *missed*. *Equal*: the middle halves of both figures overlap.
