@@ -306,6 +306,10 @@ def test_convert_overwrites_by_request_only(command, model, sharded, tmp_path):
     assert model.read_bytes() == content
     assert command("convert", sharded, model, "--force", "--dtype", "float16").returncode == 0
     assert load_file(model)["layers.0.weight"].dtype is torch.float16
+    # Without the older index, the directory is the new checkpoint.
+    assert command("convert", model, sharded.with_name("model.safetensors"), "--force").returncode == 0
+    assert fst.load_file(sharded.parent)["layers.0.weight"].dtype is torch.float16
+    assert not sharded.exists()
 
 
 def test_convert_says_which_metadata_differ(command, tmp_path):

@@ -124,6 +124,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.digests == "none":
         metadata.pop(DIGESTS_KEY, None)
         arguments.digests = None
+    # Loads of the directory would take an older index. A checkpoint of one shard replaces it.
+    replaces_index = arguments.force and _exists(f"{arguments.target}.index.json")
     if arguments.target.endswith(".tensors"):
         _save_tensors(origins, dtypes, arguments, key)
     else:
@@ -132,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
             inputs.loader(origins, dtypes),
             arguments.target,
             metadata=metadata or None,
-            max_shard_bytes=arguments.max_shard_size,
+            max_shard_bytes=arguments.max_shard_size or (sys.maxsize if replaces_index else None),
             digests=arguments.digests,
             encryption_key=key,
             batch_bytes=LARGE_BATCH_BYTES if any(map(is_remote, arguments.paths)) else BATCH_BYTES,
