@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -164,6 +165,21 @@ def page(readme: str) -> str:
     return re.sub(rf"\[([^\]]*)\]{local}", r"\1", without_images)
 
 
+def project_urls(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the addresses of the repository whose workflow builds the package. A build elsewhere has none."""
+    repository = environ.get("GITHUB_REPOSITORY")
+    if not repository:
+        return {}
+    source = f"{environ['GITHUB_SERVER_URL']}/{repository}"
+    owner, _, name = repository.partition("/")
+    return {
+        "Source": source,
+        "Documentation": f"https://{owner.lower()}.github.io/{name}/",
+        "Changelog": f"{source}/blob/main/CHANGELOG.md",
+        "Issues": f"{source}/issues",
+    }
+
+
 class PlatformWheel(bdist_wheel):
     """No file of the wheel depends on the Python version or its binary interface, only on the platform."""
 
@@ -176,6 +192,7 @@ setup(
     version=version.group(1),
     long_description=page(Path("README.md").read_text(encoding="utf-8")),
     long_description_content_type="text/markdown",
+    project_urls=project_urls(os.environ),
     install_requires=[required_torch()],
     # An isolated build then gets a PyTorch of its own, which is also the one the wheel will require.
     setup_requires=[] if TORCH_ROOTS else [f"torch=={REFERENCE_TORCH}"],

@@ -1,5 +1,6 @@
 """`setup.py` on machines for which fst cannot be built, and the source distribution."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -41,14 +42,16 @@ def test_source_distribution_is_complete(tmp_path):
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(CHECKOUT / name, source / name)
     command = [sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", tmp_path / "dist"]
-    subprocess.run(command, cwd=source, check=True, timeout=120)
+    workflow = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "owner/name"}
+    subprocess.run(command, cwd=source, env=os.environ | workflow, check=True, timeout=120)
     [archive] = (tmp_path / "dist").iterdir()
     assert archive.name == f"torch_fst-{fst.__version__}.tar.gz"
     with tarfile.open(archive) as file:
         file.extractall(tmp_path / "unpacked", filter="data")
     [root] = (tmp_path / "unpacked").iterdir()
     # The page of the package has no files to which a link could lead.
-    page = (root / "PKG-INFO").read_text().partition("\n\n")[2]
+    fields, _, page = (root / "PKG-INFO").read_text().partition("\n\n")
+    assert "Project-URL: Source, https://github.com/owner/name\n" in fields
     assert page.startswith((CHECKOUT / "README.md").read_text()[:20])
     assert re.findall(r"\]\((?!https?:)[^)]*\)", page) == []
     command = ["cargo", "metadata", "--format-version=1", "--no-deps", "--offline", "--locked"]
