@@ -2,6 +2,7 @@
 
 use super::ffi;
 use super::guard::{guard, guard_with_log};
+use super::selection::{signed, signed_size};
 use crate::cast::dequantize;
 use crate::cast::quantize::{self, Codes};
 use crate::cast::quantized::{Form, Layout, Quantized, Strided};
@@ -15,10 +16,10 @@ pub(super) fn lay_out_quantized(tensor: &ffi::QuantizedTensor) -> Result<ffi::Qu
         let layout = Memory::new(tensor)?.quantized(tensor)?.layout()?;
         let [block_rows, block_columns] = layout.block;
         Ok(ffi::QuantizedLayout {
-            code_shape: to_signed(&layout.code_shape)?,
-            shape: to_signed(&layout.shape)?,
-            block_rows: to_i64(block_rows)?,
-            block_columns: to_i64(block_columns)?,
+            code_shape: signed(&layout.code_shape)?,
+            shape: signed(&layout.shape)?,
+            block_rows: signed_size(block_rows)?,
+            block_columns: signed_size(block_columns)?,
         })
     })
 }
@@ -60,14 +61,14 @@ pub(super) fn lay_out_codes(scheme: &str, shape: &[i64], block: &[i64]) -> Resul
             let text = format!("a tensor of {} dimensions has no rows and columns", shape.len());
             return Err(Error::new(Kind::InvalidArgument, text));
         };
-        let mut scales = to_signed(leading)?;
-        scales.extend(to_signed(&quantize::grid([*rows, *columns], block))?);
+        let mut scales = signed(leading)?;
+        scales.extend(signed(&quantize::grid([*rows, *columns], block))?);
         let [least, most] = codes.limits();
         Ok(ffi::CodesLayout {
             scalar_type: codes.dtype().scalar_type().unwrap_or_default(),
             scales,
-            block_rows: to_i64(block[0])?,
-            block_columns: to_i64(block[1])?,
+            block_rows: signed_size(block[0])?,
+            block_columns: signed_size(block[1])?,
             divisor: codes.divisor(),
             least,
             most,
@@ -157,12 +158,4 @@ impl Memory {
 fn to_unsigned(values: &[i64]) -> Result<Vec<u64>> {
     let negative = |_| Error::new(Kind::Internal, format!("{values:?} are sizes or strides of a tensor"));
     values.iter().map(|&value| u64::try_from(value).map_err(negative)).collect()
-}
-
-fn to_signed(values: &[u64]) -> Result<Vec<i64>> {
-    values.iter().map(|&value| to_i64(value)).collect()
-}
-
-fn to_i64(value: u64) -> Result<i64> {
-    i64::try_from(value).map_err(|_| Error::new(Kind::InvalidArgument, format!("{value} exceeds a 64-bit size")))
 }

@@ -210,9 +210,13 @@ pub(super) fn spec(region: &TensorRegion) -> Result<ffi::Spec> {
     })
 }
 
-pub(super) fn signed(shape: &[u64]) -> Result<Vec<i64>> {
-    let too_large = |_| Error::new(Kind::Internal, "a size passed the checks of the header but exceeds 63 bits");
-    shape.iter().map(|&size| i64::try_from(size).map_err(too_large)).collect()
+/// Returns sizes as PyTorch has them.
+pub(super) fn signed(sizes: &[u64]) -> Result<Vec<i64>> {
+    sizes.iter().map(|&size| signed_size(size)).collect()
+}
+
+pub(super) fn signed_size(size: u64) -> Result<i64> {
+    i64::try_from(size).map_err(|_| Error::new(Kind::InvalidArgument, format!("{size} exceeds a 64-bit size")))
 }
 
 impl Views {
