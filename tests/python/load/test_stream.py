@@ -264,7 +264,7 @@ def test_interrupts(tmp_path, start_python):
     assert process.succeed().splitlines()[2:] == ["again", "4"]
 
 
-def test_progress_only_prints(every_dtype, capsys):
+def test_progress_only_prints(every_dtype, tmp_path, capsys):
     path, _ = every_dtype
     expected = fst.load_file(path, dtype=torch.bfloat16)
     assert capsys.readouterr().err == ""
@@ -277,6 +277,15 @@ def test_progress_only_prints(every_dtype, capsys):
     with fst.stream(path, progress=True) as tensors:
         assert_all_same(dict(tensors), fst.load_file(path))
     assert re.search(r"\r100%[^\r]* mapped\s*$", capsys.readouterr().err)
+    # Parts of tensors.
+    matrix = tmp_path / "matrix.safetensors"
+    fst.save_file({"m": torch.arange(6.0).view(2, 3)}, matrix)
+    options = {"dtype": torch.float16, "progress": True}
+    sliced = fst.load_slices(matrix, ["m", "m"], [-1, 0], [2, 1], [1, 1], **options)
+    boxes = [[(0, 2, 1), (2, 1, 1)], [(1, 1, 1), (0, 3, 1)]]
+    for parts in (sliced, fst.load_boxes(matrix, ["m", "m"], boxes, **options)):
+        assert [part.tolist() for part in parts] == [[[2], [5]], [[3, 4, 5]]]
+    assert capsys.readouterr().err.count("| 10.0/10.0 ") == 2
 
 
 def test_progress_requires_tqdm(every_dtype, monkeypatch):

@@ -244,9 +244,6 @@ class Checkpoint(CoreObject, Loads):
         """Overwrites existing tensors with outputs of rules or regions of them, with the casts of `Tensor.copy_`."""
         self._run("load_recipe_into", names, rules, *_flat_regions(regions), out)
 
-    def overwrite_recipe(self, names: Sequence[str], rules: Sequence[str], out: Sequence[Tensor]) -> None:
-        self._run("load_recipe_into", names, rules, *_flat_regions(None), out, False)
-
     def stream(
         self,
         names: Sequence[str] | None,

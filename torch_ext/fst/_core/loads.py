@@ -53,13 +53,6 @@ class Loads(ABC):
         """Loads named outputs of the rules of a recipe."""
         return self._run("load_recipe", names, rules, device=device, **dtype_arguments(dtype))
 
-    def overwrite_recipe(self, names: Sequence[str], rules: Sequence[str], out: Sequence[Tensor]) -> None:
-        """Overwrites existing tensors with outputs of the rules of a recipe, of their shapes and dtypes.
-
-        If digests were requested, the data are read and compared before anything is written.
-        """
-        self._run("load_recipe_into", names, rules, out)
-
     def overwrite(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
         """Overwrites existing tensors of the stored shapes and dtypes.
 

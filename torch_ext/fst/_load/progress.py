@@ -9,10 +9,11 @@ from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Dtype
-from fst._core.index_range import FlatRegions
+from fst._core.index_range import FlatRegions, IndexRange, flatten
 from fst._core.memory import Memory
 
 _Device = torch.device | str
+_META = torch.device("meta")
 
 
 class TensorLoader(Protocol):
@@ -66,8 +67,22 @@ class CheckpointWithBar(OpenCheckpoint):
     def load_tensors(self, names: Sequence[str], device: _Device, dtype: Dtype = None) -> list[Tensor]:
         return [tensor for _, tensor in self._load(names, None, device, dtype)]
 
-    def _load_regions(self, names: Sequence[str], regions: FlatRegions, device: _Device, dtype: Dtype) -> list[Tensor]:
-        return [tensor for _, tensor in self._load(names, regions, device, dtype)]
+    def load_slices(
+        self, names: Sequence[str], slices: Sequence[Sequence[int]], device: _Device, dtype: Dtype = None
+    ) -> list[Tensor]:
+        # Checks the slices, from the headers.
+        super().load_slices(names, slices, _META, dtype)
+        regions = []
+        for name, dim, start, length in zip(names, *slices, strict=True):
+            region = [(0, size, 1) for size in self.shapes[name]]
+            region[dim] = start, length, 1
+            regions.append(region)
+        return self.load_boxes(names, regions, device, dtype)
+
+    def load_boxes(
+        self, names: Sequence[str], regions: Sequence[Sequence[IndexRange]], device: _Device, dtype: Dtype = None
+    ) -> list[Tensor]:
+        return [tensor for _, tensor in self._load(names, flatten(regions), device, dtype)]
 
     def _load(
         self, names: Sequence[str] | None, regions: FlatRegions | None, device: _Device, dtype: Dtype
