@@ -246,7 +246,7 @@ QUANTIZED = {
 
 @pytest.mark.parametrize("rule", QUANTIZED)
 def test_codes_and_scales(path, rule):
-    """Codes and scales, and regions of them, are those of `fst.quantize`."""
+    """Codes and scales, and regions of them, equal the results of `fst.quantize`."""
     tensor, scheme, block = QUANTIZED[rule]
     expected = fst.quantize(tensor(), scheme, block=block)
     checkpoint = Checkpoint([str(path)])

@@ -83,7 +83,7 @@ def load_file(
         encryption_key: The key of encrypted files. Every byte is authenticated. A file that is not encrypted is an
             `IntegrityError`. See docs/encryption.md.
         recipe: A `fst.Recipe`, or a list of its rules: the load returns the outputs of the rules, each written once,
-            in place of the stored tensors. `dtype`, names and slices are those of the outputs. See docs/converting.md.
+            in place of the stored tensors. `dtype`, names and slices refer to the outputs. See docs/converting.md.
         dequantize: Whether quantized tensors become numbers, and their scales are left out. The rules follow from the
             headers and from a local `config.json`, as `fst.Recipe.dequantizing` returns them.
 

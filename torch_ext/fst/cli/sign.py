@@ -65,7 +65,7 @@ def add_rules(parser: argparse.ArgumentParser) -> None:
         "--ignore",
         action="append",
         metavar="PATH",
-        help="ignore a file or directory, relative to that of the model; may be repeated. Files of Git and the "
+        help="ignore a file or directory, relative to the model's; may be repeated. Files of Git and the "
         "signature are always ignored",
     )
     parser.add_argument("--allow-symlinks", action="store_true", help="accept symbolic links to files")
