@@ -35,8 +35,8 @@ def open_stream(
         path_uri: A path, or a URL as a str. Missing directories are created for writing.
         mode: A binary mode, as in `open`. For a URL "rb", "wb" or "wb+", which a URL of S3, Google Cloud Storage, Azure
             or Redis takes.
-        s3_access_key_id, s3_secret_access_key: Keys for `s3://`. The default is the file of s3cmd, then the environment,
-            as in docs/remote.md. Two empty texts are for a public bucket.
+        s3_access_key_id, s3_secret_access_key: Keys for `s3://`. The default is the file of s3cmd, then the
+            environment, as in docs/remote.md. Two empty texts are for a public bucket.
         s3_endpoint: Endpoint for `s3://`. The default is that in the file of s3cmd, if the keys come from there, then
             the environment's.
         s3_config_path: The file of s3cmd. The default is ``~/.s3cfg``.
