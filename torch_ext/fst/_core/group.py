@@ -1,9 +1,7 @@
 """Process group of a collective load or save."""
 
 import atexit
-import ctypes
 import os
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from fst._core.checkpoint import Checkpoint
 from fst._core.interrupts import defer_interrupts
+from fst._core.messages import bytes_to_tensor, cut, tensor_to_bytes, text_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -40,13 +39,9 @@ _SHORT_BROADCAST_BYTES = (64 << 10) - _LENGTH_BYTES
 # Most bytes that each rank sends and receives to gather messages of unequal lengths in one padded collective. Longer
 # messages are broadcast in their own lengths.
 _PADDED_BYTES_MAX = 1 << 20
-# Longest text that a rank sends to all others, such as an error, in bytes.
-_TEXT_BYTES = 4096
 # Time for the other ranks to receive the message of a rank that leaves. A process with a collective of gloo in flight
 # cannot end, and collectives of ranks that wait for this one for another reason fail then.
 _LEAVE_TIMEOUT = timedelta(minutes=5)
-# Room for the note at the end of a text that was cut, with a number of 20 digits.
-_NOTE_BYTES = 38
 
 
 # Messages of ranks that left, each with the process that sends it.
@@ -367,20 +362,6 @@ def open_on_all(
     return result, gathered
 
 
-def bytes_to_tensor(data: bytes) -> Tensor:
-    """Copies bytes to a one-dimensional uint8 tensor on the CPU."""
-    # An explicit device, since the caller may have set another default device.
-    tensor = torch.empty(len(data), dtype=torch.uint8, device=_CPU)
-    ctypes.memmove(tensor.data_ptr(), data, len(data))
-    return tensor
-
-
-def tensor_to_bytes(data: Tensor) -> bytes:
-    """Returns the bytes of a one-dimensional uint8 tensor on the CPU."""
-    # PyTorch has no other fast conversion to bytes that works without NumPy.
-    return ctypes.string_at(data.data_ptr(), len(data))
-
-
 def _backends(process_group: "ProcessGroup | None") -> dict[str, str]:
     """Returns the backend of a process group for each device type."""
     pairs = (item.partition(":") for item in dist.get_backend_config(process_group).split(","))
@@ -402,16 +383,3 @@ def _and_more(ranks: Sequence[int]) -> str:
 def _failure(error: BaseException) -> bytes:
     """Returns the message of a rank with an error. It is short: all ranks send as many bytes as the longest message."""
     return _FAILED + cut(text_of(error).encode(errors="replace"))
-
-
-def text_of(error: BaseException) -> str:
-    """Returns the type and the text of an exception, even if it has no text or its `__str__` fails."""
-    return "".join(traceback.format_exception_only(error)).strip()
-
-
-def cut(text: bytes, size: int = _TEXT_BYTES) -> bytes:
-    """Returns UTF-8 text of at most `size` bytes. A longer text is cut, and ends with the number of bytes left out."""
-    if len(text) <= size:
-        return text
-    kept = text[: size - _NOTE_BYTES].decode(errors="ignore").encode()
-    return kept + f" ... [{len(text) - len(kept)} more bytes]".encode()

@@ -10,7 +10,8 @@ from torch import Tensor
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.region import Region
 from fst._core.classes import LoadPlan
-from fst._core.group import Group, tensor_to_bytes
+from fst._core.group import Group
+from fst._core.messages import tensor_to_bytes
 from fst._ranks.shards import ShardRequest, encode
 
 _Result = TypeVar("_Result")

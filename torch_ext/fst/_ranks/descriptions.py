@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fst._core.dtypes import CASTABLE, DTYPES, SCALAR_TYPES
 from fst._core.errors import UnsupportedDtypeError
-from fst._core.group import Group, bytes_to_tensor, tensor_to_bytes
+from fst._core.group import Group
+from fst._core.messages import bytes_to_tensor, tensor_to_bytes
 from fst._ranks.agreement import list_ranks, number_distinct
 from fst._ranks.dtensors import is_dtensor, normalize_placements
 from fst._ranks.layout import BOXES, MESH, REPLICATED, encode_box

@@ -12,8 +12,9 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.options import ReadOptions, reading_of, with_options
 from fst._checkpoint.region import Region
 from fst._core.arguments import Dtype, Paths, Size, dtype_of, names_of
-from fst._core.group import Group, cut
+from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
+from fst._core.messages import cut
 from fst._ranks.dtensors import normalize_placements
 from fst._ranks.load import ShardSelection, open_and_gather, prepare_load, run_load
 from fst._ranks.meshes import MeshLayouts, check_group, is_device_mesh, mesh_device, mesh_group

@@ -13,8 +13,8 @@ from torch import Tensor
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.options import ReadOptions, reading_of, with_options
 from fst._core.arguments import DEFAULT_EXCHANGE_BYTES, DEFAULT_WINDOW_BYTES, Device, Dtype, Paths, Size, size_of
-from fst._core.group import text_of
 from fst._core.interrupts import defer_interrupts
+from fst._core.messages import text_of
 from fst._load.stream import Stream
 from fst._ranks.agreement import check_equal
 from fst._ranks.load import ShardSelection, load_shards, open_and_gather, requested_batches

@@ -31,8 +31,9 @@ from fst._core.arguments import Path, path_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.errors import SourceChangedError
 from fst._core.files import is_index, names_in, safetensors_in
-from fst._core.group import Group, tensor_to_bytes
+from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
+from fst._core.messages import tensor_to_bytes
 from fst._core.urls import is_remote, local_path_of, without_secrets
 from fst._ranks.load import device_message, fill_shards, open_for_group
 from fst._ranks.shards import Replicated, ShardRequest

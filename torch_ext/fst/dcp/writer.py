@@ -17,8 +17,9 @@ from torch.futures import Future
 from fst._core import ops
 from fst._core.arguments import Digests, Path, Size, digests_of, metadata_of, size_of
 from fst._core.dtypes import SCALAR_TYPES
-from fst._core.group import Group, bytes_to_tensor, tensor_to_bytes
+from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
+from fst._core.messages import bytes_to_tensor, tensor_to_bytes
 from fst._core.urls import is_remote, local_path_of
 from fst._ranks.descriptions import Description, StoredTensor, box_layout
 from fst._ranks.save import GroupCheckpoint, SaveArguments, agree_on_save
