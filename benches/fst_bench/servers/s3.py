@@ -166,6 +166,10 @@ class S3:
     def close(self) -> None:
         """Ends the server."""
         self._program.close()
+        # A killed server leaves its sockets.
+        for port in self._program.ports:
+            for path in Path("/tmp").glob(f"seaweedfs-*-grpc-{port}.sock"):
+                path.unlink()
 
     def _create_buckets(self, ports: list[int]) -> bool:
         self.endpoint = f"http://127.0.0.1:{ports[S3_PORT]}"
