@@ -145,6 +145,20 @@ void load_outputs_into(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint, Str
                                is_cast ? OutputDtype::kAny : OutputDtype::kStored);
 }
 
+// Fills tensors with views that a program has recorded of the tensors of several checkpoints, one behind the other.
+void load_recorded_views(const std::vector<c10::intrusive_ptr<OpenCheckpoint>>& checkpoints, const std::string& views,
+                         const std::vector<at::Tensor>& held, const std::vector<at::Tensor>& out) {
+  if (checkpoints.size() == 1) {
+    load_views_into(checkpoints.front()->core(), views, held, out);
+    return;
+  }
+  auto joined = empty_checkpoint();
+  for (const auto& checkpoint : checkpoints) {
+    joined = joined->join(checkpoint->core());
+  }
+  load_views_into(*joined, views, held, out);
+}
+
 std::vector<at::Tensor> load_own(const c10::intrusive_ptr<OpenLoadPlan>& plan, int64_t rank,
                                  const std::vector<int64_t>& items, c10::Device device, Dtype dtype,
                                  const Patterns& patterns, const DtypeNumbers& dtypes) {
@@ -376,7 +390,8 @@ TORCH_LIBRARY(fst, m) {
             torch::arg("dtypes") = none, torch::arg("is_mapped") = true})
       .def("load_recipe_into", load_outputs_into, "",
            {torch::arg("names"), torch::arg("rules"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"),
-            torch::arg("out"), torch::arg("is_cast") = true});
+            torch::arg("out"), torch::arg("is_cast") = true})
+      .def_static("load_views_into", load_recorded_views);
   m.class_<Update>("Update")
       .def(torch::init<std::vector<std::string>, std::vector<at::Tensor>>(), "Staged changes of tensors.",
            {torch::arg("names"), torch::arg("tensors")})

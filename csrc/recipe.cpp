@@ -2,6 +2,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -74,13 +75,20 @@ void fill_numbers(const RecipePlan& plan, const std::vector<at::Tensor>& tensors
     for (const auto& tensor : codes) {
       const NumbersPart& part = plan.numbers[*begin++];
       const auto global_scale = part.global_scale < 0 ? at::Tensor() : scales[part.global_scale];
-      const Dequantization dequantization{std::string(part.scheme), scales[part.scales], global_scale, part.block[0],
-                                          part.block[1]};
       // Codes of blocks may have a dimension for the bytes of a block, of which there may be fewer here.
       std::vector<int64_t> code_shape(part.target.sizes.begin(), part.target.sizes.end());
       if (!code_shape.empty()) {
         code_shape.back() = -1;
       }
+      std::vector<int64_t> scales_shape(part.scales_shape.begin(), part.scales_shape.end());
+      auto part_scales = scales[part.scales].view(scales_shape);
+      if (scales_shape.size() > 2 && scales_shape.size() == code_shape.size()) {
+        // Scales of one matrix are those of all.
+        std::copy(code_shape.begin(), code_shape.end() - 2, scales_shape.begin());
+        part_scales = part_scales.expand(scales_shape);
+      }
+      const Dequantization dequantization{std::string(part.scheme), std::move(part_scales), global_scale, part.block[0],
+                                          part.block[1]};
       dequantize_into(tensor.view(code_shape), dequantization, part.begin[0], part.begin[1],
                       elements_of(tensors, part.target));
     }
@@ -128,6 +136,39 @@ void fill(const RecipePlan& plan, std::vector<at::Tensor> tensors, Target target
   }
 }
 
+// Fills existing tensors with outputs. `held` are the tensors in memory that recorded views show.
+void fill_outputs(RecipeOutputs& outputs, at::TensorList held, at::TensorList out, OutputDtype dtype) {
+  check_outputs(call_core([&] { return outputs.specs(); }), out, dtype);
+  if (out.empty()) {
+    return;
+  }
+  std::vector<RecipeTarget> targets;
+  targets.reserve(out.size());
+  for (const auto& tensor : out) {
+    rust::Vec<int64_t> strides;
+    for (const int64_t stride : tensor.strides()) {
+      strides.push_back(stride);
+    }
+    targets.push_back(RecipeTarget{static_cast<int8_t>(tensor.scalar_type()), std::move(strides)});
+  }
+  const auto plan = call_core([&] { return outputs.plan(slice_of(targets)); });
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  const auto mark_written = [&] {
+    mark_changed(out);
+    forget_version(out);
+  };
+  auto tensors = out.vec();
+  tensors.insert(tensors.end(), held.begin(), held.end());
+  try {
+    fill(plan, std::move(tensors), Target::Existing);
+  } catch (...) {
+    // Some elements may have changed.
+    mark_written();
+    throw;
+  }
+  mark_written();
+}
+
 }  // namespace
 
 std::vector<at::Tensor> load_recipe(const Checkpoint& checkpoint, const RecipeRequest& request,
@@ -166,33 +207,12 @@ std::vector<at::Tensor> load_recipe(const Checkpoint& checkpoint, const RecipeRe
 void load_recipe_into(const Checkpoint& checkpoint, const RecipeRequest& request, at::TensorList out,
                       OutputDtype dtype) {
   auto outputs = outputs_of(checkpoint, request);
-  check_outputs(call_core([&] { return outputs->specs(); }), out, dtype);
-  if (out.empty()) {
-    return;
-  }
-  std::vector<RecipeTarget> targets;
-  targets.reserve(out.size());
-  for (const auto& tensor : out) {
-    rust::Vec<int64_t> strides;
-    for (const int64_t stride : tensor.strides()) {
-      strides.push_back(stride);
-    }
-    targets.push_back(RecipeTarget{static_cast<int8_t>(tensor.scalar_type()), std::move(strides)});
-  }
-  const auto plan = call_core([&] { return outputs->plan(slice_of(targets)); });
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  const auto mark_written = [&] {
-    mark_changed(out);
-    forget_version(out);
-  };
-  try {
-    fill(plan, out.vec(), Target::Existing);
-  } catch (...) {
-    // Some elements may have changed.
-    mark_written();
-    throw;
-  }
-  mark_written();
+  fill_outputs(*outputs, {}, out, dtype);
+}
+
+void load_views_into(const Checkpoint& checkpoint, const std::string& views, at::TensorList held, at::TensorList out) {
+  auto outputs = call_core([&] { return checkpoint.recorded_outputs(to_rust(views), held.size()); });
+  fill_outputs(*outputs, held, out, OutputDtype::kAny);
 }
 
 }  // namespace fst

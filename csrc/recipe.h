@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
+#include <string>
 #include <vector>
 
 #include "fst/rust/bridge.rs.h"
@@ -29,5 +30,9 @@ std::vector<at::Tensor> load_recipe(const Checkpoint& checkpoint, const RecipeRe
 // Loads outputs into existing tensors. Checks all tensors before it writes any.
 void load_recipe_into(const Checkpoint& checkpoint, const RecipeRequest& request, at::TensorList out,
                       OutputDtype dtype);
+
+// Loads recorded views, in JSON as rust/recipe/recorded.rs has them, into existing tensors of any dtypes. `held` are
+// tensors in memory that they show.
+void load_views_into(const Checkpoint& checkpoint, const std::string& views, at::TensorList held, at::TensorList out);
 
 }  // namespace fst

@@ -29,7 +29,7 @@ mod writer;
 
 use self::calls::call;
 use self::cast::{can_convert, convert, is_castable, missing_kernels, wait_for_event};
-use self::checkpoint::{Checkpoint, OpenRequest, open, open_request, tensors_of_bytes};
+use self::checkpoint::{Checkpoint, OpenRequest, empty_checkpoint, open, open_request, tensors_of_bytes};
 use self::delta::{DeltaWork, UpdateSource, encode_changes, join_deltas, open_update};
 use self::dequantize::{dequantize, lay_out_codes, lay_out_quantized, quantize};
 use self::encryption_key::{EncryptionKey, derive_key, encryption_key, key_for_save, key_of_file, rotate_key};
@@ -111,14 +111,14 @@ mod ffi {
 
     /// Elements of a tensor, as [`Layout`](crate::recipe::layout::Layout).
     struct StridedElements {
-        /// Index of the tensor: all requested outputs, and then the temporary tensors.
+        /// Index of the tensor: all requested outputs, then the tensors in memory, and then the temporary tensors.
         tensor: usize,
         offset: i64,
         sizes: Vec<i64>,
         strides: Vec<i64>,
     }
 
-    /// Copy of elements of a temporary tensor.
+    /// Copy of elements of a temporary tensor or of one in memory.
     struct ElementsCopy {
         source: StridedElements,
         target: StridedElements,
@@ -127,8 +127,9 @@ mod ffi {
     /// Region of a quantized tensor, whose numbers fill a part of an output or of a temporary tensor.
     struct NumbersPart {
         scheme: String,
-        /// Index of the region of its scales.
+        /// Index of the region of its scales, and their shape.
         scales: usize,
+        scales_shape: Vec<i64>,
         /// Index of the region of its global scale, or -1.
         global_scale: i64,
         /// Rows and columns of a block, with 0 for all.
@@ -467,6 +468,11 @@ mod ffi {
             lengths: &[i64],
             steps: &[i64],
         ) -> Result<Box<RecipeOutputs>>;
+        /// Returns recorded views as outputs. `held` is the number of the tensors in memory that they show.
+        fn recorded_outputs(self: &Checkpoint, views: &str, held: usize) -> Result<Box<RecipeOutputs>>;
+        /// Returns a checkpoint with the files of this one and of another.
+        fn join(self: &Checkpoint, other: &Checkpoint) -> Box<Checkpoint>;
+        fn empty_checkpoint() -> Box<Checkpoint>;
         fn set_dtypes(self: &mut RecipeOutputs, rules: &[DtypeRule]) -> Result<()>;
         fn specs(self: &RecipeOutputs) -> Result<Vec<Spec>>;
         /// Plans loads into existing tensors, or, without any, into new ones.

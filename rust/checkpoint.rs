@@ -1,5 +1,6 @@
 //! Open checkpoint: its files, their checked headers, and an index of tensor names across all files.
 
+mod beside;
 pub mod dtype_rules;
 mod one_save;
 pub mod region;
@@ -70,7 +71,7 @@ impl From<&EncryptionKey> for OpenOptions {
 /// Open checkpoint.
 #[derive(Debug)]
 pub struct Checkpoint {
-    files: Vec<OpenFile>,
+    files: Vec<Arc<OpenFile>>,
     /// Hash table of file and position of each name. Empty for a single file, whose header has its own index.
     merged: HashTable<(usize, usize)>,
     hasher: RandomState,
@@ -87,7 +88,7 @@ pub struct Checkpoint {
     /// Entries of index files for tensors that their files do not hold.
     absent: Vec<IndexEntry>,
     /// Tensors that loads have not verified.
-    unverified: Unverified,
+    unverified: Arc<Unverified>,
 }
 
 #[derive(Debug)]
@@ -135,6 +136,15 @@ impl OpenFile {
         let source = Source::Units(Arc::new(UnitSource { stored, protection }));
         Ok(OpenFile { source, header, expected: None, shard, stated, is_verified: AtomicBool::new(false) })
     }
+}
+
+/// Returns the number of tensors in each file and all files before it.
+fn counts(files: &[Arc<OpenFile>]) -> Vec<usize> {
+    let add = |count: &mut usize, file: &Arc<OpenFile>| {
+        *count += file.header.entries().len();
+        Some(*count)
+    };
+    files.iter().scan(0, add).collect()
 }
 
 /// Adds to the error of a file what lists the file, if it is missing, or that its download has not ended.
@@ -206,17 +216,13 @@ impl Checkpoint {
             let opened = open(index, places.get(index).ok_or_else(missing)?);
             opened.map_err(|error| explain(error, index, &places, &listings))
         };
-        let files = threads::map(threads, places.len(), open_at)?;
+        let files: Vec<Arc<OpenFile>> = threads::map(threads, places.len(), |index| open_at(index).map(Arc::new))?;
         let shards: Vec<_> = files.iter().map(|file| (file.source.path(), file.shard.as_ref())).collect();
         shard::check(&shards, &listings)?;
-        let add = |count: &mut usize, file: &OpenFile| {
-            *count += file.header.entries().len();
-            Some(*count)
-        };
-        let counts = files.iter().scan(0, add).collect();
+        let counts = counts(&files);
         let (merged, hasher) = (HashTable::new(), RandomState::new());
         let saves = listings.iter().filter_map(|listing| listing.metadata.get(SAVE_KEY).cloned()).collect();
-        let (absent, unverified) = (Vec::new(), Unverified::default());
+        let (absent, unverified) = (Vec::new(), Arc::default());
         let mut checkpoint =
             Checkpoint { files, merged, hasher, counts, partial, listings, saves, urls, absent, unverified };
         checkpoint.merge()?;
@@ -229,6 +235,24 @@ impl Checkpoint {
             tracing::warn!(%error, count = checkpoint.absent.len(), "the other tensors can be loaded");
         }
         Ok(checkpoint)
+    }
+
+    /// Returns a checkpoint with the open files of several. It finds tensors by their positions only, since files of
+    /// different checkpoints may have tensors of one name.
+    pub fn joined(checkpoints: &[&Checkpoint]) -> Checkpoint {
+        let files: Vec<Arc<OpenFile>> = checkpoints.iter().flat_map(|own| own.files.iter().cloned()).collect();
+        Checkpoint {
+            counts: counts(&files),
+            files,
+            merged: HashTable::new(),
+            hasher: RandomState::new(),
+            partial: checkpoints.first().map(|first| first.partial).unwrap_or_default(),
+            listings: Vec::new(),
+            saves: Vec::new(),
+            urls: Vec::new(),
+            absent: Vec::new(),
+            unverified: checkpoints.first().map(|first| Arc::clone(&first.unverified)).unwrap_or_default(),
+        }
     }
 
     /// Checks that files hold all tensors that their index lists.

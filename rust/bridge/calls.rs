@@ -11,6 +11,7 @@ use crate::options::Options;
 use crate::os::retry::Check;
 use crate::profile;
 use crate::ranks::mesh::MeshLayout;
+use crate::recipe::layout::Layout;
 use crate::recipe::rules::Rule;
 use crate::remote;
 use crate::save::checkpoint::{stale, write_file};
@@ -71,6 +72,16 @@ pub(super) fn call(method: &str, request: &str) -> Result<String> {
         "profile_start" => encode(&profile::start()),
         // Stops a profile, and returns its recording.
         "profile_stop" => profile::stop(parse(request)?),
+        // Returns the index region of a contiguous tensor that each view covers, or null if a view is none. Views have an
+        // offset, sizes and strides, which do not increase.
+        "regions" => {
+            let (shape, views): (Vec<u64>, Vec<(u64, Vec<u64>, Vec<u64>)>) = parse(request)?;
+            let regions = views.into_iter().map(|(offset, sizes, strides)| {
+                let region = Layout { offset, sizes, strides }.region(&shape)?;
+                Some(region.iter().map(|range| (range.start, range.length, range.step)).collect::<Vec<_>>())
+            });
+            encode(&regions.collect::<Vec<_>>())
+        }
         // Frees what the process keeps between loads, staging memory, kernels and connections, and returns the bytes of
         // staging memory. Loads in progress keep what they use, and the next load allocates what it needs.
         "release_memory" => {

@@ -72,6 +72,11 @@ pub(super) fn open(paths: &[String], request: &OpenRequest) -> Result<Box<Checkp
     })
 }
 
+/// Returns a checkpoint without files.
+pub(super) fn empty_checkpoint() -> Box<Checkpoint> {
+    Box::new(Checkpoint::new(&Arc::new(checkpoint::Checkpoint::joined(&[]))))
+}
+
 /// Returns the tensors of a file in memory. Their data follow from the beginnings and sizes.
 pub(super) fn tensors_of_bytes(file: &[u8]) -> Result<Vec<ffi::StoredTensor>> {
     guard_with_log(|| {
@@ -112,7 +117,7 @@ impl Checkpoint {
     pub(super) fn call(&self, method: &str, request: &str) -> Result<String> {
         let files = &self.files;
         let is_encrypted = || files.sources().any(Source::is_encrypted);
-        answer(|_| match method {
+        answer(|check| match method {
             // Returns the name of the copy of the files that this process reads, or an empty text if it has none.
             "copy_name" => encode(&shared_cache::copy_name(files)?.unwrap_or_default()),
             // Returns the metadata of the index that the first path leads to, with the path or URL of the file that it names.
@@ -128,6 +133,11 @@ impl Checkpoint {
             }
             // Returns the name of the page cache that serves the files, or an empty text if they would not be mapped.
             "page_cache" => encode(&shared_cache::name(files, &Options::from_env()?)?.unwrap_or_default()),
+            // Returns the path and the text of the file with a name beside the checkpoint, or null without one.
+            "text_beside" => {
+                let found = files.read_beside(&parse::<String>(request)?, check)?;
+                encode(&found.map(|file| (file.path, String::from_utf8_lossy(&file.bytes).into_owned())))
+            }
             // Returns the path of the file that holds a tensor.
             "path" => {
                 let (source, _) = files.find(&parse::<String>(request)?)?;
@@ -280,6 +290,15 @@ impl Checkpoint {
             let recipe = self.last_recipe.or_parse(&self.files, rules)?;
             Ok(Box::new(RecipeOutputs::new(&self.files, &self.mappings, recipe, names, regions)?))
         })
+    }
+
+    pub(super) fn recorded_outputs(&self, views: &str, held: usize) -> Result<Box<RecipeOutputs>> {
+        guard(|| Ok(Box::new(RecipeOutputs::recorded(&self.files, &self.mappings, views, held)?)))
+    }
+
+    /// Returns a checkpoint with the files of this one and of another. Only positions name its tensors.
+    pub(super) fn join(&self, other: &Checkpoint) -> Box<Checkpoint> {
+        Box::new(Checkpoint::new(&Arc::new(checkpoint::Checkpoint::joined(&[&self.files, &other.files]))))
     }
 
     fn selected(&self, choose: impl FnOnce() -> Result<selection::Selection>) -> Result<Box<Selection>> {

@@ -1,6 +1,6 @@
 //! Outputs of recipes, and plans of their loads.
 
-use super::calls::encode;
+use super::calls::{encode, parse};
 use super::dtype_rules::{self, scalar_type};
 use super::ffi;
 use super::guard::{guard, watched};
@@ -18,6 +18,7 @@ use crate::recipe::matching::Recipe;
 use crate::recipe::numbers::Parts;
 use crate::recipe::output::Output;
 use crate::recipe::pieces::{NumbersPiece, Piece, Plan, Quantization};
+use crate::recipe::recorded::Recorded;
 use crate::recipe::requests::Request;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -28,6 +29,8 @@ pub(super) struct RecipeOutputs {
     mappings: Arc<Mappings>,
     recipe: Arc<Recipe>,
     requests: Vec<Request>,
+    /// Number of tensors in memory that the caller passes beside the outputs.
+    held: usize,
 }
 
 /// Recipe of the last load. A stream, or a program that takes outputs one by one, loads with the same rules each time,
@@ -96,7 +99,19 @@ impl RecipeOutputs {
         regions: Option<IndexRegions<'_>>,
     ) -> Result<RecipeOutputs> {
         let requests = recipe.requests(names, regions)?;
-        Ok(RecipeOutputs { files: Arc::clone(files), mappings: Arc::clone(mappings), recipe, requests })
+        Ok(RecipeOutputs { files: Arc::clone(files), mappings: Arc::clone(mappings), recipe, requests, held: 0 })
+    }
+
+    /// Returns recorded views as outputs. They are in JSON, as [`Recorded`], and show tensors of the checkpoint and of memory.
+    pub(super) fn recorded(
+        files: &Arc<checkpoint::Checkpoint>,
+        mappings: &Arc<Mappings>,
+        views: &str,
+        held: usize,
+    ) -> Result<RecipeOutputs> {
+        let recipe = Recipe::recorded(files, &parse::<Recorded>(views)?)?;
+        let (requests, recipe) = (recipe.all_requests(), Arc::new(recipe));
+        Ok(RecipeOutputs { files: Arc::clone(files), mappings: Arc::clone(mappings), recipe, requests, held })
     }
 
     /// Sets the dtypes of outputs whose rules state none.
@@ -185,7 +200,7 @@ impl RecipeOutputs {
         let (mut codes, mut scales, mut parts) = (Vec::new(), Vec::new(), Vec::new());
         for NumbersPiece {
             numbers,
-            parts: Parts { codes: code_region, scales: scale_region, global_scale, begin },
+            parts: Parts { codes: code_region, scales: scale_region, scales_shape, global_scale, begin },
             target,
         } in &plan.numbers
         {
@@ -199,6 +214,7 @@ impl RecipeOutputs {
             parts.push(ffi::NumbersPart {
                 scheme: numbers.scheme.name().into(),
                 scales: scale,
+                scales_shape: signed(scales_shape)?,
                 global_scale: global_index
                     .map_or(Ok(-1), |index| signed_pair([to_u64(index), 0]).map(|[index, _]| index))?,
                 block: signed_pair(numbers.block)?,
@@ -213,16 +229,21 @@ impl RecipeOutputs {
         ffi::CodesPart {
             scheme: part.quantized.codes.name().into(),
             block: part.quantized.block,
-            input: self.requests.len() + part.input,
-            codes: self.requests.len() + part.codes,
+            input: self.first_temporary() + part.input,
+            codes: self.first_temporary() + part.codes,
             copies_before: part.copies_before,
         }
+    }
+
+    fn first_temporary(&self) -> usize {
+        self.requests.len() + self.held
     }
 
     fn elements(&self, elements: &Elements) -> Result<ffi::StridedElements> {
         let tensor = match elements.memory {
             Memory::Output(output) => output,
-            Memory::Temporary(temporary) => self.requests.len() + temporary,
+            Memory::Held(held) => self.requests.len() + held,
+            Memory::Temporary(temporary) => self.first_temporary() + temporary,
         };
         let Layout { offset, sizes, strides } = &elements.layout;
         let offset = signed(&[*offset])?.into_iter().next().unwrap_or(0);

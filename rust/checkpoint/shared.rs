@@ -66,7 +66,7 @@ impl Checkpoint {
         let urls = serde_json::to_vec(&(urls, &self.saves)).map_err(encode)?;
         let watch = Watch::begin();
         let mut shared = [to_u64(urls.len()).to_le_bytes().as_slice(), urls.as_slice()].concat();
-        for OpenFile { source, .. } in &self.files {
+        for source in self.sources() {
             let header = Header::read_bytes(source, &|| watch.check())?;
             let (name, object, head) = match source.stored() {
                 Source::File(_) | Source::Units(_) => (file_name(source.path()), Vec::new(), Vec::new()),

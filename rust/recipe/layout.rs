@@ -19,6 +19,8 @@ pub struct Layout {
 pub enum Memory {
     /// Requested output with this index.
     Output(usize),
+    /// Tensor in the memory of the caller with this index.
+    Held(usize),
     /// Temporary tensor with this index.
     Temporary(usize),
 }
@@ -53,6 +55,15 @@ impl Layout {
     /// Returns the number of elements.
     pub fn numel(&self) -> u64 {
         numel(&self.sizes)
+    }
+
+    /// Returns the position behind the last element.
+    pub fn end(&self) -> u64 {
+        if self.numel() == 0 {
+            return self.offset;
+        }
+        let add = |end: u64, (size, stride): (u64, u64)| end.saturating_add((size - 1).saturating_mul(stride));
+        self.dims().fold(self.offset, add).saturating_add(1)
     }
 
     /// Returns whether the elements follow each other in memory.

@@ -61,6 +61,11 @@ impl Recipe {
         Ok(recipe)
     }
 
+    /// Returns a recipe of outputs that no rule has named.
+    pub(super) fn of_outputs(outputs: Vec<Output>) -> Recipe {
+        Recipe { outputs, positions: HashMap::new(), unused: Vec::new() }
+    }
+
     /// Returns all outputs.
     pub fn outputs(&self) -> &[Output] {
         &self.outputs

@@ -14,6 +14,8 @@ pub struct Parts {
     pub codes: Vec<IndexRange>,
     /// Indices of the scales of the blocks that the codes are in.
     pub scales: Vec<IndexRange>,
+    /// Shape of these scales, with the dimensions of [`grid`](Dequantized::grid).
+    pub scales_shape: Vec<u64>,
     /// Indices of the global scales of the matrices that the codes are in.
     pub global_scale: Vec<IndexRange>,
     /// Row and column of the first number in the first block.
@@ -93,13 +95,16 @@ impl Dequantized {
         let codes = self.codes_region(region).unwrap_or_else(|| whole(&self.codes.shape));
         let matrices = region.len().saturating_sub(2);
         let is_single = |stored: &Stored| numel(&stored.shape) == 1;
-        let mut scales = whole(&self.scales.shape);
+        let mut cells = whole(&self.grid);
         let mut begin = [0; 2];
         if !is_single(&self.scales) {
-            for (dim, (scale, range)) in scales.iter_mut().zip(region).enumerate() {
+            for (dim, (scale, range)) in cells.iter_mut().zip(region).enumerate() {
                 // The last dimension has the columns, and the dimension before it the rows.
                 let Some(axis) = (dim + 2).checked_sub(region.len()) else {
-                    *scale = *range;
+                    // One matrix of scales is that of all.
+                    if scale.length > 1 {
+                        *scale = *range;
+                    }
                     continue;
                 };
                 let block = self.block.get(axis).copied().unwrap_or(0);
@@ -121,6 +126,12 @@ impl Dequantized {
             }
             ranges
         });
-        Parts { codes, scales, global_scale, begin }
+        let scales_shape = cells.iter().map(|range| range.length).collect();
+        let scales = match self.grid == self.scales.shape {
+            true => cells,
+            // They differ in dimensions of size 1 only.
+            false => Layout::contiguous(&self.grid).index(&cells).region(&self.scales.shape).unwrap_or_default(),
+        };
+        Parts { codes, scales, scales_shape, global_scale, begin }
     }
 }

@@ -113,7 +113,7 @@ impl Build<'_, '_> {
             Operation::Tensor(leaf) => return self.tensor(*leaf),
             Operation::Cat { dim, inputs } => {
                 let inputs = inputs.iter().map(|input| self.expression(input)).collect::<Result<_>>()?;
-                View::cat(inputs, *dim)
+                View::cat(inputs, *dim, None)
             }
             Operation::Stack { dim, variable, leaves, input } => {
                 let count = self.count(expression.column, *variable, leaves)?;
@@ -123,7 +123,7 @@ impl Build<'_, '_> {
                     inputs.push(self.expression(input)?);
                 }
                 self.numbers.remove(variable);
-                View::stack(inputs, *dim)
+                View::stack(inputs, *dim, None)
             }
             Operation::Slice { input, dim, start, end, step } => {
                 self.expression(input)?.slice(*dim, *start, *end, *step)
@@ -245,7 +245,7 @@ impl Build<'_, '_> {
     }
 }
 
-fn new_stored(checkpoint: &Checkpoint, position: usize, (source, entry): (usize, Entry<'_>)) -> Result<Stored> {
+pub(super) fn new_stored(checkpoint: &Checkpoint, position: usize, (source, entry): (usize, Entry<'_>)) -> Result<Stored> {
     let shape = torch_shape(entry).map_err(|error| checkpoint.locate(source, error))?;
     Ok(Stored { position, dtype: entry.dtype, shape })
 }

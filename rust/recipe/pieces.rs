@@ -142,6 +142,21 @@ impl Planner<'_> {
         if view.layout.numel() == 0 {
             return;
         }
+        match &view.base {
+            Base::Held(held) => {
+                let source = Elements { memory: Memory::Held(held.index), layout: view.layout.clone() };
+                self.plan.copies.push(Copy { source, target });
+                return;
+            }
+            // Elements are rounded to one dtype, and then to another.
+            Base::Joined(joined) if joined.dtype.is_some_and(|dtype| dtype != self.dtype) => {
+                return self.copy_base(view, target);
+            }
+            Base::Dequantized(numbers) if numbers.dtype.is_some_and(|dtype| dtype != self.dtype) => {
+                return self.copy_base(view, target);
+            }
+            _ => {}
+        }
         let order = view.layout.stride_order();
         let view = view.with(view.layout.permute(&order));
         let target = Elements { layout: target.layout.permute(&order), ..target };
@@ -162,7 +177,7 @@ impl Planner<'_> {
             (Some((region, layout)), Base::Dequantized(numbers)) => {
                 self.add_numbers(numbers, &region, Elements { layout, ..target });
             }
-            (Some(_), Base::Codes(_) | Base::Scales(_)) => self.copy_base(&view, target),
+            (Some(_), Base::Held(_) | Base::Codes(_) | Base::Scales(_)) => self.copy_base(&view, target),
         }
     }
 
@@ -232,7 +247,14 @@ impl Planner<'_> {
     /// Adds a view by way of a temporary tensor with all of its base.
     fn copy_base(&mut self, view: &View, target: Elements) {
         let whole = View::whole(view.base.clone());
+        let own = self.dtype;
+        match &view.base {
+            Base::Joined(joined) => self.dtype = joined.dtype.unwrap_or(own),
+            Base::Dequantized(numbers) => self.dtype = numbers.dtype.unwrap_or(own),
+            _ => {}
+        }
         let memory = self.load_temporary(&whole);
+        self.dtype = own;
         let source = Elements { memory, layout: view.layout.clone() };
         self.plan.copies.push(Copy { source, target });
     }

@@ -24,6 +24,12 @@ pub struct Request {
 }
 
 impl Recipe {
+    /// Returns a request for each output.
+    pub fn all_requests(&self) -> Vec<Request> {
+        let request = |(index, output): (usize, &Output)| request(index, output, output.view.clone());
+        self.outputs().iter().enumerate().map(request).collect()
+    }
+
     /// Returns requests for new tensors with these outputs, in the order of the names, or with index regions of them.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use crate::cast::quantized::{self, Form};
 use crate::cast::scheme::Scheme;
 use crate::checkpoint::region::IndexRange;
 use crate::dtype::Dtype;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use std::sync::Arc;
 
@@ -35,6 +35,17 @@ pub struct Joined {
     pub dim: usize,
     /// Whether each view is one index of `dim`, which it lacks.
     pub is_stack: bool,
+    /// Dtype to which the elements are rounded before they are cast to the dtype of the output, or `None` to round once.
+    pub dtype: Option<Dtype>,
+}
+
+/// Tensor in the memory of the caller.
+#[derive(Clone, Debug)]
+pub struct Held {
+    /// Index of the tensor among those that the caller passes.
+    pub index: usize,
+    /// Shape.
+    pub shape: Vec<u64>,
 }
 
 /// Numbers of a quantized tensor.
@@ -54,6 +65,10 @@ pub struct Dequantized {
     pub scales: Arc<Stored>,
     /// The global scale.
     pub global_scale: Option<Arc<Stored>>,
+    /// Shape of the scales, with a dimension for each one of the codes, or that of one scale.
+    pub grid: Vec<u64>,
+    /// Dtype to which the numbers are rounded before they are cast to the dtype of the output, or `None` to round once.
+    pub dtype: Option<Dtype>,
 }
 
 /// Numbers that become codes and scales.
@@ -76,6 +91,8 @@ pub struct Quantized {
 pub enum Base {
     /// A tensor of the checkpoint.
     Stored(Arc<Stored>),
+    /// A tensor in memory.
+    Held(Arc<Held>),
     /// Views side by side.
     Joined(Arc<Joined>),
     /// Numbers of a quantized tensor.
@@ -117,7 +134,34 @@ impl Dequantized {
             begin: &[],
         };
         let quantized::Layout { code_shape, shape, block, .. } = quantized.layout()?;
-        Ok(Dequantized { shape, code_shape, scheme, block, codes, scales, global_scale })
+        let grid = scales.shape.clone();
+        Ok(Dequantized { shape, code_shape, scheme, block, codes, scales, global_scale, grid, dtype: None })
+    }
+
+    /// Checks codes and scales of which a program has computed the block, and rounds the numbers to a dtype. `grid` is the
+    /// shape of the scales, with a size of 1 in place of dimensions that they lack.
+    pub(super) fn recorded(
+        scheme: Scheme,
+        block: &[i64],
+        codes: Arc<Stored>,
+        scales: Arc<Stored>,
+        grid: &[u64],
+        dtype: Dtype,
+    ) -> Result<Dequantized> {
+        let sizes = |shape: &[u64]| shape.iter().copied().filter(|&size| size != 1).collect::<Vec<_>>();
+        if sizes(grid) != sizes(&scales.shape) {
+            let message = format!("scales of shape {:?} cannot be viewed as {grid:?}", scales.shape);
+            return Err(Error::new(Kind::InvalidArgument, message));
+        }
+        let [leading @ .., _, _] = grid else { return Dequantized::new(scheme, block, codes, scales, None) };
+        // Scales of one matrix are those of all.
+        let mut checked = grid.to_vec();
+        if leading.iter().all(|&size| size == 1) && grid.len() == codes.shape.len() {
+            checked.iter_mut().zip(&codes.shape).take(leading.len()).for_each(|(size, &own)| *size = own);
+        }
+        let whole = Arc::new(Stored { shape: checked, ..Stored::clone(&scales) });
+        let numbers = Dequantized::new(scheme, block, codes, whole, None)?;
+        Ok(Dequantized { scales, grid: grid.to_vec(), dtype: Some(dtype), ..numbers })
     }
 }
 
@@ -153,6 +197,7 @@ impl Base {
     pub fn shape(&self) -> &[u64] {
         match self {
             Base::Stored(stored) => &stored.shape,
+            Base::Held(held) => &held.shape,
             Base::Joined(joined) => &joined.shape,
             Base::Dequantized(numbers) => &numbers.shape,
             Base::Codes(quantized) => quantized.input.shape(),
@@ -178,7 +223,7 @@ impl View {
     }
 
     /// Returns views along a dimension of one tensor.
-    pub(super) fn cat(inputs: Vec<View>, dim: i64) -> Viewed {
+    pub(super) fn cat(inputs: Vec<View>, dim: i64, dtype: Option<Dtype>) -> Viewed {
         let first = inputs.first().map(|view| view.shape().to_vec()).unwrap_or_default();
         let dim = resolve(dim, first.len())?;
         let mut shape = first.clone();
@@ -197,11 +242,11 @@ impl View {
         if let Some(size) = shape.get_mut(dim) {
             *size = total;
         }
-        joined(Joined { shape, inputs, dim, is_stack: false })
+        joined(Joined { shape, inputs, dim, is_stack: false, dtype })
     }
 
     /// Returns views of one shape along a new dimension.
-    pub(super) fn stack(inputs: Vec<View>, dim: i64) -> Viewed {
+    pub(super) fn stack(inputs: Vec<View>, dim: i64, dtype: Option<Dtype>) -> Viewed {
         let mut shape = inputs.first().map(|view| view.shape().to_vec()).unwrap_or_default();
         let dim = resolve(dim, shape.len() + 1)?;
         if let Some((index, other)) = inputs.iter().enumerate().find(|(_, view)| view.shape() != shape) {
@@ -211,7 +256,7 @@ impl View {
             ));
         }
         shape.insert(dim, to_u64(inputs.len()));
-        joined(Joined { shape, inputs, dim, is_stack: true })
+        joined(Joined { shape, inputs, dim, is_stack: true, dtype })
     }
 
     /// Returns some indices of a dimension, as `x[start:end:step]` does. Indices must lie inside the dimension.
@@ -291,7 +336,7 @@ impl View {
     /// Returns a view of a contiguous copy.
     fn contiguous(&self) -> Viewed {
         let input = self.with(self.layout.unsqueeze(0));
-        let copy = Joined { shape: input.shape().to_vec(), inputs: vec![input], dim: 0, is_stack: false };
+        let copy = Joined { shape: input.shape().to_vec(), inputs: vec![input], dim: 0, is_stack: false, dtype: None };
         let copy = joined(copy)?;
         let layout = copy.layout.select(0, 0);
         Ok(copy.with(layout))

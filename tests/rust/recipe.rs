@@ -61,6 +61,7 @@ fn run(checkpoint: &Checkpoint, plan: &Plan, outputs: &[u64]) -> Vec<Vec<u64>> {
         let end = match target.memory {
             Memory::Output(index) => outputs[index],
             Memory::Temporary(index) => numel(&plan.temporaries[index].shape),
+            Memory::Held(_) => panic!("a tensor of the caller is written"),
         };
         let own = memory.entry(format!("{:?}", target.memory)).or_default();
         for (place, value) in places.into_iter().zip(values) {

@@ -165,7 +165,7 @@ impl Checkpoint {
 
     /// Fails if a file is compared as a whole, so that no tensor is verified before all of them are.
     pub fn check_streamable(&self) -> Result<()> {
-        let is_whole = |file: &&OpenFile| file.is_compared() && Compared::WholeFiles.contains(file);
+        let is_whole = |file: &&Arc<OpenFile>| file.is_compared() && Compared::WholeFiles.contains(file);
         match self.files.iter().find(is_whole) {
             None => Ok(()),
             Some(file) => {
@@ -213,7 +213,7 @@ impl Checkpoint {
     /// that are all tensors of the file, each once. Fails with `integrity` if no digest covers a region, unless
     /// [`Partial::Allow`] is set.
     pub fn coverage(&self, regions: &[TensorRegion]) -> Result<Option<Coverage>> {
-        if !self.files.iter().any(OpenFile::is_compared) {
+        if !self.files.iter().any(|file| file.is_compared()) {
             return Ok(None);
         }
         let mut coverage = Coverage {

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 import fst
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._core.checkpoint import load_views_into
 from fst._core.memory import Memory
 from fst._deferred.dequantize import record_scaled
 from fst._deferred.tensor import DeferredTensor, NotRecordedError, load_deferred
-from fst._deferred.view import Stored, View
+from fst._deferred.view import Held, Stored, View
 from rawfile import assert_same
 
 CPU = torch.device("cpu")
@@ -85,6 +86,32 @@ def test_recorded_operators_give_the_same_values(tmp_path_factory, data):
     assert_same(loaded, expected)
 
 
+def test_views_of_several_checkpoints_and_of_memory(tmp_path):
+    """One load fills a tensor with parts of files and of a tensor in memory, each rounded once."""
+    (first, _), (found_first, _) = stored(tmp_path / "first.safetensors", [(4, 6), (2,)])
+    (_, second), (_, found_second) = stored(tmp_path / "second.safetensors", [(3,), (4, 6)], torch.bfloat16)
+    memory = torch.randn(4, 6)
+    meta = torch.empty(4, 6, device="meta")
+    held = DeferredTensor(View(meta, Held(meta, memory)), CPU)
+
+    def joined(*tensors):
+        return torch.cat([tensor.t().float() for tensor in tensors], 1)[1:].half().double()
+
+    # The second half of a tensor begins inside its storage.
+    [loaded] = load_deferred([joined(found_first, found_second, held, found_second)])
+    assert_same(loaded, joined(first, second, memory, second))
+
+
+def test_views_outside_of_tensors_are_refused(tmp_path):
+    stored(tmp_path / "model.safetensors", [(4, 6)])
+    checkpoint = OpenCheckpoint(tmp_path / "model.safetensors")
+    for views in ([[0, 1, [4, 6], [6, 1]]], [[1, 0, [2], [1]]], [[0, 0, [24, 2], [1, 1 << 62]]]):
+        out = torch.zeros(views[0][2][:1])
+        with pytest.raises(ValueError, match="tensor"):
+            load_views_into([checkpoint], {"bases": [{"stored": 0}], "views": views}, [], [out])
+        assert not out.any()
+
+
 def test_other_operators_load_values(tmp_path):
     [expected], [found] = stored(tmp_path / "model.safetensors", [(4, 3)])
     assert torch.equal(found + 1, expected + 1)
@@ -98,6 +125,20 @@ def test_views_of_stored_tensors_stay_mapped(tmp_path):
     _, [whole, turned, part, joined] = stored(tmp_path / "model.safetensors", [(2, LARGE)] * 4)
     loaded = load_deferred([whole, turned.t(), part[1], torch.cat([joined, joined])])
     assert [Memory.is_mapped(tensor) for tensor in loaded] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("shape", [[], [1], [1, 1, 1], [2, 3], [1, 2, 3], [4, 2, 3], [4], [4, 1, 1]])
+def test_scales_of_several_matrices(tmp_path, shape):
+    """Scales of one matrix, or one for each matrix, have the dims that they need."""
+    codes = torch.randint(0, 127, (4, 8, 6), dtype=torch.uint8).view(torch.float8_e4m3fn)
+    scales = torch.rand(shape)
+    fst.save_file({"codes": codes, "scales": scales}, tmp_path / "model.safetensors")
+    checkpoint = OpenCheckpoint(tmp_path / "model.safetensors")
+    numbers = record_scaled(deferred(checkpoint, "codes"), deferred(checkpoint, "scales"), torch.bfloat16)
+    cells = scales.view(-1, 1, 1) if len(shape) < 2 else scales
+    factors = cells.repeat_interleave(8 // cells.shape[-2], -2).repeat_interleave(6 // cells.shape[-1], -1)
+    expected = (codes.float() * factors).bfloat16()
+    assert_same(load_deferred([numbers[1:, 3:7].float()])[0], expected[1:, 3:7].float())
 
 
 FP8_VIEWS = {

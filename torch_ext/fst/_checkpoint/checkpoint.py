@@ -12,7 +12,7 @@ from fst._core.arguments import DIGESTS_KEY, Paths, paths_of
 from fst._core.checkpoint import Checkpoint
 from fst._core.encryption_key import EncryptionKey, core_key
 from fst._core.errors import SafetensorError, TensorNotFoundError
-from fst._recipe.recipe import rules_for
+from fst._recipe.quantized import dequantizing_rules
 
 
 def not_found(name: str, error: TensorNotFoundError) -> TensorNotFoundError:
@@ -57,7 +57,7 @@ class OpenCheckpoint(Checkpoint):
         # A key may come from a callback, which is asked once.
         key = core_key(encryption_key) if opened is None else None
         super().__init__(self.paths, headers, verify, key, accepts_plain, opened)
-        self.rules = tuple(rules_for(self.paths, self) if rules is None else rules)
+        self.rules = tuple(dequantizing_rules(self.paths, self) if rules is None else rules)
         if self.rules:
             self._object = Outputs(self._object, self.rules)
             self._methods.clear()

@@ -2,6 +2,7 @@
 # Methods of the wrapped objects have no static types.
 # pyrefly: ignore-errors[no-any-return-explicit]
 
+import json
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from fst._core.arguments import Dtype, dtype_arguments
 from fst._core.core_object import CoreObject
-from fst._core.errors import methods_translate_errors
+from fst._core.errors import methods_translate_errors, translates_errors
 from fst._core.index_range import FlatRegions, IndexRange, flatten
 from fst._core.loads import Loads
 from fst._core.secret_key import EncryptionKey
@@ -162,6 +163,11 @@ class Checkpoint(CoreObject, Loads):
         """Returns the path of the file that holds a tensor."""
         return self.call("path", name)
 
+    def text_beside(self, name: str) -> tuple[str, str] | None:
+        """Reads a small file with this name beside the files or objects. Returns its path and its text, or `None`."""
+        found = self.call("text_beside", name)
+        return None if found is None else (found[0], found[1])
+
     def page_cache(self) -> str:
         """Returns a name for the page cache that serves loads of these files to the CPU.
 
@@ -268,17 +274,39 @@ class Checkpoint(CoreObject, Loads):
 
     def _run(self, name: str, *arguments: Any, **options: Any) -> Any:
         loaded = self._method(name)(*arguments, **options)
+        self.warn_of_unverified()
+        return loaded
+
+    def warn_of_unverified(self) -> None:
+        """Warns of the tensors that loads have not verified since the last call, which a request may permit."""
         if self._verify and permits_unverified(self._verify):
             message = self.call("take_unverified")
             if message:
                 warn(message)
-        return loaded
 
     def _method(self, name: str) -> Any:
         method = self._methods.get(name)
         if method is None:
             method = self._methods[name] = getattr(self._object, name)
         return method
+
+
+@translates_errors
+def load_views_into(
+    checkpoints: Sequence[Checkpoint], views: Any, held: Sequence[Tensor], out: Sequence[Tensor]
+) -> None:
+    """Fills tensors with recorded views, with the casts of `Tensor.copy_`.
+
+    Args:
+        checkpoints: The checkpoints whose tensors the views show.
+        views: The views, as rust/recipe/recorded.rs has them. Positions of tensors count those of all checkpoints.
+        held: The tensors in memory that the views show.
+        out: The tensors to fill, which share no elements.
+    """
+    cores = [checkpoint._object for checkpoint in checkpoints]
+    torch.classes.fst.Checkpoint.load_views_into(cores, json.dumps(views, separators=(",", ":")), list(held), list(out))
+    for checkpoint in checkpoints:
+        checkpoint.warn_of_unverified()
 
 
 def _flat_regions(regions: Sequence[Sequence[IndexRange]] | None) -> FlatRegions:

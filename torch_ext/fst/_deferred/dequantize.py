@@ -1,6 +1,5 @@
 """Dequantization of tensors that are not loaded yet."""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -42,7 +41,8 @@ def record_scaled(codes: DeferredTensor, scales: DeferredTensor, dtype: torch.dt
     columns *= numbers_per_code
     shape = tuple(grid_leaf.meta.shape)
     grid_rows, grid_columns = shape[-2:] if len(shape) > 1 else (1, 1)
-    matrices = math.prod(shape[:-2]) if len(shape) > 1 else math.prod(shape)
+    # Scales of one matrix are those of all.
+    matrices = [size for size in (shape[:-2] if len(shape) > 1 else shape) if size != 1]
     if (
         leaf.meta.dtype not in (*_FLOAT8, *_PAIRS)
         or scales.dtype not in _SCALES
@@ -50,10 +50,10 @@ def record_scaled(codes: DeferredTensor, scales: DeferredTensor, dtype: torch.dt
         or not rows * columns * grid_rows * grid_columns
         or rows % grid_rows
         or columns % grid_columns
-        or matrices not in (1, math.prod(lead))
+        or matrices not in ([], [size for size in lead if size != 1])
     ):
         return None
-    grid = (*(lead if matrices == math.prod(lead) else [1] * len(lead)), grid_rows, grid_columns)
+    grid = (*(lead if matrices else [1] * len(lead)), grid_rows, grid_columns)
     block = rows // grid_rows, columns // grid_columns
     meta = empty_meta((*lead, rows, columns), dtype)
     scheme = "scale" if numbers_per_code == 1 else "fp4"

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._checkpoint.region import Region
-from fst._deferred.numbers import load_numbers
-from fst._deferred.place import FillPlan, Piece
+from fst._deferred.encoding import write_views
 from fst._deferred.region import region_of
 from fst._deferred.view import Dequantized, Held, Joined, Stored, View, in_memory, inverse_order, stride_order
 
@@ -18,7 +16,7 @@ def load_views(views: Sequence[View], devices: Sequence[torch.device]) -> list[T
     """Loads views, each into a tensor of its dtype, shape and strides.
 
     Views of stored tensors on the CPU may be views of mapped files, and views of tensors in memory stay views. All
-    others are filled once, by one load for each checkpoint.
+    others are filled once, by one load.
 
     Args:
         views: What to load.
@@ -26,7 +24,7 @@ def load_views(views: Sequence[View], devices: Sequence[torch.device]) -> list[T
     """
     tensors: dict[int, Tensor] = {}
     whole: dict[tuple[OpenCheckpoint, torch.device], list[tuple[int, str]]] = {}
-    plan = FillPlan()
+    rest: list[int] = []
     for index, (view, device) in enumerate(zip(views, devices, strict=True)):
         if (held := in_memory(view)) is not None and held.device == device:
             tensors[index] = held
@@ -35,13 +33,13 @@ def load_views(views: Sequence[View], devices: Sequence[torch.device]) -> list[T
         elif isinstance(view.base, Stored) and device.type == "cpu":
             tensors[index] = _load_view(view, view.base, device)
         else:
-            tensors[index] = out = torch.empty_like(view.meta, device=device)
-            plan.add(view, out)
+            tensors[index] = torch.empty_like(view.meta, device=device)
+            rest.append(index)
     for (checkpoint, device), found in whole.items():
         loaded = checkpoint.load_tensors([name for _, name in found], device)
         for (index, _), tensor in zip(found, loaded, strict=True):
             tensors[index] = tensor.view(views[index].meta.shape)
-    _run(plan)
+    write_views([views[index] for index in rest], [tensors[index] for index in rest])
     return [tensors[index] for index in range(len(views))]
 
 
@@ -59,14 +57,11 @@ def fill_views(
         out: The tensors, which share no elements.
         progress: Called after each load, with the number of bytes that it has filled.
         batch_bytes: Bytes that one load fills, unless a single tensor has more. The loads are in the order of the
-            files. `None` fills all tensors by one load for each checkpoint.
+            files. `None` fills all tensors by one load.
     """
     order = sorted(range(len(views)), key=lambda index: _position(views[index]))
     for batch in _batches(order, [tensor.nbytes for tensor in out], batch_bytes):
-        plan = FillPlan()
-        for index in batch:
-            plan.add(views[index], out[index])
-        _run(plan)
+        write_views([views[index] for index in batch], [out[index] for index in batch])
         progress(sum(out[index].nbytes for index in batch))
 
 
@@ -98,13 +93,6 @@ def _batches(order: Sequence[int], sizes: Sequence[int], size_max: int | None) -
         yield batch
 
 
-def _run(plan: FillPlan) -> None:
-    _load_pieces(plan.pieces)
-    load_numbers(plan.numbers)
-    for source, destination in plan.copies:
-        destination.copy_(source)
-
-
 def _load_view(view: View, stored: Stored, device: torch.device) -> Tensor:
     """Loads a view of a stored tensor. Both may share mapped memory."""
     order = stride_order(view.meta)
@@ -116,19 +104,3 @@ def _load_view(view: View, stored: Stored, device: torch.device) -> Tensor:
         return whole.as_strided(view.meta.shape, view.meta.stride(), view.meta.storage_offset())
     loaded = stored.checkpoint.load_region(stored.name, region, device).reshape(meta.shape)
     return loaded.permute(inverse_order(order))
-
-
-def _load_pieces(pieces: Sequence[Piece]) -> None:
-    whole: dict[OpenCheckpoint, list[Piece]] = {}
-    parts: dict[OpenCheckpoint, list[tuple[Piece, Region]]] = {}
-    for piece in pieces:
-        # A call without regions takes less time for each tensor.
-        if piece.region is None:
-            whole.setdefault(piece.stored.checkpoint, []).append(piece)
-        else:
-            parts.setdefault(piece.stored.checkpoint, []).append((piece, piece.region))
-    for checkpoint, group in whole.items():
-        checkpoint.load_into([piece.stored.name for piece in group], [piece.out for piece in group])
-    for checkpoint, regions in parts.items():
-        names, out = [piece.stored.name for piece, _ in regions], [piece.out for piece, _ in regions]
-        checkpoint.load_boxes_into(names, [region for _, region in regions], out)

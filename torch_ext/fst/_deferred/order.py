@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fst._checkpoint.region import Region
-from fst._deferred.region import region_of
+from fst._deferred.region import regions_of
 from fst._deferred.view import stride_order
 
 
@@ -52,7 +52,7 @@ class Layout:
         Writes whose elements are all written again by a later one are left out.
         """
         extents = [extent(target) for target in targets]
-        regions = [self._region(target) for target in targets]
+        regions = self._regions(targets)
         needs: list[list[int]] = [[] for _ in targets]
         dropped: set[int] = set()
         active: list[int] = []
@@ -77,10 +77,19 @@ class Layout:
         nbytes = sum(targets[index].nbytes for index in steps[0]) if len(steps) == 1 else 0
         return Ordered(steps, nbytes)
 
-    def _region(self, target: Tensor) -> Region | None:
-        if self._shape is None or target.element_size() != self._itemsize or not target.numel():
-            return None
-        return region_of(target.permute(stride_order(target)), self._shape)
+    def _regions(self, targets: Sequence[Tensor]) -> list[Region | None]:
+        """Returns the region of each target in the tensor that has all of the storage, or None if it is none."""
+        found: list[Region | None] = [None] * len(targets)
+        if self._shape is not None:
+            known = [
+                index
+                for index, target in enumerate(targets)
+                if target.element_size() == self._itemsize and target.numel()
+            ]
+            sorted_targets = [targets[index].permute(stride_order(targets[index])) for index in known]
+            for index, region in zip(known, regions_of(sorted_targets, self._shape), strict=True):
+                found[index] = region
+        return found
 
 
 def extent(target: Tensor) -> tuple[int, int]:

@@ -32,8 +32,10 @@ class DeferredSlice(Slice[Any]):
         """Returns whether an object is a slice of `safe_open` that loads PyTorch's tensors to the CPU."""
         # Its own class, since slices pose as those of safetensors.
         kind = type(found)
-        is_plain = issubclass(kind, Slice) and kind.__getitem__ is Slice.__getitem__
-        return is_plain and cast("Slice[Any]", found)._source.output == Output(PYTORCH, _CPU)
+        if not issubclass(kind, Slice) or kind.__getitem__ is not Slice.__getitem__:
+            return False
+        source = cast("Slice[Any]", found)._source
+        return source.output == Output(PYTORCH, _CPU) and not source.checkpoint.rules
 
     def get_dtype(self) -> str:
         """Returns the dtype as in the header. Reading the entry of the header would take longer."""

@@ -118,13 +118,15 @@ def record_operator(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) 
 
 
 def _record_view(function: Any, tensor: DeferredTensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    result = function(tensor.source.meta, *args, **kwargs)
-    metas = [result] if isinstance(result, Tensor) else result
-    if any(meta.dtype != tensor.dtype or meta.is_conj() or meta.is_neg() for meta in metas):
+    meta, base = tensor.source
+    result = function(meta, *args, **kwargs)
+    is_one = isinstance(result, Tensor)
+    first = result if is_one else next(iter(result), meta)
+    if first.dtype is not meta.dtype or first.is_conj() or first.is_neg():
         # The view interprets the bits in another way.
         return None
-    views = [DeferredTensor(View(meta, tensor.source.base), tensor.device) for meta in metas]
-    return views[0] if metas is not result else views
+    kind, device = type(tensor), tensor.device
+    return kind(View(result, base), device) if is_one else [kind(View(part, base), device) for part in result]
 
 
 def _record_copy(function: Any, tensor: DeferredTensor, kwargs: dict[str, Any]) -> DeferredTensor | None:
@@ -138,7 +140,7 @@ def _record_copy(function: Any, tensor: DeferredTensor, kwargs: dict[str, Any]) 
     if not in_memory.is_contiguous():
         return None
     joined = Joined(in_memory.unsqueeze(0), [tensor.source.permute(order)], is_stack=True)
-    return DeferredTensor(View(in_memory.permute(inverse_order(order)), joined), device)
+    return type(tensor)(View(in_memory.permute(inverse_order(order)), joined), device)
 
 
 def _record_join(
@@ -158,7 +160,7 @@ def _record_join(
         meta = function(metas, *args, **kwargs)
     if not meta.is_contiguous():
         return None
-    return DeferredTensor(View(meta, Joined(meta, sources, dim % meta.dim(), is_stack)), deferred[0].device)
+    return type(deferred[0])(View(meta, Joined(meta, sources, dim % meta.dim(), is_stack)), deferred[0].device)
 
 
 def _joined_meta(metas: Sequence[Tensor], dim: int, is_stack: bool) -> Tensor | None:

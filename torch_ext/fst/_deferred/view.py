@@ -143,10 +143,8 @@ def in_memory(view: View) -> Tensor | None:
         return None
     # Dims of one index may differ.
     lengths = [view.meta.shape[dim] for dim in order]
-    try:
-        return part.view(lengths).permute(inverse_order(order))
-    except RuntimeError:
-        return None
+    fitting = viewed(part, tuple(lengths))
+    return None if fitting is None else fitting.permute(inverse_order(order))
 
 
 def _is_copy(joined: Joined) -> bool:
@@ -165,6 +163,14 @@ def stride_order(tensor: Tensor) -> list[int]:
 def inverse_order(order: Sequence[int]) -> list[int]:
     """Returns the permutation that undoes `order`."""
     return sorted(range(len(order)), key=order.__getitem__)
+
+
+def viewed(tensor: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    """Returns a view of another shape, or None if the elements are in another order."""
+    try:
+        return tensor.view(shape)
+    except RuntimeError:
+        return None
 
 
 def empty_meta(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

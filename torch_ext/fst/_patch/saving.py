@@ -91,7 +91,7 @@ def _held(tensor: Tensor) -> Tensor:
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return tensor
     meta = empty_meta(tensor.shape, tensor.dtype)
-    return DeferredTensor(View(meta, Held(meta, tensor.detach())), tensor.device)
+    return UnsavedTensor(View(meta, Held(meta, tensor.detach())), tensor.device)
 
 
 def _unsaved(tensor: Any) -> Any:
@@ -101,4 +101,4 @@ def _unsaved(tensor: Any) -> Any:
     base = tensor.source.base
     if isinstance(base, Held) and tensor.source.meta.is_contiguous():
         return base.part(tensor.source.meta)
-    return UnsavedTensor(tensor.source, tensor.device)
+    return tensor

@@ -2,14 +2,14 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fst._core.urls import is_remote, local_path_of, without_secrets
+from fst._core.checkpoint import Checkpoint
+from fst._core.urls import without_secrets
 from fst._recipe.general import Source, general_rules
 from fst._recipe.names import quoted
 
@@ -48,13 +48,15 @@ class Quantized(NamedTuple):
     consumed: frozenset[str]
 
 
-def dequantizing_rules(paths: Sequence[str], stored: Mapping[str, Tensor]) -> list[str]:
-    """Returns the rules that dequantize a checkpoint, whose tensors are on meta, and keep its other tensors.
+def dequantizing_rules(paths: Sequence[str], checkpoint: Checkpoint) -> list[str]:
+    """Returns the rules that dequantize an open checkpoint, and keep its other tensors.
 
     Raises:
         ValueError: No tensor is quantized, a scale is missing, or the scheme is not known.
     """
-    config = _config(paths)
+    names = checkpoint.names()
+    stored = dict(zip(names, checkpoint.load_tensors(names, torch.device("meta")), strict=True))
+    config = configuration(checkpoint)
     settings = config.get("quantization_config") or config.get("compression_config")
     try:
         found = quantized_tensors(stored, settings or {})
@@ -195,20 +197,18 @@ def _block(settings: Mapping[str, Any]) -> tuple[int, int] | None:
     return None if not size else (int(size[0]), int(size[1]))
 
 
-def _config(paths: Sequence[str]) -> dict[str, Any]:
-    """Returns the configuration in `config.json` beside local files, or an empty one."""
-    for path in paths:
-        if is_remote(path):
-            continue
-        local = local_path_of(path)
-        directory = local if os.path.isdir(local) else os.path.dirname(local)
-        try:
-            with open(os.path.join(directory, "config.json"), encoding="utf-8") as file:
-                config = json.load(file)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except ValueError as error:
-            raise ValueError(f"{directory}/config.json: {error}") from None
-        if isinstance(config, dict):
-            return config
-    return {}
+def configuration(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Returns the configuration in `config.json` beside the files of a checkpoint, or an empty one.
+
+    Raises:
+        ValueError: The file is not valid JSON.
+    """
+    found = checkpoint.text_beside("config.json")
+    if found is None:
+        return {}
+    path, text = found
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return config if isinstance(config, dict) else {}

@@ -63,8 +63,8 @@ class Recipe:
         part of the recipe, and neither are casts. Quantized weights of a directory are dequantized.
 
         Args:
-            source: The directory of a checkpoint with its `config.json`. Or a configuration of a model: the names of
-                the checkpoint are then those that `save_pretrained` writes.
+            source: The directory or URL of a checkpoint with its `config.json`. Or a configuration of a model: the
+                names of the checkpoint are then those that `save_pretrained` writes.
 
         Raises:
             ImportError: transformers is not installed, or is another release.
@@ -77,8 +77,8 @@ class Recipe:
     def dequantizing(cls, paths: Paths, *, encryption_key: EncryptionKey | None = None) -> Self:
         """Returns the recipe that `dequantize=True` uses: quantized tensors become numbers, others stay as they are.
 
-        The scheme follows from the headers, and from the `quantization_config` in a local `config.json` beside the
-        files: FP8 and INT8 with scales of blocks, rows or tensors; MXFP4 of gpt-oss; MXFP4 and NVFP4 of
+        The scheme follows from the headers, and from the `quantization_config` in a `config.json` beside the files or
+        objects: FP8 and INT8 with scales of blocks, rows or tensors; MXFP4 of gpt-oss; MXFP4 and NVFP4 of
         compressed-tensors; NVFP4 of ModelOpt. The numbers are bfloat16, unless a load has another `dtype`. Scales of
         activations are left out.
 
@@ -92,7 +92,7 @@ class Recipe:
         """
         texts = paths_of(paths)
         checkpoint = Checkpoint(texts, None, "", core_key(encryption_key))
-        return cls(rules_for(texts, checkpoint))
+        return cls(dequantizing_rules(texts, checkpoint))
 
     def outputs(self, paths: Paths, *, encryption_key: EncryptionKey | None = None) -> dict[str, Tensor]:
         """Returns the tensors that a load would return, on meta. Only headers are read.
@@ -127,14 +127,6 @@ class Recipe:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Recipe, (list(self._rules),)
-
-
-def rules_for(paths: Sequence[str], checkpoint: Checkpoint) -> list[str]:
-    """Returns the rules that dequantize an open checkpoint."""
-    names = checkpoint.names()
-    return dequantizing_rules(
-        paths, dict(zip(names, checkpoint.load_tensors(names, torch.device("meta")), strict=True))
-    )
 
 
 def recipe_of(recipe: "Recipe | Sequence[str] | None") -> tuple[str, ...]:

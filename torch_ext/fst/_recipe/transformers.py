@@ -1,24 +1,26 @@
 """Rules of transformers' models, recorded from transformers' own conversion of the names and shapes in a checkpoint."""
 
 import importlib
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from fst._core.arguments import Path
 from fst._core.checkpoint import Checkpoint
+from fst._core.urls import is_remote, without_secrets
 from fst._recipe.expression import Expression
 from fst._recipe.general import Source, general_rules
 from fst._recipe.names import quoted
-from fst._recipe.quantized import Quantized, quantized_tensors
+from fst._recipe.quantized import Quantized, configuration, quantized_tensors
 
 
 def transformers_rules(source: Any) -> list[str]:
-    """Returns the rules for a directory of a checkpoint, or for a configuration of a model.
+    """Returns the rules for a directory or URL of a checkpoint, or for a configuration of a model.
 
     Runs transformers' conversion on tensors that record it. Nothing is read but headers and the configuration.
 
@@ -35,11 +37,11 @@ def transformers_rules(source: Any) -> list[str]:
         find_mapping, revert = mapping.get_model_conversion_mapping, loading.revert_weight_conversion
     except (ImportError, AttributeError) as error:
         raise ImportError(f"rules of a model need transformers 5.20 to 5.24: {error}") from error
-    is_path = isinstance(source, (str, os.PathLike))
-    config = transformers.AutoConfig.from_pretrained(source) if is_path else source
+    checkpoint = Checkpoint([os.fspath(source)]) if isinstance(source, (str, os.PathLike)) else None
+    config = source if checkpoint is None else _config(transformers, os.fspath(source), checkpoint)
     model = _model(transformers, config)
-    if is_path:
-        leaves = _leaves(source, config)
+    if checkpoint is not None:
+        leaves = _leaves(checkpoint, config)
     else:
         if getattr(config, "quantization_config", None) is not None:
             raise ValueError(
@@ -81,6 +83,19 @@ def _quiet(transformers: Any) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def _config(transformers: Any, path: str, checkpoint: Checkpoint) -> Any:
+    """Returns the configuration beside a checkpoint."""
+    if not is_remote(path):
+        return transformers.AutoConfig.from_pretrained(path)
+    values = configuration(checkpoint)
+    if not values:
+        raise ValueError(f"{without_secrets(path)}: it has no config.json beside it; pass a configuration")
+    with TemporaryDirectory() as folder:
+        with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+            json.dump(values, file)
+        return transformers.AutoConfig.from_pretrained(folder)
+
+
 def _model(transformers: Any, config: Any) -> Any:
     """Returns the model of a configuration, on meta."""
     kinds = [getattr(transformers, name, None) for name in getattr(config, "architectures", None) or ()]
@@ -98,9 +113,8 @@ def _model(transformers: Any, config: Any) -> Any:
     raise ValueError(f"transformers has no model for a {type(config).__name__}: {errors[-1]}")
 
 
-def _leaves(path: Path, config: Any) -> Mapping[str, Expression]:
+def _leaves(checkpoint: Checkpoint, config: Any) -> Mapping[str, Expression]:
     """Returns the tensors of a checkpoint, with quantized ones dequantized."""
-    checkpoint = Checkpoint([os.fspath(path)])
     names = checkpoint.names()
     stored = dict(zip(names, checkpoint.load_tensors(names, torch.device("meta")), strict=True))
     quantization = getattr(config, "quantization_config", None)

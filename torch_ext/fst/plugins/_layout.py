@@ -8,10 +8,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._deferred.place import viewed
 from fst._deferred.region import region_of
 from fst._deferred.tensor import DeferredTensor
-from fst._deferred.view import Stored, View, stride_order
+from fst._deferred.view import Stored, View, stride_order, viewed
 from fst._deferred.write_log import Write, WriteLog
 from fst._ranks.shards import Replicated
 from fst._update.target import Part
