@@ -25,6 +25,10 @@ use std::fs;
 use std::ops::Range;
 use std::path::PathBuf;
 
+/// Offset, sizes and strides of a view.
+#[derive(Deserialize)]
+struct ViewLayout(u64, Vec<u64>, Vec<u64>);
+
 /// Calls a function of the core.
 pub(super) fn call(method: &str, request: &str) -> Result<String> {
     answer(|check| match method {
@@ -75,8 +79,8 @@ pub(super) fn call(method: &str, request: &str) -> Result<String> {
         // Returns the index region of a contiguous tensor that each view covers, or null if a view is none. Views have an
         // offset, sizes and strides, which do not increase.
         "regions" => {
-            let (shape, views): (Vec<u64>, Vec<(u64, Vec<u64>, Vec<u64>)>) = parse(request)?;
-            let regions = views.into_iter().map(|(offset, sizes, strides)| {
+            let (shape, views): (Vec<u64>, Vec<ViewLayout>) = parse(request)?;
+            let regions = views.into_iter().map(|ViewLayout(offset, sizes, strides)| {
                 let region = Layout { offset, sizes, strides }.region(&shape)?;
                 Some(region.iter().map(|range| (range.start, range.length, range.step)).collect::<Vec<_>>())
             });

@@ -245,7 +245,11 @@ impl Build<'_, '_> {
     }
 }
 
-pub(super) fn new_stored(checkpoint: &Checkpoint, position: usize, (source, entry): (usize, Entry<'_>)) -> Result<Stored> {
+pub(super) fn new_stored(
+    checkpoint: &Checkpoint,
+    position: usize,
+    (source, entry): (usize, Entry<'_>),
+) -> Result<Stored> {
     let shape = torch_shape(entry).map_err(|error| checkpoint.locate(source, error))?;
     Ok(Stored { position, dtype: entry.dtype, shape })
 }
