@@ -211,6 +211,10 @@ void load_recipe_into(const Checkpoint& checkpoint, const RecipeRequest& request
 }
 
 void load_views_into(const Checkpoint& checkpoint, const std::string& views, at::TensorList held, at::TensorList out) {
+  for (const auto& tensor : held) {
+    // Throws for a tensor without memory.
+    address_of(tensor);
+  }
   auto outputs = call_core([&] { return checkpoint.recorded_outputs(to_rust(views), held.size()); });
   fill_outputs(*outputs, held, out, OutputDtype::kAny);
 }

@@ -16,6 +16,8 @@ REFUSED = {
     "Checkpoint.load_region step": "file.load_region('x', [0, 2, n, 0, 1, 1])",
     "Checkpoint.load_slices": "file.load_slices(['x'], [0], [n], [1])",
     "Checkpoint.stream regions": "file.stream(['x'], ([n, 0], [n, 1], [1, n])).next()",
+    "Checkpoint.load_views_into": "views(f'[0, {n}, [1], [1]]')",
+    "Checkpoint.load_views_into sizes": "views(f'[0, 0, [{n}], [{n}]]')",
     "EncryptionKey.derived memory": "classes.EncryptionKey(key, '', [1, n], key[:16].clone())",
     "EncryptionKey.derived passes": "classes.EncryptionKey(key, '', [n, 8192], key[:16].clone())",
     "EncryptionKey.derive memory": "classes.EncryptionKey.derive(key, [1, n], key[:16].clone(), key.clone())",
@@ -162,6 +164,11 @@ def saves(numbers={SAVES["region"]!r}, ranks=1, window=1 << 20, vector=None):
     vector = torch.tensor(numbers) if vector is None else vector
     request = dict(names=["x"], metadata=[dict()], ranks=ranks, window_bytes=window, has_parts=False)
     return classes.SavePlan(vector, json.dumps(request))
+
+
+def views(view):
+    text = '{{"bases": [{{"stored": 0}}], "views": [%s]}}' % view
+    classes.Checkpoint.load_views_into([file], text, [], [torch.zeros(1)])
 
 
 def update():

@@ -71,6 +71,8 @@ CALLS = {
     "Checkpoint.load_into": 'classes.Checkpoint(["a"]).load_into(["x"], [t])',
     "Checkpoint.load_boxes_into": 'classes.Checkpoint(["a"]).load_boxes_into(["x"], [0], [32], [1], [t])',
     "Checkpoint.load_recipe_into": 'classes.Checkpoint(["a"]).load_recipe_into(["y"], ["y = x"], [], [], [], [t])',
+    "Checkpoint.load_views_into": "classes.Checkpoint.load_views_into([classes.Checkpoint(['a'])], STORED, [], [t])",
+    "Checkpoint.load_views_into held": "classes.Checkpoint.load_views_into([], HELD, [t], [key.clone()])",
     "Source.read": 'classes.Source("a").read(0, t)',
     "Update target": "write([t], [None], [key])",
     "Update positions": "write([key.clone()], [t], [key])",
@@ -118,6 +120,10 @@ with TensorSerializer("h") as serializer:
 request = dict(lengths=[4], list_of_rank=[0], caches=[-1], strategy="auto", window_bytes=1 << 20)
 request = json.dumps(request)
 plan = classes.LoadPlan(classes.Checkpoint(["a"]), torch.tensor([1, 2, 0, 0]), request)
+
+
+STORED = '{{"bases": [{{"stored": 0}}], "views": [0]}}'
+HELD = '{{"bases": [{{"held": [0, 0, [32]]}}], "views": [0]}}'
 
 
 def write(*lists):
