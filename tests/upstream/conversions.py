@@ -48,6 +48,8 @@ LIMITS = {
     0: "bos_token_id eos_token_id num_nextn_predict_layers pad_token_id",
 }
 PARAMETERS_MAX = 60_000_000
+# Layers of the models, and stages of backbones.
+LAYERS = 2
 
 
 class Lines(logging.Handler):
@@ -64,7 +66,7 @@ class Lines(logging.Handler):
 # Where these limits do not fit together: limits of attributes whose names match, in their order.
 COUNTS = {
     r"vocab_size$": 99,
-    r"(^|_)(n_?)?(layers?|blocks?|depth)$": 2,
+    r"(^|_)(n_?)?(layers?|blocks?|depth)$": LAYERS,
     r"per_tok|top_?k$|moe_k$": 2,
     r"experts$": 4,
 }
@@ -74,6 +76,7 @@ WIDTHS = {
     r"hidden_size|hidden_dim|embed_dim|d_model|width|n_embd|projection_dim": 64,
 }
 LISTS = re.compile("layer_types$|layers_block_type$|layers_types$")
+FEATURES = re.compile("feature_layers?$")
 
 
 def named(name):
@@ -97,10 +100,19 @@ def shrink(config, limit_of, fills):
         elif isinstance(value, list) and LISTS.search(name) and value:
             # Two layers, of two types if there are two.
             setattr(config, name, [value[0], next((kind for kind in value if kind != value[0]), value[0])])
+        elif isinstance(value, list) and FEATURES.search(name) and value:
+            setattr(config, name, [1, 0][: len(value)])
+        elif isinstance(value, dict) and value and all(isinstance(key, int) for key in value):
+            # Options of single layers.
+            setattr(config, name, {key: option for key, option in value.items() if key < LAYERS})
         elif (limit := limit_of(name)) is None:
             continue
         elif (value is None and fills) or (type(value) is int and value > limit):
             setattr(config, name, limit)
+    if "stage_names" in vars(config):
+        # A backbone, whose last stage is its output.
+        config.stage_names = ["stem", *(f"stage{number}" for number in range(1, LAYERS + 1))]
+        config._out_features, config._out_indices = config.stage_names[-1:], [LAYERS]
     return config
 
 

@@ -262,6 +262,15 @@ def test_ranks_read_their_share(tmp_path, caplog, group, is_quantized, options, 
     assert assert_same_loads(tmp_path, caplog, **options).tensor_bytes < share * size
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_mxfp4_experts_of_a_rank(tmp_path, caplog, group):
+    path = save_mxfp4(tmp_path)
+    group()
+    plan = {f"model.layers.*.mlp.experts.{name}": "grouped_gemm" for name in ("gate_up_proj", "down_proj")}
+    config = DistributedConfig(tp_size=4, tp_plan=plan)
+    assert assert_same_loads(tmp_path, caplog, distributed_config=config).tensor_bytes < 0.8 * path.stat().st_size
+
+
 def test_known_forms():
     """Dequantizations of another form are left to transformers: models then take more time and memory."""
     for function, name in (
