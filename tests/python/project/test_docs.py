@@ -96,6 +96,23 @@ def test_every_public_name_has_a_docstring():
     assert [item for item in documented if not item.__doc__] == []
 
 
+def test_docstrings_describe_all_parameters():
+    entry = re.compile(r"^    ((?:\*{0,2}\w+(?:, )?)+): ", re.MULTILINE)
+    found, differing = 0, []
+    for module in (fst, fst.dcp, fst.numpy, fst.torch, fst.storage):
+        for name in module.__all__:
+            function = getattr(module, name)
+            _, _, arguments = (inspect.getdoc(function) or "").partition("Args:\n")
+            if inspect.isfunction(function) and arguments:
+                entries = entry.findall(re.split(r"\n\n(?=\w)", arguments)[0])
+                described = ", ".join(entries).replace("*", "").split(", ")
+                found += 1
+                if {*described} != {*inspect.signature(function).parameters}:
+                    differing.append(f"{module.__name__}.{name}")
+    assert differing == []
+    assert found > 30
+
+
 def run_block(text, place, names):
     # torch.compile and TorchScript read the source of functions.
     linecache.cache[place] = len(text), None, text.splitlines(keepends=True), place

@@ -72,7 +72,7 @@ def load_distributed(
         names: Tensors that `placements` applies to. `None` is all tensors.
         group: A process group of the ranks of the mesh. `None` is the one that PyTorch has: the group of a mesh of one
             dimension, the default group, or the group of a mesh that was flattened.
-        strategy, window_bytes, verify, encryption_key: As in `load_sharded`.
+        strategy, window_bytes, verify, encryption_key, recipe, dequantize: As in `load_sharded`.
 
     Returns:
         DTensors by name, in the order of the files, without skipped tensors. They do not require gradients.

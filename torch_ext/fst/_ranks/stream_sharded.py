@@ -123,7 +123,7 @@ def stream_sharded(
         window_bytes: Upper bound for the stored size of the tensors in a batch, in bytes. A larger tensor has a batch
             of its own. The smallest value of all ranks applies.
         exchange_bytes: Upper bound for this rank's send and receive buffers, in bytes, in addition to the window.
-        verify, encryption_key: As in `load_sharded`.
+        verify, encryption_key, recipe, dequantize: As in `load_sharded`.
 
     Returns:
         An iterator over pairs of name and tensor in the order of the files, with the method `close` and the attribute
