@@ -5,12 +5,9 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
 #include <array>
 #include <limits>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "cast.h"
 #include "error.h"
@@ -80,95 +77,27 @@ void check_dtype(c10::ScalarType dtype) {
   }
 }
 
-// Returns the value of scales that are exponents. All exponents but those of 0 and 255 are those of a float.
-at::Tensor power_of_two(const at::Tensor& exponents, float largest) {
-  const auto bits = at::where(exponents.eq(0), 1 << 22, exponents.to(at::kInt).bitwise_left_shift(23));
-  return bits.to(at::kInt).view(at::kFloat).masked_fill(exponents.eq(0xff), largest);
-}
-
-// Views a tensor of fewer dimensions as a matrix.
-at::Tensor as_matrix(const at::Tensor& tensor) {
-  return tensor.dim() > 1 ? tensor : tensor.dim() == 1 ? tensor.unsqueeze(0) : tensor.view({1, 1});
-}
-
-// Returns the two factors of all blocks, in float32.
-std::pair<at::Tensor, at::Tensor> factors(const Quantized& quantized) {
-  auto scales = as_matrix(quantized.scales.numel() == 1 ? quantized.scales.reshape({}) : quantized.scales);
-  const auto one = at::ones({1, 1}, scales.options().dtype(at::kFloat));
-  if (quantized.scheme == "mxfp4") {
-    const auto is_largest = scales.eq(0xff);
-    return {power_of_two(scales.clamp_max(0xfe), 0), at::where(is_largest, 2, 1).to(at::kFloat)};
-  }
-  if (scales.scalar_type() == at::kByte) {
-    return {power_of_two(scales, std::numeric_limits<float>::infinity()), one};
-  }
-  if (scales.scalar_type() == at::kFloat8_e8m0fnu) {
-    return {power_of_two(scales.view(at::kByte), std::numeric_limits<float>::quiet_NaN()), one};
-  }
-  scales = scales.to(at::kFloat);
-  if (!quantized.global_scale.defined()) {
-    return {scales, one};
-  }
-  // One for all matrices, or one for each.
-  auto global_scale = quantized.global_scale;
-  if (global_scale.numel() == 1) {
-    global_scale = global_scale.reshape({1, 1});
-  } else if (global_scale.dim() < scales.dim()) {
-    global_scale = global_scale.unsqueeze(-1).unsqueeze(-1);
-  }
-  if (quantized.scheme == "nvfp4_last") {
-    return {scales, global_scale};
-  }
-  return {quantized.scheme == "nvfp4" ? scales * global_scale : scales / global_scale, one};
-}
-
-// Repeats the factors of blocks for rows and columns, unless there is one for all.
-at::Tensor expand(const at::Tensor& factors, const std::array<int64_t, 2>& first, const std::array<int64_t, 2>& sizes,
-                  const std::array<int64_t, 2>& block) {
-  auto expanded = factors;
+// Repeats the scales of blocks for rows and columns, unless there is one for all.
+at::Tensor expand(const at::Tensor& scales, const std::array<int64_t, 2>& sizes, const std::array<int64_t, 2>& block) {
+  auto expanded = scales;
   for (size_t axis = 0; axis < 2; ++axis) {
     const auto dim = static_cast<int64_t>(axis) - 2;
     if (expanded.size(dim) != 1) {
-      const auto numbers = at::arange(first[axis], first[axis] + sizes[axis], factors.options().dtype(at::kLong));
+      const auto numbers = at::arange(sizes[axis], scales.options().dtype(at::kLong));
       expanded = expanded.index_select(dim, numbers.floor_divide(block[axis]));
     }
   }
   return expanded;
 }
 
-// Computes in PyTorch, for devices without kernels of fst.
-void dequantize_with_torch(const Quantized& quantized, const at::Tensor& stored, const QuantizedLayout& layout,
-                           const at::Tensor& target) {
-  // Sizes of temporary tensors together, in numbers of the target.
-  constexpr int64_t kTemporaryBytes = 6 * sizeof(float);
-  const bool is_packed = quantized.scheme != "scale";
-  const auto values = !is_packed ? at::Tensor()
-                                 : at::tensor({0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F, -0.0F, -0.5F, -1.0F,
-                                               -1.5F, -2.0F, -3.0F, -4.0F, -6.0F})
-                                       .to(stored.device());
-  const auto value = [&](const at::Tensor& codes) { return values.index_select(0, codes.flatten().to(at::kInt)); };
-  const auto [factor, second] = factors(quantized);
-  const std::array<int64_t, 2> block = {layout.block_rows, layout.block_columns};
-  const auto codes = as_matrix(stored);
-  const auto out = as_matrix(target);
-  const int64_t rows = out.size(-2);
-  const int64_t row_bytes = out.numel() / rows * kTemporaryBytes;
-  const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(kScratchBytes) / row_bytes);
-  for (int64_t row = 0; row < rows; row += step) {
-    const std::array<int64_t, 2> sizes = {std::min(step, rows - row), out.size(-1)};
-    const auto part = out.narrow(-2, row, sizes[0]);
-    auto numbers = codes.narrow(-2, row, sizes[0]);
-    if (is_packed) {
-      const auto low = value(numbers.bitwise_and(15));
-      const auto high = value(numbers.bitwise_right_shift(4));
-      numbers = at::stack({low, high}, -1).view(part.sizes());
-    } else {
-      numbers = numbers.view(quantized.codes.scalar_type()).to(at::kFloat);
-    }
-    const auto first = quantized.begin.empty() ? std::array<int64_t, 2>{row, 0}
-                                               : std::array<int64_t, 2>{quantized.begin[0] + row, quantized.begin[1]};
-    part.copy_(numbers * expand(factor, first, sizes, block) * expand(second, first, sizes, block));
-  }
+// Computes in the core, and returns whether it has an implementation for the device.
+bool run_in_core(const Quantized& quantized, const at::Tensor& codes, const at::Tensor& out) {
+  const auto device = out.device();
+  const auto stream = current_stream_handle(device);
+  const auto target = strided(out, out.scalar_type(), /*is_written=*/true);
+  const auto tensor = to_core(quantized, codes);
+  const int ordinal = device.is_cuda() ? device.index() : -1;
+  return call_core([&] { return dequantize(tensor, target, ordinal, stream, at::get_num_threads()); });
 }
 
 void run(const Quantized& quantized, const QuantizedLayout& layout, const at::Tensor& out) {
@@ -177,16 +106,17 @@ void run(const Quantized& quantized, const QuantizedLayout& layout, const at::Te
     return;
   }
   const auto codes = as_bits(quantized.codes).reshape(to_list(layout.code_shape));
-  if (device.is_cpu() || device.is_cuda()) {
-    const auto stream = current_stream_handle(device);
-    const auto target = strided(out, out.scalar_type(), /*is_written=*/true);
-    const auto tensor = to_core(quantized, codes);
-    const int ordinal = device.is_cuda() ? device.index() : -1;
-    if (call_core([&] { return dequantize(tensor, target, ordinal, stream, at::get_num_threads()); })) {
-      return;
-    }
+  if ((device.is_cpu() || device.is_cuda()) && run_in_core(quantized, codes, out)) {
+    return;
   }
-  dequantize_with_torch(quantized, codes, layout, out);
+  // Devices without kernels of fst get the numbers of the CPU, so that each scheme has one definition.
+  warn_of_missing_kernels(device);
+  const auto scales = quantized.scales.cpu();
+  const auto global_scale = quantized.global_scale.defined() ? quantized.global_scale.cpu() : at::Tensor();
+  const auto numbers = at::empty(out.sizes(), at::device(at::kCPU).dtype(out.scalar_type()));
+  run_in_core({quantized.codes, quantized.scheme, scales, global_scale, quantized.block, quantized.begin}, codes.cpu(),
+              numbers);
+  copy_elements(out, numbers);
 }
 
 void run_into(const Quantized& quantized, const at::Tensor& out) {
@@ -199,7 +129,13 @@ void run_into(const Quantized& quantized, const at::Tensor& out) {
     throw_invalid_argument(c10::str("`out` has shape ", out.sizes(), " on ", out.device(), ", but needs shape ",
                                     to_list(layout.shape), " on ", quantized.codes.device()));
   }
-  run(quantized, layout, out);
+  try {
+    run(quantized, layout, out);
+  } catch (...) {
+    // Some elements may have changed.
+    mark_changed({out});
+    throw;
+  }
   mark_changed({out});
 }
 
@@ -217,9 +153,7 @@ void quantize_with_torch(const at::Tensor& tensor, const CodesLayout& layout, co
   const auto blocks = padded.unflatten(-1, {grid[1], block[1]}).unflatten(-3, {grid[0], block[0]});
   const auto quotients = blocks.amax({-3, -1}) / layout.divisor;
   const_cast<at::Tensor&>(scales).copy_(quotients.masked_fill(quotients.eq(0), std::numeric_limits<float>::epsilon()));
-  const std::array<int64_t, 2> first = {0, 0};
-  const std::array<int64_t, 2> sizes = {rows, columns};
-  auto results = (numbers / expand(scales, first, sizes, block)).clamp(layout.least, layout.most);
+  auto results = (numbers / expand(scales, {rows, columns}, block)).clamp(layout.least, layout.most);
   if (codes.scalar_type() == at::kChar) {
     results = results.round().nan_to_num(0);
   }

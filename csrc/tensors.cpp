@@ -166,8 +166,8 @@ void warn_of_missing_kernels(c10::Device device) {
   const auto reason = missing_kernels(device.index());
   if (!reason.empty()) {
     TORCH_WARN_ONCE("fst: no device kernels for ", device.str(),
-                    ", so small tensors are copied one by one and PyTorch casts: ", std::string(reason),
-                    "; `fst doctor` says what to change");
+                    ", so small tensors are copied one by one, PyTorch casts and the CPU dequantizes: ",
+                    std::string(reason), "; `fst doctor` says what to change");
   }
 }
 

@@ -1,9 +1,10 @@
-//! Casts between dtypes, dequantization and writes by position on the host, and the task table of the device kernel.
+//! Casts between dtypes, dequantization and writes by position on the host, and the tasks of the device kernels.
 
 pub mod batch;
 mod cut;
 mod decoder;
 pub mod dequantize;
+pub mod dequantize_task;
 pub mod elements;
 #[cfg(target_arch = "x86_64")]
 mod f16c;

@@ -52,7 +52,7 @@ fn ptx_for(architecture: u32) -> String {
 
 fn compile(nvcc: &Path, arguments: &[String], target: &Path) -> Result<()> {
     let mut compiler = Command::new(nvcc);
-    compiler.args(["-std=c++17", "-O3"]).args(arguments).arg("csrc/kernels/scatter.cu").arg("-o").arg(target);
+    compiler.args(["-std=c++17", "-O3"]).args(arguments).arg("csrc/kernels/kernels.cu").arg("-o").arg(target);
     let output = compiler.output().with_context(|| format!("cannot run {}", nvcc.display()))?;
     ensure!(
         output.status.success(),

@@ -263,11 +263,15 @@ struct Cast {
   }
 };
 
-// Returns the row of an element. Avoids the slow 64-bit division if possible.
+// Divides. Avoids the slow 64-bit division if possible.
+FST_HOST_DEVICE uint64_t quotient(uint64_t value, uint64_t divisor) {
+  const bool is_small = (value | divisor) >> 32 == 0;
+  return is_small ? uint32_t(value) / uint32_t(divisor) : value / divisor;
+}
+
+// Returns the row of an element.
 FST_HOST_DEVICE uint64_t row_of(const Task& task, uint64_t element) {
-  if (task.rows == 1) return 0;
-  bool is_small = (element | task.row_elements) >> 32 == 0;
-  return is_small ? uint32_t(element) / uint32_t(task.row_elements) : element / task.row_elements;
+  return task.rows == 1 ? 0 : quotient(element, task.row_elements);
 }
 
 // Converts one thread's part of a tile. All threads of a block share the tile.
@@ -356,7 +360,8 @@ FST_HOST_DEVICE void run_tile_of(const Task& task, uint32_t tile, uint32_t threa
 }
 
 // Returns the last task that begins at or before the tile.
-FST_HOST_DEVICE uint32_t task_of_tile(const Task* tasks, uint32_t task_count, uint32_t tile) {
+template <typename AnyTask>
+FST_HOST_DEVICE uint32_t task_of_tile(const AnyTask* tasks, uint32_t task_count, uint32_t tile) {
   uint32_t begin = 0;
   uint32_t end = task_count;
   while (end - begin > 1) {

@@ -7,8 +7,10 @@ use crate::cast::dequantize;
 use crate::cast::quantize::{self, Codes};
 use crate::cast::quantized::{Form, Layout, Quantized, Strided};
 use crate::cast::scheme::Scheme;
+use crate::device::cuda;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
+use crate::os::sigint::Watch;
 
 /// Checks dtypes, shapes and block of a quantized tensor, and returns its shapes. Addresses and strides are not used.
 pub(super) fn lay_out_quantized(tensor: &ffi::QuantizedTensor) -> Result<ffi::QuantizedLayout> {
@@ -24,15 +26,17 @@ pub(super) fn lay_out_quantized(tensor: &ffi::QuantizedTensor) -> Result<ffi::Qu
     })
 }
 
-/// Dequantizes a tensor on the host if the ordinal is negative. Returns false on a GPU, for which there are no kernels.
+/// Dequantizes a tensor on the GPU with this ordinal, or on the host if it is negative. Returns false if the GPU has no
+/// kernels. Ctrl-C ends it on the host, and leaves a part of the target unwritten.
 ///
 /// # Safety
-/// The tensors are memory of this process, as [`dequantize::run`] requires.
+/// On the host, the tensors are memory of this process, as [`dequantize::run`] requires. Tensors of a GPU are its memory,
+/// and no other stream uses them before this work is complete.
 pub(super) unsafe fn dequantize(
     tensor: &ffi::QuantizedTensor,
     target: &ffi::StridedTensor,
     ordinal: i32,
-    _stream: u64,
+    stream: u64,
     threads: usize,
 ) -> Result<bool> {
     guard_with_log(|| {
@@ -44,10 +48,11 @@ pub(super) unsafe fn dequantize(
         let (codes, scales) = (memory.codes.strided(), memory.scales.strided());
         let matrices = quantized.matrices(&layout, codes, scales, global_scale, target.strided())?;
         if ordinal >= 0 {
-            return Ok(false);
+            return cuda::convert::dequantize(&matrices, ordinal, stream);
         }
+        let watch = Watch::begin();
         // SAFETY: the caller's promise is the same.
-        unsafe { dequantize::run(&matrices, threads) }.map(|()| true)
+        unsafe { dequantize::run(&matrices, threads, &|| watch.check()) }.map(|()| true)
     })
 }
 
@@ -76,7 +81,7 @@ pub(super) fn lay_out_codes(scheme: &str, shape: &[i64], block: &[i64]) -> Resul
     })
 }
 
-/// Quantizes a tensor on the host.
+/// Quantizes a tensor on the host. Ctrl-C ends it, and leaves parts of codes and scales unwritten.
 ///
 /// # Safety
 /// The numbers are readable. Codes and scales are contiguous memory of the shapes of [`lay_out_codes`], and all scales
@@ -93,9 +98,9 @@ pub(super) unsafe fn quantize(
         let tensor = Tensor::new(tensor, "numbers")?;
         let matrices =
             quantize::matrices(Codes::parse(scheme)?, quantize::block(block)?, tensor.strided(), codes, scales);
+        let watch = Watch::begin();
         // SAFETY: the caller's promise is the same.
-        unsafe { quantize::run(&matrices, threads) };
-        Ok(())
+        unsafe { quantize::run(&matrices, threads, &|| watch.check()) }
     })
 }
 

@@ -8,6 +8,7 @@ use super::matrix::Matrix;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_usize;
 use crate::os::compute_pool;
+use crate::os::retry::SharedCheck;
 use std::{ptr, slice};
 
 /// Numbers that a thread computes at a time.
@@ -19,27 +20,28 @@ const WHOLE_BLOCK_ROWS_MAX: u64 = 512;
 /// Columns of a tile.
 const TILE_COLUMNS: usize = 128;
 
-/// Dequantizes all matrices on up to `threads` threads.
+/// Dequantizes all matrices on up to `threads` threads, and calls `check` before each part.
 ///
 /// # Safety
 /// Codes and scales must be readable memory of this process, with a scale for each block. Targets must be writable, must
 /// not overlap anything else, and must not be used by other code until this returns.
 ///
 /// # Errors
-/// `internal` for a target that is not a float of 16 bits or more. Nothing has been written then.
-pub unsafe fn run(matrices: &[Matrix], threads: usize) -> Result<()> {
+/// `internal` for a target that is not a float of 16 bits or more. Nothing has been written then. Errors of `check`, after
+/// which a part of the numbers has been written.
+pub unsafe fn run(matrices: &[Matrix], threads: usize, check: SharedCheck<'_>) -> Result<()> {
     if let Some(wrong) = matrices.iter().find(|matrix| !matrix.to.is_castable()) {
         return Err(Error::new(Kind::Internal, format!("no numbers of {}", wrong.to)));
     }
     // SAFETY: the caller's guarantee; a part stays within its matrix.
     let convert = |part: &Matrix| unsafe { part.run() };
     let numbers = matrices.iter().map(|matrix| matrix.numbers()).fold(0, u64::saturating_add);
-    if threads > 1 && numbers >= SHARED_NUMBERS_MIN {
+    if numbers >= SHARED_NUMBERS_MIN {
         let parts: Vec<Matrix> = matrices.iter().flat_map(Matrix::parts).collect();
-        compute_pool::for_each(threads, &parts, convert);
-    } else {
-        matrices.iter().for_each(convert);
+        return compute_pool::try_for_each(threads, &parts, check, convert);
     }
+    check()?;
+    matrices.iter().for_each(convert);
     Ok(())
 }
 

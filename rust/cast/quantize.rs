@@ -9,6 +9,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result, named_enum};
 use crate::num::{to_u64, to_usize};
 use crate::os::compute_pool;
+use crate::os::retry::SharedCheck;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{ptr, slice};
@@ -115,21 +116,24 @@ const RUN_NUMBERS: usize = 512;
 /// Scale of a block of zeros.
 const SCALE_OF_ZEROS: f32 = f32::EPSILON;
 
-/// Quantizes all matrices on up to `threads` threads.
+/// Quantizes all matrices on up to `threads` threads, and calls `check` before each part.
 ///
 /// # Safety
 /// The numbers are readable memory of this process. Codes and scales are writable, and no other code uses them until
 /// this returns. All scales are 0.
-pub unsafe fn run(matrices: &[Numbers], threads: usize) {
+///
+/// # Errors
+/// Errors of `check`, after which parts of codes and scales have been written.
+pub unsafe fn run(matrices: &[Numbers], threads: usize, check: SharedCheck<'_>) -> Result<()> {
     let parts: Vec<Numbers> = matrices.iter().flat_map(Numbers::parts).collect();
     // SAFETY: the caller's guarantees; the parts of a matrix have different rows of codes, and share scales as atomics.
-    compute_pool::for_each(threads, &parts, |part| unsafe { part.measure() });
+    compute_pool::try_for_each(threads, &parts, check, |part| unsafe { part.measure() })?;
     for matrix in matrices {
         // SAFETY: the caller's guarantee.
         unsafe { matrix.finish_scales() };
     }
     // SAFETY: as above.
-    compute_pool::for_each(threads, &parts, |part| unsafe { part.encode() });
+    compute_pool::try_for_each(threads, &parts, check, |part| unsafe { part.encode() })
 }
 
 impl Numbers {

@@ -2,8 +2,10 @@
 //!
 //! A forked child has none of the threads of its parent's pool, and starts its own.
 
+use crate::error::Result;
 use crate::os::mutex::Mutex;
 use crate::os::per_process::PerProcess;
+use crate::os::retry::SharedCheck;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::Arc;
@@ -15,6 +17,20 @@ pub fn for_each<T: Sync>(threads: usize, items: &[T], work: impl Fn(&T) + Sync +
     match if threads > 1 { pool_of(threads) } else { None } {
         Some(pool) => pool.install(|| items.par_iter().for_each(work)),
         None => items.iter().for_each(work),
+    }
+}
+
+/// As [`for_each`], but calls `check` before each item, and begins no further item after its first error.
+pub fn try_for_each<T: Sync>(
+    threads: usize,
+    items: &[T],
+    check: SharedCheck<'_>,
+    work: impl Fn(&T) + Sync + Send,
+) -> Result<()> {
+    let work = |item: &T| check().map(|()| work(item));
+    match if threads > 1 { pool_of(threads) } else { None } {
+        Some(pool) => pool.install(|| items.par_iter().try_for_each(work)),
+        None => items.iter().try_for_each(work),
     }
 }
 

@@ -2,8 +2,8 @@
 //
 // Reads launches from a file and writes the targets of all launches to another one.
 // The fields of a launch are as in `Launch`, then follow its tasks and its source, see
-// tests/python/kernels/launches.py. Tasks have addresses relative to the source and the target. Source, target, tasks
-// and parameters each have pages of their own between pages that cannot be accessed.
+// tests/python/kernels/launches.py and matrices.py. Tasks have addresses relative to the source and the target. Source,
+// target, tasks and parameters each have pages of their own between pages that cannot be accessed.
 #define _DEFAULT_SOURCE
 #include <signal.h>
 #include <stdio.h>
@@ -18,12 +18,16 @@ enum {
   TARGET_FILL = 0xEE,
   SOURCE_FILL = 0xA7,
   TASK_BYTES = 48,
+  MATRIX_BYTES = 136,
   PUT_BYTES_AT = 42,
   BATCH_BYTES = 4088
 };
 
+// Kernel, and where it finds its tasks.
+enum { SCATTER, SCATTER_INLINE, DEQUANTIZE };
+
 typedef struct {
-  uint64_t is_inline;  // whether the tasks are parameters
+  uint64_t kernel;
   uint64_t blocks, threads;
   uint64_t seed;  // for the order of the threads
   uint64_t source_bytes, is_source_at_end;
@@ -126,6 +130,23 @@ static const Kernel* find(const char* name) {
   return NULL;
 }
 
+// Makes the addresses of a task absolute.
+static void relocate(uint64_t kernel, uint8_t* task) {
+  uint64_t fields[4];
+  memcpy(fields, task, sizeof fields);
+  const uint64_t at_source = (uint64_t)source.begin, at_target = (uint64_t)target.begin;
+  fields[0] += at_source;
+  if (kernel == DEQUANTIZE) {
+    fields[1] += at_source;
+    fields[2] += at_source;
+    fields[3] += at_target;
+  } else {
+    fields[1] += at_target;
+    if (task[PUT_BYTES_AT] > 0) fields[3] += at_source;
+  }
+  memcpy(task, fields, sizeof fields);
+}
+
 static void read_all(void* to, uint64_t bytes, FILE* file) {
   if (fread(to, 1, bytes, file) != bytes) abort();
 }
@@ -143,27 +164,20 @@ int main(int count, char** arguments) {
   while (fread(&launch, sizeof launch, 1, in) == 1) {
     source = region("source", launch.source_bytes, (int)launch.is_source_at_end, SOURCE_FILL);
     target = region("target", launch.target_bytes, 1, TARGET_FILL);
-    tasks = region("tasks", launch.task_count * TASK_BYTES, 1, 0);
+    const uint64_t task_bytes = launch.kernel == DEQUANTIZE ? MATRIX_BYTES : TASK_BYTES;
+    tasks = region("tasks", launch.task_count * task_bytes, 1, 0);
     batch = region("parameter", BATCH_BYTES, 1, 0);
     read_all(tasks.begin, tasks.bytes, in);
     read_all(source.begin, source.bytes, in);
-    for (uint64_t i = 0; i < launch.task_count; ++i) {
-      uint8_t* task = tasks.begin + i * TASK_BYTES;
-      uint64_t fields[4];
-      memcpy(fields, task, sizeof fields);
-      fields[0] += (uint64_t)source.begin;
-      fields[1] += (uint64_t)target.begin;
-      if (task[PUT_BYTES_AT] > 0) fields[3] += (uint64_t)source.begin;
-      memcpy(task, fields, sizeof fields);
-    }
+    for (uint64_t i = 0; i < launch.task_count; ++i) relocate(launch.kernel, tasks.begin + i * task_bytes);
     const uint32_t counts[2] = {(uint32_t)launch.task_count, (uint32_t)launch.tile_count};
-    if (launch.is_inline) {
+    if (launch.kernel != SCATTER) {
       if (sizeof counts + tasks.bytes > BATCH_BYTES) return 2;
       memcpy(batch.begin, counts, sizeof counts);
       memcpy(batch.begin + sizeof counts, tasks.begin, tasks.bytes);
       mprotect(batch.pages, batch.pages_bytes, PROT_READ);
       const uint64_t parameters[] = {(uint64_t)batch.begin};
-      run(&launch, find("fst_scatter_inline"), parameters);
+      run(&launch, find(launch.kernel == DEQUANTIZE ? "fst_dequantize" : "fst_scatter_inline"), parameters);
     } else {
       mprotect(tasks.pages, tasks.pages_bytes, PROT_READ);
       const uint64_t address = (uint64_t)tasks.begin;

@@ -5,6 +5,7 @@
 
 mod background;
 mod convert_on_gpu;
+mod dequantize_on_gpu;
 mod driver_calls;
 mod forks;
 mod gds;

@@ -28,6 +28,7 @@ mod names;
 mod options;
 mod page_cache;
 mod plan;
+mod quantized;
 mod ranks;
 mod read_ahead;
 mod recipe;

@@ -1,8 +1,10 @@
-//! Casts of whole tensors, and writes by position, on the caller's stream.
+//! Casts of whole tensors, writes by position and dequantization, on the caller's stream.
 
 use super::gpu::Gpu;
 use super::kernels::Kernels;
 use crate::cast::batch::Conversion;
+use crate::cast::dequantize_task;
+use crate::cast::matrix::Matrix;
 use crate::cast::scatter::{StridedCopy, Table};
 use crate::error::Result;
 
@@ -29,6 +31,24 @@ pub fn run(conversions: &[Conversion], ordinal: i32, stream: u64) -> Result<bool
     kernels.keep();
     for batch in table.batches() {
         kernels.scatter_inline(batch, stream)?;
+    }
+    Ok(true)
+}
+
+/// Queues the dequantization of matrices in the memory of the GPU with this ordinal, on the stream with this native
+/// handle.
+///
+/// Returns false and fails as [`run`] does, and with `internal` for a matrix that the kernel cannot read or write, in
+/// which case nothing was queued.
+pub fn dequantize(matrices: &[Matrix], ordinal: i32, stream: u64) -> Result<bool> {
+    let gpu = Gpu::of(ordinal)?;
+    let Some(kernels) = Kernels::of(&gpu.context) else { return Ok(false) };
+    let batches = dequantize_task::batches(matrices)?;
+    let stream = gpu.context.stream_of_caller(stream)?;
+    let _bound = gpu.context.bind()?;
+    kernels.keep();
+    for batch in batches {
+        kernels.dequantize(batch, stream)?;
     }
     Ok(true)
 }

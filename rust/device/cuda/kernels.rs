@@ -7,10 +7,12 @@
 //! |---|---|
 //! | [`SCATTER`] | address of the tasks (`u64`), number of tasks (`u32`), number of tiles (`u32`) |
 //! | [`SCATTER_INLINE`] | a [`Batch`](crate::cast::scatter::Batch) |
+//! | [`DEQUANTIZE`] | a [`MatrixBatch`](crate::cast::dequantize_task::MatrixBatch) |
 //!
-//! Both take one-dimensional blocks of [`BLOCK_THREADS`], at most one block per tile, and no shared memory.
+//! All take one-dimensional blocks of [`BLOCK_THREADS`], at most one block per tile, and no shared memory.
 
 use super::driver::{Context, check, report};
+use crate::cast::dequantize_task::MatrixBatch;
 use crate::cast::scatter::{Batch, Table};
 use crate::error::{Error, Kind, Result};
 use crate::os::mutex::Mutex;
@@ -36,6 +38,9 @@ pub const SCATTER: &CStr = c"fst_scatter";
 
 /// Kernel that runs the tasks in its parameters.
 pub const SCATTER_INLINE: &CStr = c"fst_scatter_inline";
+
+/// Kernel that dequantizes the matrices in its parameters.
+pub const DEQUANTIZE: &CStr = c"fst_dequantize";
 
 /// Number of threads in a block.
 pub const BLOCK_THREADS: u32 = 256;
@@ -70,6 +75,7 @@ impl From<Error> for Refusal {
 pub struct Kernels {
     scatter: sys::CUfunction,
     scatter_inline: sys::CUfunction,
+    dequantize: sys::CUfunction,
     /// Whether a launch may be queued, or be part of a CUDA graph, without an event after it. Then the module stays
     /// loaded.
     is_kept: AtomicBool,
@@ -113,7 +119,7 @@ impl Kernels {
         let (kernels, is_final) = match Kernels::load(context) {
             Ok(kernels) => (Ok(Arc::new(kernels)), true),
             Err(Refusal { error, is_permanent }) => {
-                tracing::warn!(%error, "no device kernels: small tensors are copied one by one, and PyTorch casts");
+                tracing::warn!(%error, "no device kernels: small tensors are copied one by one, PyTorch casts and the CPU dequantizes");
                 let why = error.to_string();
                 profile::missing_kernels(context.device, &why);
                 (Err(why), is_permanent)
@@ -139,12 +145,14 @@ impl Kernels {
         let mut kernels = Kernels {
             scatter: ptr::null_mut(),
             scatter_inline: ptr::null_mut(),
+            dequantize: ptr::null_mut(),
             is_kept: AtomicBool::new(false),
             module,
             context: Arc::clone(context),
         };
         kernels.scatter = kernels.function(SCATTER)?;
         kernels.scatter_inline = kernels.function(SCATTER_INLINE)?;
+        kernels.dequantize = kernels.function(DEQUANTIZE)?;
         Ok(kernels)
     }
 
@@ -178,6 +186,12 @@ impl Kernels {
     pub fn scatter_inline(&self, mut batch: Batch, stream: sys::CUstream) -> Result<()> {
         let tile_count = batch.tile_count;
         self.launch(self.scatter_inline, tile_count, &mut [(&raw mut batch).cast()], stream)
+    }
+
+    /// Queues the kernel for matrices, on a stream of the current context.
+    pub fn dequantize(&self, mut batch: MatrixBatch, stream: sys::CUstream) -> Result<()> {
+        let tile_count = batch.tile_count;
+        self.launch(self.dequantize, tile_count, &mut [(&raw mut batch).cast()], stream)
     }
 
     /// Queues a kernel. `arguments` must match its parameters.

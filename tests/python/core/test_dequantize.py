@@ -217,3 +217,28 @@ def test_mistakes(mistake):
     call, message = MISTAKES[mistake]
     with pytest.raises(ValueError, match=message):
         call()
+
+
+INTERRUPTED = """
+import os, signal, threading, torch, fst
+signal.signal(signal.SIGINT, signal.default_int_handler)
+torch.set_num_threads(1)
+codes = torch.ones(1, 1 << 16).to(torch.float8_e4m3fn).expand(1024, -1)
+out = torch.zeros(1024, 1 << 16, dtype=torch.bfloat16)
+
+def interrupt_when_begun():
+    while out[0, 0] == 0:
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt_when_begun).start()
+version = out._version
+try:
+    fst.dequantize(codes, torch.ones(1), out=out)
+except KeyboardInterrupt:
+    print(out[0, 0].item(), out[-1, -1].item(), out._version > version)
+"""
+
+
+def test_interrupt_ends_dequantization(fork_python):
+    assert fork_python(INTERRUPTED) == "1.0 0.0 True\n"

@@ -54,7 +54,7 @@ def ptx_for_old_drivers() -> str:
 def compile_ptx(architecture: int, folder: Path) -> str:
     """Compiles the kernels with the options of csrc/kernels/build.rs. Returns the PTX."""
     target = f"-gencode=arch=compute_{architecture},code=compute_{architecture}"
-    source = CHECKOUT / "csrc" / "kernels" / "scatter.cu"
+    source = CHECKOUT / "csrc" / "kernels" / "kernels.cu"
     command = [_nvcc(), "-ptx", "-std=c++17", "-O3", target, source, "-o", folder / "kernels.ptx"]
     subprocess.run(command, check=True)
     return (folder / "kernels.ptx").read_text()

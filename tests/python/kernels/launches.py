@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -28,6 +29,20 @@ BLOCK_THREADS = 256
 TARGET_FILL = 0xEE
 
 CPU_SECONDS_MAX = 60
+
+
+class AnyLaunch(Protocol):
+    """Launch of one of the kernels."""
+
+    @property
+    def target_bytes(self) -> int:
+        """The length of the target."""
+
+    def to_bytes(self) -> bytes:
+        """Returns the launch in the format of tests/kernels/launch.c."""
+
+    def check(self, found: torch.Tensor) -> None:
+        """Compares a target with the expected one."""
 
 
 class LaunchError(Exception):
@@ -119,6 +134,7 @@ class Launch:
             tasks.append(struct.pack("<4Q2I3B5x", *numbers))
             tiles += put.tiles
         sizes = (len(self.source), self.is_source_at_end, self.target_bytes, len(tasks), tiles)
+        # The inline kernel has the number 1.
         fields = (self.is_inline, self.blocks, self.threads, self.seed, *sizes)
         return struct.pack("<9Q", *fields) + b"".join(tasks) + self.source.numpy().tobytes()
 
@@ -159,8 +175,8 @@ class Program:
         command = [*compiler, "-I", kernels, folder / "kernels.c", kernels / "launch.c", "-lm", "-o", folder / "launch"]
         subprocess.run(command, check=True)
 
-    def check(self, launches: Sequence[Launch]) -> None:
-        """Runs launches, and compares their targets with PyTorch's casts.
+    def check(self, launches: Sequence[AnyLaunch]) -> None:
+        """Runs launches, and compares their targets with the expected ones.
 
         Raises:
             LaunchError: An access is not aligned or is outside the memory of its launch, or a launch does not end.

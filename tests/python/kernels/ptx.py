@@ -55,6 +55,7 @@ def _operations() -> dict[str, _Operation]:
     for kind in ("f32", "f64"):
         for name, sign in {"add": "+", "sub": "-", "mul": "*"}.items():
             found[f"{name}.{kind}"] = _Operation(kind, (kind, kind), f"{{a}} {sign} {{b}}")
+    found["div.rn.f32"] = _Operation("f32", ("f32", "f32"), "{a} / {b}")
     found["cvta.to.global.u64"] = _Operation("u64", ("u64",), "{a}")
     found["shf.r.wrap.b32"] = _Operation("b32", ("b32", "b32", "u32"), "funnel_right({a}, {b}, {c})")
     found["prmt.b32"] = _Operation("b32", ("b32", "b32", "b32"), "permute({a}, {b}, {c})")

@@ -1,4 +1,5 @@
-"""Results of nvcc: the PTX of the device kernels, translated to C, gives the bits of PyTorch's casts.
+"""Results of nvcc: the PTX of the device kernels, translated to C, gives the bits of PyTorch's casts, and the numbers
+that the CPU dequantizes.
 
 The compiler of the machine code, ptxas or the driver, comes after PTX. `make gpu-check` tests it.
 """
@@ -11,6 +12,7 @@ import torch
 
 import fatbin
 from launches import BATCH_TASKS, LaunchError, Program, arrange, arrange_puts
+from matrices import BATCH_MATRICES, SCHEMES, MatrixLaunch, all_pairs
 from patterns import FLOATS, INTEGERS, patterns
 from ptx import UntranslatedError, translate
 
@@ -108,6 +110,25 @@ def test_elements_are_written_by_position(program):
             arrange_puts(shapes, seed=2, threads=37, is_inline=True, is_source_at_end=True),
         ]
     )
+
+
+def test_all_codes_are_dequantized_with_all_scales(program):
+    program.check([all_pairs(scheme) for scheme in SCHEMES])
+
+
+def test_random_matrices_are_dequantized(program):
+    """Blocks, parts of blocks, strides of codes, scales and target, and a tile of several blocks of threads."""
+    launches = []
+    for seed in range(12):
+        launch = MatrixLaunch(seed, blocks=1 + seed % 3, threads=[256, 37, 1][seed % 3])
+        for _ in range(BATCH_MATRICES if seed == 0 else 6):
+            launch.add_random()
+        launches.append(launch)
+    large = MatrixLaunch(99, blocks=3)
+    for target in ("rows", "columns"):
+        codes, scales = large.noise([300, 200], torch.float8_e4m3fn), large.noise([3, 2], torch.float32)
+        large.add("scale", codes, scales, torch.bfloat16, block=(128, 128), target=target)
+    program.check([*launches, large])
 
 
 def test_accesses_outside_of_memory_are_reported(program):

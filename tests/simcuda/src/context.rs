@@ -5,7 +5,7 @@ use crate::driver::{Driver, new_handle};
 use std::cell::Cell;
 
 /// Number of devices.
-pub const DEVICES: usize = 3;
+pub const DEVICES: usize = 5;
 
 thread_local! {
     static CURRENT: Cell<usize> = const { Cell::new(0) };

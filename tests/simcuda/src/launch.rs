@@ -88,6 +88,12 @@ impl Driver {
         }
         match self.faults.launch() {
             Outcome::Rejected => Err(Status::LaunchOutOfResources),
+            outcome if kernel == Kernel::Dequantize => {
+                let launch = self.prepare_matrices(stream, [blocks, threads], parameters)?;
+                self.counters.launches += 1;
+                self.push(stream, outcome.of(Work::Dequantize(launch)));
+                Ok(())
+            }
             outcome => {
                 let (table, bytes, tile_count) = self.table_of(kernel, parameters)?;
                 let tasks: Vec<Task> = bytes.chunks_exact(TASK_BYTES as usize).map(Task::parse).collect();
@@ -140,7 +146,7 @@ impl Driver {
                 let bytes = self.memory.read_expected(&region).ok_or(Status::InvalidValue)?;
                 Ok((Some(region), bytes, tile_count))
             }
-            Kernel::ScatterInline => {
+            _ => {
                 let mut batch = parameter(parameters, 0, 8 + BATCH_TASKS * TASK_BYTES)?;
                 let (task_count, tile_count) = (u32_at(&batch, 0), u32_at(&batch, 4));
                 if task_count == 0 || u64::from(task_count) > BATCH_TASKS {
@@ -155,7 +161,7 @@ impl Driver {
 }
 
 /// Returns the bytes of one parameter of a launch.
-fn parameter(parameters: u64, index: u64, bytes: u64) -> Result<Vec<u8>, Status> {
+pub(crate) fn parameter(parameters: u64, index: u64, bytes: u64) -> Result<Vec<u8>, Status> {
     let read = |address: u64, bytes: u64| Region::linear(address, bytes).and_then(|region| read_host(&region));
     let pointer = parameters.checked_add(8 * index).filter(|_| parameters != 0);
     let address = pointer.and_then(|pointer| read(pointer, 8)).ok_or(Status::InvalidValue)?;
@@ -222,14 +228,14 @@ impl Launch {
 }
 
 /// Host memory that replaces device memory, with the same alignment and guard bytes.
-struct GuardedBuffer {
-    region: Region,
+pub(crate) struct GuardedBuffer {
+    pub(crate) region: Region,
     begin: usize,
     memory: Vec<u8>,
 }
 
 impl GuardedBuffer {
-    fn new(region: Region, bytes: &[u8]) -> GuardedBuffer {
+    pub(crate) fn new(region: Region, bytes: &[u8]) -> GuardedBuffer {
         let mut memory = vec![POISON; bytes.len() + 3 * GUARD_BYTES];
         let distance = (region.start() as usize).wrapping_sub(memory.as_ptr().addr());
         let begin = GUARD_BYTES + distance % GUARD_BYTES;
@@ -237,17 +243,17 @@ impl GuardedBuffer {
         GuardedBuffer { region, begin, memory }
     }
 
-    fn address(&mut self) -> u64 {
+    pub(crate) fn address(&mut self) -> u64 {
         // The kernel receives only this number.
         self.memory[self.begin..].as_mut_ptr().expose_provenance() as u64
     }
 
-    fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.memory[self.begin..][..self.region.bytes() as usize]
     }
 
     /// Returns whether the guard bytes are unchanged.
-    fn is_guard_intact(&self) -> bool {
+    pub(crate) fn is_guard_intact(&self) -> bool {
         let end = self.begin + self.region.bytes() as usize;
         [&self.memory[..self.begin], &self.memory[end..]].iter().all(|guard| guard.iter().all(|&byte| byte == POISON))
     }

@@ -27,6 +27,7 @@ pub mod event;
 pub mod fault;
 pub mod host;
 pub mod launch;
+mod matrices;
 pub mod memory;
 pub mod module;
 pub mod random;

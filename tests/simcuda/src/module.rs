@@ -36,6 +36,8 @@ pub enum Kernel {
     Scatter,
     /// Scatter with the tasks in the parameters.
     ScatterInline,
+    /// Dequantization of the matrices in the parameters.
+    Dequantize,
 }
 
 impl Driver {
@@ -77,6 +79,7 @@ impl Driver {
         let kernel = match name.to_bytes() {
             b"fst_scatter" => Kernel::Scatter,
             b"fst_scatter_inline" => Kernel::ScatterInline,
+            b"fst_dequantize" => Kernel::Dequantize,
             _ => return Err(Status::NotFound),
         };
         let handle = new_handle();

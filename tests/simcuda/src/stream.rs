@@ -8,6 +8,7 @@ use crate::copy_to_host::CopyToHost;
 use crate::driver::{Driver, Orphan, SharedDriver, new_handle};
 use crate::event::Record;
 use crate::launch::Launch;
+use crate::matrices::MatrixLaunch;
 use crate::memory::Access;
 use crate::random::Random;
 use crate::region::Region;
@@ -42,8 +43,10 @@ pub enum Work {
     Fill(Region, u8),
     /// Kernel that only reads.
     Read,
-    /// Kernel of fst.
+    /// Scatter kernel of fst.
     Launch(Launch),
+    /// Dequantization kernel of fst.
+    Dequantize(MatrixLaunch),
     /// Failure, which ends all work of the context.
     Fail,
     /// Wait until work of another stream has run.
@@ -269,6 +272,7 @@ impl SharedDriver {
                     Work::CopyToDevice(copy) => copy.run(self, epoch, context, &mut random),
                     Work::CopyToHost(copy) => copy.run(self, epoch, &mut random),
                     Work::Launch(launch) => launch.run(self, epoch),
+                    Work::Dequantize(launch) => launch.run(self, epoch),
                     Work::Fail => self.fail(epoch, context),
                     Work::Fill(region, value) => self.fill(epoch, &region, value),
                     Work::Read | Work::Wait(_) => {}

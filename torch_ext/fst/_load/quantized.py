@@ -57,6 +57,7 @@ def dequantize(
 
     Raises:
         ValueError: The scheme is not known, or the dtypes, shapes or devices do not fit it. Nothing has been written.
+        KeyboardInterrupt: Ctrl-C, on the CPU. A part of `out` has been written.
         torch.OutOfMemoryError: The device has no memory for the result.
 
     Example:
@@ -102,6 +103,7 @@ def quantize(tensor: Tensor, scheme: str, *, block: Sequence[int] | None = None)
 
     Raises:
         ValueError: The scheme is not known, the dtype or the shape of the tensor does not fit, or the block is wrong.
+        KeyboardInterrupt: Ctrl-C, on the CPU.
         torch.OutOfMemoryError: The device has no memory for the result.
 
     Example:

@@ -1,4 +1,5 @@
 // Device kernels. rust/device/cuda/kernels.rs describes their parameters.
+#include "dequantize.h"
 #include "scatter.h"
 
 // Reads the tasks from device memory.
@@ -11,4 +12,11 @@ extern "C" __global__ void __launch_bounds__(fst::BLOCK_THREADS)
 extern "C" __global__ void __launch_bounds__(fst::BLOCK_THREADS)
     fst_scatter_inline(const __grid_constant__ fst::TaskBatch batch) {
   fst::run_thread(batch.tasks, batch.task_count, batch.tile_count, blockIdx.x, gridDim.x, threadIdx.x, blockDim.x);
+}
+
+// Takes the matrices as parameters.
+extern "C" __global__ void __launch_bounds__(fst::BLOCK_THREADS)
+    fst_dequantize(const __grid_constant__ fst::MatrixBatch batch) {
+  fst::run_dequantize_thread(batch.matrices, batch.matrix_count, batch.tile_count, blockIdx.x, gridDim.x, threadIdx.x,
+                             blockDim.x);
 }
