@@ -49,6 +49,6 @@ pub fn checksum_from_name(name: &str) -> Option<Algorithm> {
     CHECKSUMS.into_iter().find(|algorithm| algorithm.name() == name)
 }
 
-/// Size in bytes of the blocks in which tensors are decoded and encoded: old bytes, new bytes and the bytes of a frame
-/// stay in the L2 cache. A multiple of all sizes of elements.
-const BLOCK_BYTES: usize = 256 << 10;
+/// Size in bytes of the blocks in which tensors are decoded and encoded: old bytes and new bytes stay in the L1 cache. A
+/// multiple of all sizes of elements.
+const BLOCK_BYTES: usize = 16 << 10;

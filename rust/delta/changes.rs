@@ -35,15 +35,15 @@ impl<'a> Collector<'a> {
         collector
     }
 
-    /// Compares the new bytes that begin at byte `begin`. The bytes before were added.
-    pub fn add(&mut self, begin: usize, new: &[u8]) {
-        let old = self.old.get(begin..begin + new.len()).unwrap_or_default();
+    /// Compares the new bytes that begin at byte `begin`. The bytes before were added. If the caller knows which bytes
+    /// may differ, `candidates` are their offsets in `new`, in ascending order.
+    pub fn add(&mut self, begin: usize, new: &[u8], candidates: Option<&[u32]>) {
         match self.item_bytes {
-            1 => self.compare::<1>(begin, old, new),
-            2 => self.compare::<2>(begin, old, new),
-            4 => self.compare::<4>(begin, old, new),
-            8 => self.compare::<8>(begin, old, new),
-            _ => self.compare::<16>(begin, old, new),
+            1 => self.compare::<1>(begin, new, candidates),
+            2 => self.compare::<2>(begin, new, candidates),
+            4 => self.compare::<4>(begin, new, candidates),
+            8 => self.compare::<8>(begin, new, candidates),
+            _ => self.compare::<16>(begin, new, candidates),
         }
         let changed = self.changes.positions.as_ref().map_or(0, Vec::len);
         if changed > 0 && changed * (POSITION_BYTES + self.item_bytes) >= self.old.len() {
@@ -58,7 +58,8 @@ impl<'a> Collector<'a> {
         self.changes
     }
 
-    fn compare<const ITEM: usize>(&mut self, begin: usize, old: &[u8], new: &[u8]) {
+    fn compare<const ITEM: usize>(&mut self, begin: usize, new: &[u8], candidates: Option<&[u32]>) {
+        let old = self.old.get(begin..begin + new.len()).unwrap_or_default();
         let Changes { positions, values } = &mut self.changes;
         let Some(positions) = positions else {
             if let Some(values) = values.get_mut(begin..begin + new.len()) {
@@ -66,7 +67,11 @@ impl<'a> Collector<'a> {
             }
             return;
         };
-        let (changed, items) = (self.difference.find::<ITEM>(old, new), new.as_chunks::<ITEM>().0);
+        let changed = match candidates {
+            Some(candidates) => self.difference.find_among::<ITEM>(old, new, candidates),
+            None => self.difference.find::<ITEM>(old, new),
+        };
+        let items = new.as_chunks::<ITEM>().0;
         let first = u32::try_from(begin / ITEM).unwrap_or(u32::MAX);
         positions.extend(changed.iter().map(|number| first + number));
         let end = values.len();

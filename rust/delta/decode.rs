@@ -85,12 +85,15 @@ pub fn changes(tensor: &Tensor<'_>, check: Check<'_>) -> Result<Changes> {
             checksum.update(&block);
         }
         match region {
-            None => collector.add(to_usize(begin), &block),
+            None => match patches.as_slice() {
+                [(_, patch)] => collector.add(to_usize(begin), &block, patch.written()),
+                _ => collector.add(to_usize(begin), &block, None),
+            },
             Some(region) => {
                 let first = to_usize(region.bytes_before(begin));
                 next.clear();
                 copy_rows(region, begin, &mut block, |_, row| next.extend_from_slice(row));
-                collector.add(first, &next);
+                collector.add(first, &next, None);
             }
         }
         begin = end;

@@ -69,6 +69,15 @@ impl<'a> Patch<'a> {
         }
     }
 
+    /// Returns the offsets of the bytes that were written to the last block, in ascending order, or `None` if the frame
+    /// has no positions. Written bytes may have their old values.
+    pub fn written(&self) -> Option<&[u32]> {
+        match self {
+            Patch::Xor(_) => None,
+            Patch::Overwrite(overwrite) => Some(&overwrite.written),
+        }
+    }
+
     /// Checks, after the last block, that the frame has no more changes.
     pub fn finish(self) -> Result<()> {
         match self {
@@ -93,6 +102,8 @@ pub struct Overwrite<'a> {
     next: usize,
     /// Last decoded position.
     last: Option<u32>,
+    /// Offsets of the bytes that were written to the last block.
+    written: Vec<u32>,
 }
 
 impl<'a> Overwrite<'a> {
@@ -113,22 +124,38 @@ impl<'a> Overwrite<'a> {
         }
         let left = to_usize(count.into());
         let (decoded_positions, decoded_values) = (Vec::new(), Vec::new());
-        Ok(Overwrite { positions, values, tensor_bytes, left, decoded_positions, decoded_values, next: 0, last: None })
+        Ok(Overwrite {
+            positions,
+            values,
+            tensor_bytes,
+            left,
+            decoded_positions,
+            decoded_values,
+            next: 0,
+            last: None,
+            written: Vec::new(),
+        })
     }
 
     fn apply(&mut self, begin: u64, block: &mut [u8]) -> Result<()> {
+        self.written.clear();
+        let end = begin + to_u64(block.len());
         loop {
             let positions = self.decoded_positions.as_chunks().0.get(self.next..).unwrap_or_default();
             let values = self.decoded_values.get(self.next..).unwrap_or_default();
-            for (&position, &value) in positions.iter().zip(values) {
-                // Positions ascend, so none is before the block.
-                let Some(byte) = block.get_mut(to_usize(u64::from(u32::from_le_bytes(position)) - begin)) else {
-                    return Ok(());
-                };
-                *byte = value;
-                self.next += 1;
+            let count = positions.partition_point(|&position| u64::from(u32::from_le_bytes(position)) < end);
+            let first = self.written.len();
+            // Positions ascend, so none is before the block.
+            let block_begin = u32::try_from(begin).unwrap_or(u32::MAX);
+            let offset = |&position: &_| u32::from_le_bytes(position).wrapping_sub(block_begin);
+            self.written.extend(positions.iter().take(count).map(offset));
+            for (&offset, &value) in self.written.get(first..).unwrap_or_default().iter().zip(values) {
+                if let Some(byte) = block.get_mut(to_usize(offset.into())) {
+                    *byte = value;
+                }
             }
-            if self.left == 0 {
+            self.next += count;
+            if self.left == 0 || count < positions.len() {
                 return Ok(());
             }
             self.decode()?;
@@ -142,22 +169,38 @@ impl<'a> Overwrite<'a> {
         self.decoded_values.resize(count, 0);
         self.positions.read(&mut self.decoded_positions)?;
         self.values.read(&mut self.decoded_values)?;
-        for &position in self.decoded_positions.as_chunks().0 {
-            let position = u32::from_le_bytes(position);
-            if self.last.is_some_and(|last| last >= position) {
-                let message =
-                    format!("byte position {position} follows {}; positions must ascend", self.last.unwrap_or(0));
-                return Err(Error::new(Kind::Malformed, message));
-            }
-            if u64::from(position) >= self.tensor_bytes {
-                let message =
-                    format!("byte position {position} is outside of the tensor, which has {} bytes", self.tensor_bytes);
-                return Err(Error::new(Kind::Malformed, message));
-            }
-            self.last = Some(position);
+        let positions = || self.decoded_positions.as_chunks().0.iter().map(|&position| u32::from_le_bytes(position));
+        // Without a branch for each position.
+        let mut ascend = true;
+        let mut before = self.last.map_or(-1, i64::from);
+        for position in positions() {
+            ascend &= before < i64::from(position);
+            before = position.into();
         }
+        if !ascend || before >= i64::try_from(self.tensor_bytes).unwrap_or(i64::MAX) {
+            return Err(self.invalid(positions()));
+        }
+        self.last = u32::try_from(before).ok();
         (self.left, self.next) = (self.left - count, 0);
         Ok(())
+    }
+
+    /// Describes the first position that is not valid.
+    fn invalid(&self, positions: impl Iterator<Item = u32>) -> Error {
+        let mut last = self.last;
+        for position in positions {
+            if last.is_some_and(|last| last >= position) {
+                let message = format!("byte position {position} follows {}; positions must ascend", last.unwrap_or(0));
+                return Error::new(Kind::Malformed, message);
+            }
+            last = Some(position);
+            if u64::from(position) >= self.tensor_bytes {
+                break;
+            }
+        }
+        let (position, bytes) = (last.unwrap_or(0), self.tensor_bytes);
+        let message = format!("byte position {position} is outside of the tensor, which has {bytes} bytes");
+        Error::new(Kind::Malformed, message)
     }
 
     fn finish(self) -> Result<()> {

@@ -188,7 +188,7 @@ proptest! {
 fn frames_of_large_tensors_match_assignment() {
     let old = vec![1; (8 << 20) + 100];
     let mut new = old.clone();
-    for position in (0..new.len()).step_by(10_001).chain([262_143, 262_144, (8 << 20) + 99]) {
+    for position in (0..new.len()).step_by(10_001).chain([16_383, 16_384, (8 << 20) + 99]) {
         new[position] ^= 0x5a;
     }
     for encoding in ENCODINGS {
@@ -217,6 +217,17 @@ fn frames_of_zstd_decode() {
         let changes = decode(&old, 2, vec![frame(encoding, &bytes, &new)]).unwrap();
         assert_eq!(changes, Changes { positions: Some(vec![1, 15]), values: vec![9, 3, 30, 0] });
     }
+}
+
+/// Two bytes of one element, and an element whose byte is the old one.
+#[test]
+fn overwritten_elements_with_old_values_are_no_changes() {
+    let old: Vec<u8> = (0..32).collect();
+    let mut new = old.clone();
+    (new[2], new[3], new[31]) = (9, 8, 0);
+    let bytes = raw_frame(&overwrite_content(&[(2, 9), (3, 8), (5, 5), (31, 0)]));
+    let changes = decode(&old, 2, vec![frame(Encoding::Overwrite, &bytes, &new)]).unwrap();
+    assert_eq!(changes, Changes { positions: Some(vec![1, 15]), values: vec![9, 8, 30, 0] });
 }
 
 #[test]
