@@ -375,6 +375,19 @@ pub fn open_buffered(options: &Options, source: &Source) -> Arc<dyn Reader> {
     shared(RecordedReader::new(kind, source.path(), reader))
 }
 
+/// Does what [`open_buffered`] does. The reader of a file that may be mapped also lends bytes, if the file can be leased.
+pub fn open_lending(options: &Options, source: &Source) -> Arc<dyn Reader> {
+    let may_map = || choose(options, source, Access::View).is_ok_and(|chosen| chosen.kind == ReaderKind::Mmap);
+    match source.file().filter(|_| may_map()).map(LeaseReader::open) {
+        Some(Ok(reader)) => shared(RecordedReader::new(ReaderKind::Lease, source.path(), shared(reader))),
+        Some(Err(error)) => {
+            tracing::debug!(path = %source.path().display(), %error, "no read lease; copies bytes to look at them");
+            open_buffered(options, source)
+        }
+        None => open_buffered(options, source),
+    }
+}
+
 fn shared(reader: impl Reader + 'static) -> Arc<dyn Reader> {
     Arc::new(reader)
 }

@@ -1,8 +1,8 @@
 //! Reads bytes only to compare their digests, through the page cache, where the load finds them next.
 //!
 //! Loads into existing tensors use it, since they must not write before all digests are compared, and loads of mapped
-//! files, whose bytes are not read otherwise. System calls read the bytes, since an access to a mapped file that became
-//! shorter would end the process.
+//! files, whose bytes are not read otherwise. Cached bytes are hashed in a mapping, under a read lease. System calls read
+//! all other bytes, since an access to a mapped file that became shorter would end the process.
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::TensorRegion;
@@ -16,7 +16,8 @@ use crate::options::Options;
 use crate::os::mutex::Mutex;
 use crate::os::sigint::Watch;
 use crate::os::threads;
-use crate::reader;
+use crate::plan::Read;
+use crate::reader::{self, page_cache};
 use crate::remote::find::name::Name;
 use crate::source::files::{place_below, place_of};
 use crate::source::{Place, Source};
@@ -27,6 +28,9 @@ use std::path::Path;
 const JOB_BYTES: u64 = 4 << 20;
 /// Number of bytes that a job reads at once. They stay in the cache of the core that hashes them.
 const BLOCK_BYTES: u64 = 512 << 10;
+/// Number of cached bytes that are hashed in place under one lease. A process that opens the file for writing waits so
+/// long.
+const LEASED_BYTES: u64 = 2 << 20;
 /// Number of threads for objects, which wait most of the time.
 const REMOTE_THREADS: usize = 32;
 
@@ -214,13 +218,35 @@ fn run(sources: &[Source], mut inputs: Vec<Input>, encrypted: Vec<Job<'_>>, opti
         }
     }
     let jobs: Vec<Job<'_>> = jobs(&hashed).into_iter().chain(encrypted).collect();
-    let readers: Vec<_> = sources.iter().map(|source| reader::open_buffered(options, source)).collect();
+    let mut source_bytes = vec![0; sources.len()];
+    for job in &jobs {
+        source_bytes.get_mut(job.source).into_iter().for_each(|bytes| *bytes += job.bytes.end - job.bytes.start);
+    }
+    // A lease needs a second open file, and a mapping.
+    let open = |(source, bytes)| match sources.len() <= FILES_OPEN_MAX && bytes >= JOB_BYTES {
+        true => reader::open_lending(options, source),
+        false => reader::open_buffered(options, source),
+    };
+    let readers: Vec<_> = sources.iter().zip(source_bytes).map(open).collect();
     let is_remote = sources.iter().any(Source::is_remote);
     let buffers: Mutex<Vec<Vec<u8>>> = Mutex::default();
     let threads = if is_remote { options.threads.max(REMOTE_THREADS) } else { options.threads };
     threads::for_each(threads, jobs.len(), |index| {
         let Some(job) = jobs.get(index) else { return Ok(()) };
-        let reader = readers.get(job.source).ok_or_else(|| Error::new(Kind::Internal, "no such file"))?;
+        let missing = || Error::new(Kind::Internal, "no such file");
+        let reader = readers.get(job.source).ok_or_else(missing)?;
+        let file = sources.get(job.source).ok_or_else(missing)?.file().filter(|_| job.encrypted.is_none());
+        let hash = |at: u64, block: &[u8]| {
+            let end = at.saturating_add(to_u64(block.len()));
+            for input in hashed.get(job.inputs.clone()).unwrap_or_default() {
+                let (first, last) = (input.input.begin.max(at), input.input.end.min(end));
+                if first < last {
+                    let bytes = block.get(to_usize(first - at)..to_usize(last - at)).unwrap_or_default();
+                    input.add(first, bytes, &check).or_else(|error| keep(job.source, error))?;
+                }
+            }
+            Ok(())
+        };
         let kept = buffers.lock().pop();
         let mut buffer = kept.unwrap_or_default();
         // Whole chunks are decrypted.
@@ -228,6 +254,14 @@ fn run(sources: &[Source], mut inputs: Vec<Input>, encrypted: Vec<Job<'_>>, opti
         let mut at = job.bytes.start;
         while at < job.bytes.end {
             check()?;
+            let leased = at..job.bytes.end.min(at.saturating_add(LEASED_BYTES));
+            if file.is_some_and(|file| page_cache::is_all_cached(file, &leased)) {
+                let read = Read { offset: at, slot_begin: 0, length: to_usize(leased.end - at) };
+                if reader.lend(&read, &mut |bytes| hash(at, bytes))? {
+                    at = leased.end;
+                    continue;
+                }
+            }
             let end = job.bytes.end.min(at.saturating_add(block_bytes));
             buffer.resize(to_usize(end - at).max(buffer.len()), 0);
             let block = buffer.get_mut(..to_usize(end - at)).unwrap_or_default();
@@ -236,13 +270,7 @@ fn run(sources: &[Source], mut inputs: Vec<Input>, encrypted: Vec<Job<'_>>, opti
                 Some(tensor) => read.or_else(|error| keep(job.source, error.tensor(tensor)))?,
                 None => read?,
             }
-            for input in hashed.get(job.inputs.clone()).unwrap_or_default() {
-                let (first, last) = (input.input.begin.max(at), input.input.end.min(end));
-                if first < last {
-                    let bytes = block.get(to_usize(first - at)..to_usize(last - at)).unwrap_or_default();
-                    input.add(first, bytes, &check).or_else(|error| keep(job.source, error))?;
-                }
-            }
+            hash(at, block)?;
             at = end;
         }
         buffers.lock().push(buffer);

@@ -5,7 +5,10 @@ use crate::host_load::{load, slice};
 use crate::smaps::mappings;
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
+use fst::digest::Algorithm;
+use fst::digest::manifest::Manifest;
 use fst::error::Kind;
+use fst::load::check;
 use fst::options::{Options, ReaderChoice};
 use fst::plan::Read;
 use fst::reader::ring::Linux;
@@ -79,6 +82,33 @@ fn pages_that_were_lent_leave_the_process() {
     };
     let resident_kib: usize = mapping.words("Rss")[0].parse().unwrap();
     assert!((1..=8 << 10).contains(&resident_kib), "{resident_kib} KiB are resident");
+}
+
+/// A file without a lease is read: a process has it open for writing.
+#[test]
+fn cached_bytes_are_compared_with_and_without_a_lease() {
+    const BYTES: usize = (5 << 20) + 3;
+    let (_directory, path) = files::new_path("x.safetensors");
+    let bytes = files::pattern(5, BYTES);
+    fs::write(&path, &bytes).unwrap();
+    for algorithm in [Algorithm::Sha256, Algorithm::Blake3] {
+        let json = format!(r#"{{"x.safetensors": "{}"}}"#, algorithm.digest(&bytes));
+        let manifest = Manifest::parse(json.as_bytes()).unwrap();
+        for has_writer in [false, true] {
+            let writer = has_writer.then(|| OpenOptions::new().write(true).open(&path).unwrap());
+            let reader = reader::open_lending(&Options::default(), &files::source(&path));
+            let read = Read { offset: 0, slot_begin: 0, length: BYTES };
+            assert_eq!(reader.lend(&read, &mut |_| Ok(())).unwrap(), !has_writer);
+            check::check_files(&[&path], &manifest, &Options::default()).unwrap();
+            drop(writer);
+            files::damage(&path, 3 << 20);
+            let writer = has_writer.then(|| OpenOptions::new().write(true).open(&path).unwrap());
+            let checked = check::check_files(&[&path], &manifest, &Options::default());
+            assert_fails(checked, Kind::Integrity, &["x.safetensors"]);
+            drop(writer);
+            fs::write(&path, &bytes).unwrap();
+        }
+    }
 }
 
 #[test]
