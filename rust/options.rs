@@ -67,6 +67,9 @@ pub struct Options {
     /// Whether reads and requests leave out the bytes between those that are needed, however few they are: other ranks read
     /// them. No variable sets it.
     pub leaves_gaps: bool,
+    /// Whether other processes of this machine read the bytes between those that are needed. Reads of local files then
+    /// leave out gaps that a disk reads as fast as it answers another request. No variable sets it.
+    pub shares_disk: bool,
 }
 
 impl Default for Options {
@@ -81,6 +84,7 @@ impl Default for Options {
             queue_depth: 32,
             drop_cache: false,
             leaves_gaps: false,
+            shares_disk: false,
         }
     }
 }

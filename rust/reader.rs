@@ -119,7 +119,7 @@ impl ReadLimits {
     };
 
     /// Returns the limits for bytes in the page cache, where a system call costs about as much as copying 4 KiB, or for
-    /// reads with gaps that other ranks read.
+    /// reads with gaps that other processes read: the disk reads these for all of them.
     fn with_short_gaps(self) -> ReadLimits {
         ReadLimits { gap_bytes: self.gap_bytes.min(4 << 10).max(self.alignment), ..self }
     }
@@ -354,7 +354,8 @@ pub fn open<K: RingKernel + 'static>(options: &Options, source: &Source, rings: 
                 tracing::info!(path = %file.path.display(), why = %chosen.why, "uses positioned reads");
                 buffered
             });
-            let has_short_gaps = || options.leaves_gaps || page_cache::is_mostly_cached(file);
+            let is_shared = options.leaves_gaps || options.shares_disk;
+            let has_short_gaps = || is_shared || page_cache::is_mostly_cached(file);
             (reader, chosen.kind != ReaderKind::Lease && has_short_gaps())
         }
     };

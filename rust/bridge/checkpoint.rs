@@ -27,12 +27,15 @@ use crate::source::files::Listing;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Open checkpoint and the mappings of its files.
 pub(super) struct Checkpoint {
     files: Arc<checkpoint::Checkpoint>,
     mappings: Arc<Mappings>,
     last_recipe: LastRecipe,
+    /// Whether other processes of this machine load other parts of the same tensors.
+    shares_disk: AtomicBool,
 }
 
 /// Request to open a checkpoint, to which C++ adds options.
@@ -98,7 +101,8 @@ pub(super) fn tensors_of_bytes(file: &[u8]) -> Result<Vec<ffi::StoredTensor>> {
 
 impl Checkpoint {
     pub(super) fn new(files: &Arc<checkpoint::Checkpoint>) -> Checkpoint {
-        Checkpoint { files: Arc::clone(files), mappings: Arc::default(), last_recipe: LastRecipe::default() }
+        let (mappings, last_recipe) = (Arc::default(), LastRecipe::default());
+        Checkpoint { files: Arc::clone(files), mappings, last_recipe, shares_disk: AtomicBool::new(false) }
     }
 
     pub(super) fn files(&self) -> &Arc<checkpoint::Checkpoint> {
@@ -147,6 +151,8 @@ impl Checkpoint {
             "shapes" => encode(&self.shapes()?),
             // Returns the outputs of rules, and the tensors that no rule reads.
             "recipe" => self.last_recipe.describe(files, &parse(request)?),
+            // From now on, selections of names and regions leave the bytes between them to other processes.
+            "share_disk" => encode(&self.shares_disk.store(true, Ordering::Relaxed)),
             "take_unverified" => encode(&self.take_unverified()),
             // Reads one of several equal parts of the data and compares the digests, and with `skips_groups` only
             // digests of files without groups. Later loads of these files compare none, since the caller waits until
@@ -302,7 +308,8 @@ impl Checkpoint {
     }
 
     fn selected(&self, choose: impl FnOnce() -> Result<selection::Selection>) -> Result<Box<Selection>> {
-        guard(|| Ok(Box::new(Selection::new(choose()?, Arc::clone(&self.mappings), Reads::Alone))))
+        let reads = if self.shares_disk.load(Ordering::Relaxed) { Reads::BesideOthers } else { Reads::Alone };
+        guard(|| Ok(Box::new(Selection::new(choose()?, Arc::clone(&self.mappings), reads))))
     }
 
     /// Returns the names of the readers, joined by `+`, for the GPU with this ordinal, or for new tensors on the CPU if it

@@ -36,6 +36,8 @@ pub(super) struct Selection {
 pub(super) enum Reads {
     /// This process alone.
     Alone,
+    /// This process, while others of this machine read the bytes between its own.
+    BesideOthers,
     /// A rank of a group, which leaves the bytes between its own to other ranks if these need them.
     OfRank(Arc<LoadPlan>, Shards),
 }
@@ -168,10 +170,11 @@ impl Selection {
     fn transfer_to<D: Device>(&self, device: D) -> Result<BackgroundTransfer<D>> {
         let (checkpoint, regions) = (self.selection.checkpoint(), Arc::clone(self.selection.regions()));
         let (leaves_gaps, shards) = match &self.reads {
-            Reads::Alone => (false, Shards::Own),
+            Reads::Alone | Reads::BesideOthers => (false, Shards::Own),
             Reads::OfRank(group, shards) => (group.leaves_gaps(), *shards),
         };
-        let mut options = Options { leaves_gaps, ..Options::from_env()? };
+        let shares_disk = matches!(self.reads, Reads::BesideOthers);
+        let mut options = Options { leaves_gaps, shares_disk, ..Options::from_env()? };
         if let Shards::Cached { ranks } = shards {
             options = shared_cache::prepare(checkpoint, &regions, ranks, options);
         }

@@ -1,5 +1,7 @@
 """First loads of the model of a server: what a rank reads, and the models that get whole tensors."""
 
+import contextlib
+import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -16,8 +18,10 @@ from fst._core.group import RankError
 from fst.compat.tensorizer import TensorSerializer
 from fst.plugins._first_load import load_recorded
 from fst.plugins._options import Options
+from fst.plugins._recording import Recording
 from fst_bench.http_server import Server
 from live import LiveModel, assert_equal_models, loaded, save_weights
+from rank_processes import Ranks
 from serving import group_of_ranks, imports_anew
 
 MIB = 1 << 20
@@ -259,6 +263,107 @@ def test_ranks_read_their_own_bytes(ranks, tmp_path, monkeypatch):
         assert experts[1] <= 1.1 * (197_004 / 2)
         assert "because on rank 1 SimpleNamespace" in refused[0][0]
         assert len(refused[0]) == 1, rank
+
+
+class Columns(nn.Module):
+    """Layer that keeps half of each row."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.empty(256, 2048), requires_grad=False)
+
+    def load_weights(self, weights):
+        for _, tensor in weights:
+            self.w.data.copy_(tensor.narrow(1, 2048 * dist.get_rank(), 2048))
+
+
+def load_columns(path):
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    dist.barrier()
+    with fst.profile() as profile:
+        load(model := Columns(), path, size=2)
+    assert torch.equal(model.w, load_file(path)["w"].chunk(2, dim=1)[dist.get_rank()])
+    return profile.summary().read_bytes
+
+
+def test_cold_rows_of_other_ranks_are_not_read(ranks, tmp_path, monkeypatch):
+    monkeypatch.setenv("FST_READER", "pread")
+    save_file({"w": torch.randn(256, 4096)}, tmp_path / "m.safetensors")
+    assert max(ranks(2).run(load_columns, str(tmp_path / "m.safetensors"))) < 1.1 * (2 * MIB)
+
+
+class Disturbed(Experts):
+    """Layer whose loader calls a function on rank 1, after the first expert is loaded."""
+
+    def __init__(self, disturb):
+        super().__init__(rank=dist.get_rank(), size=2)
+        self.disturb = disturb
+
+    def load_weight(self, name, tensor):
+        super().load_weight(name, tensor)
+        if name == "w.0" and self.rank:
+            self.disturb()
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def error_of(model, path):
+    with fst.profile() as profile, pytest.raises(BaseException) as caught:
+        load(model, path, size=2)
+    return f"{caught.type.__name__}: {caught.value}", profile.summary().read_bytes
+
+
+def load_bad_weights(directory):
+    """Returns what ranks raise for checkpoints that do not fit, and after Ctrl-C on rank 1, with the bytes read."""
+    rank = dist.get_rank()
+    found = [error_of(Experts(rank, 2), f"{directory}/{name}.safetensors") for name in ("missing", "wrong")]
+    # One rank lacks the files.
+    found.append(error_of(Experts(rank, 2), f"{directory}/{'absent' if rank else 'm'}.safetensors"))
+    path = f"{directory}/m.safetensors"
+    found.append(error_of(Disturbed(lambda: signal.raise_signal(signal.SIGINT)), path))
+    model = Experts(rank, 2)
+    interrupt = mock.patch.object(Recording, "own_bytes", lambda self: signal.raise_signal(signal.SIGINT) or 1)
+    with interrupt if rank else contextlib.nullcontext():
+        found.append(error_of(model, path))
+    # The group can load again.
+    load(model := Experts(rank, 2), path, size=2)
+    expected = Experts(rank, 2)
+    expected.load_weights(load_file(path).items())
+    assert_equal_models(model, expected)
+    return found
+
+
+def test_errors_end_the_load_on_all_ranks(ranks, tmp_path, monkeypatch):
+    monkeypatch.setenv("FST_READER", "pread")
+    whole = load_file(save_experts(tmp_path / "m.safetensors"))
+    save_experts(tmp_path / "missing.safetensors", missing=1)
+    save_file(whole | {"w.1": torch.zeros(8, 2047)}, tmp_path / "wrong.safetensors")
+    for rank, found in enumerate(ranks(2).run(load_bad_weights, str(tmp_path))):
+        for index, text in enumerate(["so an expert has no weights", "must match the existing size", "absent"]):
+            error, read = found[index]
+            assert text in error, rank
+            assert read < 4096
+        for error, _ in found[3:]:
+            assert error.startswith("KeyboardInterrupt" if rank else "RankError: rank 1 failed: KeyboardInterrupt")
+
+
+def load_and_die(directory, is_filling):
+    model = Experts(dist.get_rank(), 2) if is_filling else Disturbed(kill)
+    dying = mock.patch.object(Recording, "fill", lambda *arguments: kill())
+    with dying if is_filling and dist.get_rank() else contextlib.nullcontext(), pytest.raises(RankError):
+        load(model, f"{directory}/m.safetensors", size=2)
+
+
+@pytest.mark.parametrize("is_filling", [False, True])
+def test_dead_rank_ends_the_load(tmp_path, is_filling):
+    save_experts(tmp_path / "m.safetensors")
+    # It fails for a rank that takes longer than a minute.
+    with pytest.raises(AssertionError, match=r"^rank 1: ended with exit code -9$"):
+        Ranks(2).run(load_and_die, str(tmp_path), is_filling)
 
 
 def test_sglang_processes_weights_after_the_load(tmp_path, monkeypatch, caplog):

@@ -39,6 +39,7 @@ pub const TIGHT: Options = Options {
     queue_depth: 8,
     drop_cache: false,
     leaves_gaps: false,
+    shares_disk: false,
 };
 
 /// Runs a test with a lazy schedule and with random delays, and asserts that

@@ -104,6 +104,10 @@ class Checkpoint(CoreObject, Loads):
         """Reads files that have one digest of all their bytes, and compares it. Later loads of these compare none."""
         self.call("verify_whole_files")
 
+    def share_disk(self) -> None:
+        """Makes later loads leave out more of the bytes between those that they need: other processes read these."""
+        self.call("share_disk")
+
     def headers(self) -> Tensor:
         """Returns all headers as bytes, for other processes that open the same files."""
         return self._object.headers()

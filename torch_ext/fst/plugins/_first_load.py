@@ -36,18 +36,36 @@ def load_recorded(
         log: Takes a message about the way that was taken.
         obstacle: Why the load is streamed, if the server's configuration requires it.
     """
+    if options.ranks != "together":
+        # Also between two collectives, Ctrl-C must not end one rank alone.
+        with defer_interrupts():
+            message, is_loaded = _load_parts(model, load, options, _ranks(group()), bar, obstacle)
+        log(message)
+        if is_loaded:
+            return
+    load(None)
+
+
+def _load_parts(
+    model: Module,
+    load: Callable[[Recording | None], object],
+    options: Options,
+    ranks: Group,
+    bar: bool,
+    obstacle: str,
+) -> tuple[str, bool]:
+    """Loads what the ranks keep, if the model can be recorded on all of them.
+
+    Returns a message about the way, and whether the weights are loaded.
+    """
     title = type(model).__name__
-    if options.ranks == "together":
-        load(None)
-        return
-    ranks = _ranks(group())
     recordings: list[Recording] = []
 
     def record() -> tuple[None, bytes]:
         reason = obstacle or online_method(model)
         if not reason:
             with defer_interrupts() as interrupts:
-                recording = Recording(model, interrupts.deliver)
+                recording = Recording(model, interrupts.deliver, shares_disk=ranks.size > 1)
                 recordings.append(recording)
                 reason = recording.run(lambda: load(recording))
         return None, reason.encode(errors="replace")
@@ -63,19 +81,18 @@ def load_recorded(
         if reason:
             for recording in recordings:
                 recording.restore()
-            recordings.clear()
             where = f" on {ranks.rank_name(rank)}" if ranks.size > 1 else ""
-            log(f"fst passes whole tensors to {title}, because{where} {reason.decode(errors='replace')}")
-            load(None)
-            return
+            because = f"because{where} {reason.decode(errors='replace')}"
+            return f"fst passes whole tensors to {title}, {because}", False
     [recording] = recordings
     own, total = recording.own_bytes(), recording.total_bytes
     recorded = time.perf_counter()
     ranks.run_on_all(lambda: _fill(recording, own, options, bar))
-    log(
+    message = (
         f"fst loaded {own:,} of {total:,} bytes into {title}: {recorded - started:.2f} s to record its load_weights, "
         f"{time.perf_counter() - recorded:.2f} s to load"
     )
+    return message, True
 
 
 def _ranks(group: ServerGroup) -> Group:

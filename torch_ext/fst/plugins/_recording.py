@@ -35,13 +35,17 @@ class Recording:
     Args:
         model: The model, as it is before its weights are loaded.
         deliver_interrupt: Raises KeyboardInterrupt if Ctrl-C was pressed. Called for each tensor.
+        shares_disk: Whether other processes load other parts of the same tensors.
 
     Attributes:
         total_bytes: The size of all tensors that were recorded or loaded.
     """
 
-    def __init__(self, model: Module, deliver_interrupt: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, model: Module, deliver_interrupt: Callable[[], None] = lambda: None, *, shares_disk: bool = False
+    ) -> None:
         self._model = model
+        self._shares_disk = shares_disk
         self._deliver_interrupt = deliver_interrupt
         self._state = ModelState(model)
         self._log = WriteLog(self._state.tensors())
@@ -108,6 +112,8 @@ class Recording:
         """
         try:
             checkpoint = OpenCheckpoint(sorted(files))
+            if self._shares_disk:
+                checkpoint.share_disk()
             metas = {name: meta for name, meta in checkpoint.tensors.items() if skip is None or not skip(name)}
             small = [name for name, meta in metas.items() if meta.numel() <= _SMALL_ELEMENTS]
             loaded = dict(zip(small, checkpoint.load_copies(small, device), strict=True))
