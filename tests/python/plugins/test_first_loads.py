@@ -312,7 +312,7 @@ def kill():
 
 
 def error_of(model, path):
-    with fst.profile() as profile, pytest.raises(BaseException) as caught:
+    with fst.profile() as profile, pytest.raises(BaseException) as caught:  # noqa: PT011
         load(model, path, size=2)
     return f"{caught.type.__name__}: {caught.value}", profile.summary().read_bytes
 
@@ -326,7 +326,7 @@ def load_bad_weights(directory):
     path = f"{directory}/m.safetensors"
     found.append(error_of(Disturbed(lambda: signal.raise_signal(signal.SIGINT)), path))
     model = Experts(rank, 2)
-    interrupt = mock.patch.object(Recording, "own_bytes", lambda self: signal.raise_signal(signal.SIGINT) or 1)
+    interrupt = mock.patch.object(Recording, "own_bytes", side_effect=lambda: signal.raise_signal(signal.SIGINT) or 1)
     with interrupt if rank else contextlib.nullcontext():
         found.append(error_of(model, path))
     # The group can load again.
@@ -353,7 +353,7 @@ def test_errors_end_the_load_on_all_ranks(ranks, tmp_path, monkeypatch):
 
 def load_and_die(directory, is_filling):
     model = Experts(dist.get_rank(), 2) if is_filling else Disturbed(kill)
-    dying = mock.patch.object(Recording, "fill", lambda *arguments: kill())
+    dying = mock.patch.object(Recording, "fill", side_effect=lambda *arguments: kill())
     with dying if is_filling and dist.get_rank() else contextlib.nullcontext(), pytest.raises(RankError):
         load(model, f"{directory}/m.safetensors", size=2)
 
