@@ -35,6 +35,7 @@ from fst._load.quantized import dequantize, quantize
 from fst._load.stream import Stream, stream
 from fst._module.load_module import load_module
 from fst._patch.patch import patch, unpatch
+from fst._profile.metrics import metrics
 from fst._profile.profile import Profile, profile
 from fst._profile.summary import ReaderUse, StageTime, Summary
 from fst._ranks.load_distributed import load_distributed
@@ -85,6 +86,7 @@ __all__ = [
     "load_slices",
     "load_tensors",
     "metadata",
+    "metrics",
     "patch",
     "prepare_update",
     "profile",

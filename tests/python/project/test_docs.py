@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import importlib.util
 import inspect
 import linecache
 import re
@@ -39,6 +40,9 @@ NOT_RUN = {"json", "text", "toml"}
 BUILT = {"cmake", "cpp"}
 # Commands that build, install and serve, which are not run here.
 OTHERS = {".", "cargo", "cmake", "curl", "export", "pip", "python", "sglang", "torchrun", "vllm"}
+
+# Packages without which the examples that import them are not run.
+OPTIONAL = ("opentelemetry", "prometheus_client")
 
 # Commands that make the files of an example.
 COMMANDS_BEFORE = {
@@ -79,6 +83,8 @@ def test_pages(page):
             added = "".join(re.findall(r"^\+(.*\n)", text, re.MULTILINE))
             run_block(added, f"<{page.name}, block {number}>", dict(names))
         elif language == "python":
+            if any(f"from {name}" in text and importlib.util.find_spec(name) is None for name in OPTIONAL):
+                continue
             run_block(text, f"<{page.name}, block {number}>", names)
         elif language == "sh":
             for line in text.replace("\\\n", " ").splitlines():

@@ -67,6 +67,9 @@ def test_failed_request_is_resumed(server, monkeypatch, load, position, kind):
     with fst.profile() as profile:
         assert_equal(ENTRANCES[load](server.url(PATH)), TENSORS)
     assert server.struck(PATH) == 2
+    found = profile.to_dict()
+    assert (found["server.address"], found["url.full"]) == ("127.0.0.1", server.url(PATH).partition("?")[0])
+    assert found["http.response.body.size"] == found["fst.remote.bytes"] > 0
     summary = profile.summary()
     # A slow request may get a hedged one beside it, which may then fail in place of a retry.
     requests = summary.retries + summary.hedged_requests

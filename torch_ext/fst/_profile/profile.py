@@ -2,8 +2,10 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from fst._core import ops
+from fst._profile import metrics
 from fst._profile.plot import plot
 from fst._profile.summary import Summary, summarize
 from fst._profile.trace import Recording
@@ -21,6 +23,7 @@ class Profile:
         self._id: int | None = None
         self._process: int | None = None
         self._exception: str | None = None
+        self._error_type: str | None = None
         self._recording: Recording | None = None
 
     def __repr__(self) -> str:
@@ -34,6 +37,7 @@ class Profile:
         if self._id is not None:
             raise RuntimeError("a profile is used for one block; create another with fst.profile()")
         self._id, self._process = ops.profile_start(), os.getpid()
+        metrics.begin(self._id)
         return self
 
     def __exit__(self, kind: object, exception: BaseException | None, trace: object) -> None:
@@ -41,8 +45,15 @@ class Profile:
             return  # A child that was forked inside the block leaves it, too.
         if exception is not None:
             self._exception = f"{type(exception).__name__}: {exception}"
+            module, name = type(exception).__module__, type(exception).__qualname__
+            self._error_type = name if module == "builtins" else f"{module}.{name}"
         assert self._id is not None
-        self._recording = Recording(ops.profile_stop(self._id))
+        try:
+            self._recording = Recording(ops.profile_stop(self._id))
+        except BaseException:
+            metrics.drop(self._id)
+            raise
+        metrics.end(self._id, self._recording)
 
     def summary(self) -> Summary:
         """Returns the totals, the busy times and the bottleneck. Its `str()` is a short report.
@@ -57,6 +68,24 @@ class Profile:
             (1, 2, 64)
         """
         return summarize(self._finished(), self._exception)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the profile as attributes of a span, named by OpenTelemetry's semantic conventions where they exist.
+
+        These are `file.path`, `url.full` (without a query or password), `url.scheme`, `server.address` and
+        `server.port`, if all bytes came from one place, `http.response.body.size`, and `error.type`. The others begin
+        with `fst.`: the counters of `metrics`, and `fst.stage.STAGE.seconds` (sums over all threads) and `.bytes`.
+
+        Raises:
+            RuntimeError: The block has not ended.
+
+        Example:
+            >>> with fst.profile() as p:
+            ...     weights = fst.load_file("model.safetensors", dtype=torch.bfloat16)
+            >>> p.to_dict()["fst.read.bytes"]
+            64
+        """
+        return metrics.attributes(self._finished(), self._error_type)
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes all spans as a Chrome trace, which https://ui.perfetto.dev and chrome://tracing open.
