@@ -9,6 +9,7 @@ AZURITE := $(TARGET_DIR)/tools/node_modules/.bin/azurite-blob
 FUZZ_SECONDS ?= 60
 BENCH_ARGS ?=
 SIMULATE_ARGS ?=
+OUT ?= bench-results/gpu-lease
 
 # build.rs asks this interpreter which PyTorch to build against.
 export FST_PYTHON ?= $(abspath $(VENV)/bin/python)
@@ -35,7 +36,7 @@ FOR_ARM := CARGO_BUILD_TARGET=$(ARM) CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINK
 
 .PHONY: help
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: ## load a real model, compare every tensor, embed a few sentences
@@ -186,15 +187,13 @@ first-loads: build ## weights of vLLM and SGLang on two ranks, by their own load
 simulate: build ## plans for large models and groups, and the cost of planning (SIMULATE_ARGS="--help")
 	$(IN_VENV) python -m fst_bench.simulation $(SIMULATE_ARGS)
 
-.PHONY: gpu-check
-gpu-check: ## GPU tests and benchmarks with a prebuilt library; needs no Rust, no network, no .venv
-	@ls torch_ext/fst/libfst_*.so > /dev/null || { echo "gpu-check: run 'make build', or copy torch_ext/fst/libfst_*.so of a build for the same PyTorch" >&2; exit 1; }
-	PYTHONPATH=$(CURDIR)/torch_ext FST_REQUIRE_GPU=1 $(PYTHON) -m pytest -m gpu
-	PYTHONPATH=$(CURDIR)/torch_ext:$(CURDIR)/benches $(PYTHON) -m fst_bench --device cuda --no-install --workloads dense,moe,adapter $(BENCH_ARGS)
-
-.PHONY: gpu-experiments
-gpu-experiments: ## what decides how loads to a GPU work, in less than eight minutes; needs what gpu-check needs
-	PYTHONPATH=$(CURDIR)/torch_ext:$(CURDIR)/benches $(PYTHON) -m fst_bench.experiments
+# On a rented GPU machine, with a library that was built elsewhere: no Rust, no network, no .venv. CONTRIBUTING.md says how.
+.PHONY: gpu-lease-1 gpu-lease-2
+gpu-lease-1: ## experiments that decide how loads to a GPU work, at most 420 s; results go to OUT
+gpu-lease-2: ## GPU tests, and loads beside other libraries, at most 300 s; results go to OUT
+gpu-lease-1 gpu-lease-2:
+	@ls torch_ext/fst/libfst_*.so > /dev/null || { echo "$@: copy torch_ext/fst/libfst_*.so of a build for the same PyTorch" >&2; exit 1; }
+	PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(CURDIR)/torch_ext:$(CURDIR)/benches $(PYTHON) -m fst_bench.experiments $(@:gpu-lease-%=%) $(OUT)
 
 .PHONY: lint
 lint: lint-rust lint-cxx lint-python ## all linters

@@ -48,18 +48,20 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
     mapped.emplace(selection, specs, /*is_verified=*/true);
   }
   DeviceTransfer transfer(selection, specs, device);
-  size_t windows = 1;
+  // The tensors of a window are neighbours in the file.
+  rust::Vec<size_t> order;
+  rust::Vec<size_t> window_ends;
   if (device.is_cuda() && std::ranges::any_of(specs, has_data)) {
     // Acquires streams and readers first: if they fail, no tensor has been allocated.
     transfer.open();
-    windows = transfer.windows();
+    order = selection.in_file_order();
+    window_ends = transfer.window_ends(order);
   }
   std::vector<at::Tensor> tensors(specs.size());
-  const size_t window_tensors = (specs.size() + windows - 1) / windows;
-  // Only windows need an order, in which the tensors of each are neighbours in the file.
-  const auto order = windows > 1 ? selection.in_file_order() : rust::Vec<size_t>();
+  const bool has_windows = window_ends.size() > 1;
+  size_t window = 0;
   for (size_t turn = 0; turn < specs.size(); ++turn) {
-    const size_t index = windows > 1 ? order[turn] : turn;
+    const size_t index = has_windows ? order[turn] : turn;
     const Spec& spec = specs[index];
     auto tensor = mapped ? mapped->view(index, spec) : at::Tensor();
     if (!tensor.defined()) {
@@ -69,8 +71,9 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
       }
     }
     tensors[index] = std::move(tensor);
-    if (windows > 1 && ((turn + 1) % window_tensors == 0 || turn + 1 == specs.size())) {
+    if (has_windows && turn + 1 == window_ends[window]) {
       transfer.start();
+      ++window;
     }
   }
   transfer.run();

@@ -31,7 +31,9 @@ void DeviceTransfer::add_bytes(size_t index, uint64_t begin, uint64_t end, uint6
   byte_outputs_.push_back(Destination{index, begin, end, address, specs_[index].scalar_type});
 }
 
-size_t DeviceTransfer::windows() { return open().windows(); }
+rust::Vec<size_t> DeviceTransfer::window_ends(const rust::Vec<size_t>& order) {
+  return open().window_ends(rust::Slice<const size_t>(order.data(), order.size()));
+}
 
 void DeviceTransfer::start() {
   AnyTransfer& transfer = open();

@@ -23,9 +23,9 @@ class DeviceTransfer {
   // otherwise.
   AnyTransfer& open();
 
-  // Returns the number of windows in which a transfer to a GPU is fastest: the caller adds the outputs of a window,
-  // starts it, and allocates the next batch's meanwhile.
-  size_t windows();
+  // Returns the windows in which a transfer to a GPU is fastest, as the number of outputs before the end of each: the
+  // caller adds the outputs of a window in this order, starts it, and allocates those of the next one meanwhile.
+  rust::Vec<size_t> window_ends(const rust::Vec<size_t>& order);
 
   // Adds an output for the elements of the selection's tensor `index` that begin at byte `begin`. The output determines
   // their number. Its strides and dtype are arbitrary.

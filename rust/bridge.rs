@@ -507,7 +507,7 @@ mod ffi {
         fn can_cast(self: &AnyTransfer, from: i8, to: i8) -> bool;
         fn prepare(self: &mut AnyTransfer, destinations: &[Destination], scratch_bytes_max: u64) -> Result<u64>;
         unsafe fn fill(self: &mut AnyTransfer, scratch_address: u64, scratch_bytes: u64) -> Result<()>;
-        fn windows(self: &AnyTransfer) -> usize;
+        fn window_ends(self: &AnyTransfer, order: &[usize]) -> Vec<usize>;
         unsafe fn submit(self: &mut AnyTransfer, scratch_address: u64, scratch_bytes: u64) -> Result<()>;
         fn finish(transfer: Box<AnyTransfer>) -> Result<()>;
 

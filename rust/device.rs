@@ -9,7 +9,9 @@ pub mod host;
 
 use crate::cast::elements::Cast;
 use crate::error::Result;
+use crate::num::to_u64;
 use crate::options::Options;
+use crate::options::experiments::{self, Switch};
 use crate::os::numa::Node;
 use crate::os::retry::Check;
 use crate::plan::SlotCopy;
@@ -46,6 +48,12 @@ pub trait Device: Send + Sync + 'static {
     /// Number of copies in flight, without the next slot's copy, that keep the device busy: 0 if they are done when
     /// [`Device::copy`] returns.
     const COPIES_AHEAD: usize;
+
+    /// Returns [`Device::COPIES_AHEAD`], or what an experiment puts in its place.
+    fn copies_ahead() -> usize {
+        let changed = if Self::COPIES_AHEAD == 0 { None } else { experiments::value(Switch::CopiesAhead) };
+        changed.unwrap_or(Self::COPIES_AHEAD)
+    }
 
     /// Pins host memory, so that the device can access it directly.
     ///
@@ -164,9 +172,10 @@ pub trait CopyInFlight: Send {
 /// A wait in the driver costs the device an interrupt, and no signal ends it.
 fn wait_until(is_done: impl Fn() -> Result<bool>, check: Check<'_>) -> Result<()> {
     let _span = profile::span(Stage::Wait);
+    let interval = experiments::value(Switch::QueryMicroseconds).map(|us| Duration::from_micros(to_u64(us)));
     while !is_done()? {
         check()?;
-        thread::sleep(QUERY_INTERVAL);
+        thread::sleep(interval.unwrap_or(QUERY_INTERVAL));
     }
     Ok(())
 }

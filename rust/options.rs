@@ -1,5 +1,7 @@
 //! Options of loads and saves, with their defaults. Only this file reads the environment.
 
+pub mod experiments;
+
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use rustix::thread::{Pid, sched_getaffinity};
@@ -93,6 +95,7 @@ impl Options {
     /// Returns the defaults with the changes of the environment. Fails with `invalid-argument`, with the variable and
     /// its allowed values.
     pub fn from_env() -> Result<Self> {
+        experiments::from_env()?;
         let defaults = Options::default();
         let staging_bytes =
             number("FST_STAGING_BYTES", CHUNK_BYTES_MIN..=STAGING_BYTES_MAX)?.unwrap_or(defaults.staging_bytes);

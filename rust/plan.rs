@@ -12,6 +12,7 @@
 //! ```
 
 mod limits;
+mod ramp;
 mod run;
 
 pub use self::limits::Limits;
@@ -253,7 +254,11 @@ pub fn plan(regions: &[TensorRegion], destinations: &[Destination], limits: &Lim
         group.iter().for_each(|run| planner.add(*run, shared_end));
     }
     planner.close();
-    Ok(planner.chunks)
+    let mut chunks = planner.chunks;
+    if let Some(first_bytes) = limits.first_bytes {
+        ramp::divide_first(&mut chunks, first_bytes, limits);
+    }
+    Ok(chunks)
 }
 
 struct Planner<'a> {

@@ -14,6 +14,7 @@ pub mod shared_slot;
 
 use crate::device::{CopyInFlight, Device};
 use crate::error::Result;
+use crate::options::experiments::{self, Switch};
 use crate::os::mutex::{Condvar, Mutex};
 use crate::os::retry::Check;
 use crate::os::sigint::Watch;
@@ -22,6 +23,15 @@ pub use pool::{Block, PAGE_BYTES, Request, Slot};
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
+
+/// Largest number of slots of a load that are as short as their chunks.
+const SHORT_SLOTS_MAX: usize = 4;
+
+/// Returns the size of the first chunk of a large load to a device that pins, from which chunks double until they fill a
+/// slot, or `None` if all of them fill a slot.
+pub fn first_chunk_bytes() -> Option<usize> {
+    experiments::value(Switch::FirstChunkKib).filter(|kib| *kib > 0).map(|kib| kib << 10)
+}
 
 /// Slots of one load, and the copies in flight from them to `device`.
 pub struct Staging<D: Device> {
@@ -55,41 +65,57 @@ impl<D: Device> Staging<D> {
         self.slot_count_max >= slot_count_max && self.request.bytes >= request.bytes
     }
 
-    /// Waits for a free slot. Calls `check` from time to time, and ends with its error.
+    /// Waits for a free slot for `bytes` bytes. Calls `check` from time to time, and ends with its error.
     ///
     /// The load takes another slot while fewer copies are in flight than keep the device busy. One worker at a time pins it,
     /// because the driver starts no copy meanwhile. The other workers wait for the copies from the slots that there are.
     ///
     /// # Errors
     /// The error of the copy that had to finish first, the error of `check`, or `out-of-memory`.
-    pub fn acquire(&self, check: Check<'_>) -> Result<Slot> {
+    pub fn acquire(&self, bytes: usize, check: Check<'_>) -> Result<Slot> {
+        let fits = |slot: &Slot| slot.holds(bytes);
         let mut may_grow = true;
         loop {
             let mut state = self.state.lock();
-            if let Some(slot) = state.free.pop() {
-                return Ok(slot);
+            if let Some(index) = state.free.iter().rposition(fits) {
+                return Ok(state.free.remove(index));
             }
-            may_grow &= state.slot_count < self.slot_count_max && state.copying.len() <= D::COPIES_AHEAD;
-            let oldest = state.copying.pop_front();
+            let fitting = state.copying.iter().position(|(slot, _)| fits(slot));
+            let is_idle = state.copying.len() <= D::copies_ahead() || fitting.is_none();
+            may_grow &= state.slot_count < self.slot_count_max && is_idle;
+            let mut short = Vec::new();
+            if fitting.is_none() && !may_grow {
+                // The bound of the pool may have no room for a longer slot beside the short ones.
+                short = mem::take(&mut state.free);
+                state.slot_count -= short.len();
+            }
+            let oldest =
+                state.copying.remove(if may_grow { fitting.unwrap_or(usize::MAX) } else { fitting.unwrap_or(0) });
             // No lock is held during calls of the driver, which may take their time.
             drop(state);
+            drop(short);
             if let Some((slot, copy)) = oldest {
                 let is_done = if may_grow { copy.is_done() } else { copy.wait(check).map(|()| true) };
-                if is_done == Ok(true) {
-                    return Ok(slot);
+                match is_done {
+                    Ok(true) if fits(&slot) => return Ok(slot),
+                    Ok(true) => {
+                        self.release(slot);
+                        continue;
+                    }
+                    _ => {}
                 }
                 self.state.lock().copying.push_front((slot, copy));
                 self.changed.notify_one();
                 is_done?;
             }
             if may_grow {
-                if let Some(slot) = self.grow(check)? {
+                if let Some(slot) = self.grow(bytes, check)? {
                     return Ok(slot);
                 }
                 may_grow = false;
                 continue;
             }
-            self.wait_for_change();
+            self.wait_for_change(fits);
             may_grow = true;
             check()?;
         }
@@ -97,13 +123,14 @@ impl<D: Device> Staging<D> {
 
     /// Takes a slot of the pool, and pins it if the device supports it. Returns `None` if another worker does, or if a bound
     /// leaves no room.
-    fn grow(&self, check: Check<'_>) -> Result<Option<Slot>> {
+    fn grow(&self, bytes: usize, check: Check<'_>) -> Result<Option<Slot>> {
         let mut state = self.state.lock();
         if state.slot_count == self.slot_count_max {
             return Ok(None);
         }
+        let request = self.request_for(bytes, state.slot_count);
         if D::PINS {
-            if let Some(slot) = pool::take_pinned(&self.request) {
+            if let Some(slot) = pool::take_pinned(&request) {
                 state.slot_count += 1;
                 return Ok(Some(slot));
             }
@@ -113,7 +140,7 @@ impl<D: Device> Staging<D> {
         }
         state.slot_count += 1;
         drop(state);
-        let mut taken = pool::take(&self.request, check);
+        let mut taken = pool::take(&request, check);
         if let Ok(Some(slot)) = &mut taken {
             slot.pin(|memory| self.device.pin(memory));
         }
@@ -124,14 +151,25 @@ impl<D: Device> Staging<D> {
         taken
     }
 
-    /// Waits while there is neither a free slot nor a copy in flight, at most for an interval.
-    fn wait_for_change(&self) {
+    /// Returns the requirements for the next slot, for a chunk of `bytes` bytes. The slots of a ramp are as short as its chunks,
+    /// and so are pinned sooner.
+    fn request_for(&self, bytes: usize, slot_count: usize) -> Request {
+        let short_bytes = bytes.next_power_of_two();
+        let is_short = first_chunk_bytes().is_some()
+            && slot_count < SHORT_SLOTS_MAX
+            && self.slot_count_max > 2 * SHORT_SLOTS_MAX
+            && short_bytes < self.request.bytes;
+        Request { bytes: if is_short { short_bytes } else { self.request.bytes }, ..self.request }
+    }
+
+    /// Waits while there is neither a free slot that fits nor a copy in flight from one, at most for an interval.
+    fn wait_for_change(&self, fits: impl Fn(&Slot) -> bool) {
         let state = self.state.lock();
         if state.slot_count == 0 {
             // Other loads hold all staging memory.
             drop(state);
             pool::wait();
-        } else if state.free.is_empty() && state.copying.is_empty() {
+        } else if !state.free.iter().chain(state.copying.iter().map(|(slot, _)| slot)).any(fits) {
             // Other workers pin a slot, read into all of them, or wait for the copies.
             drop(self.changed.wait_timeout(state, pool::POLL_INTERVAL));
         }

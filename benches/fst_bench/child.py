@@ -23,13 +23,16 @@ from .unsupported import UnsupportedError
 # The first process writes the bytecode of fst in a checkout, as pip does for packages. Otherwise the import in each
 # process would compile all modules.
 SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": ""}
+# Value of PYTHONDONTWRITEBYTECODE with which processes write no bytecode either.
+NO_BYTECODE = "anywhere"
 TIMEOUT_SECONDS = 300
 
 
 def plain_environment() -> dict[str, str]:
     """Returns the environment of a process that measures no other library."""
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(PACKAGE.parent)]))
-    return os.environ | SETTINGS | {"PYTHONPATH": path}
+    kept = {key: text for key, text in os.environ.items() if text == NO_BYTECODE}
+    return os.environ | SETTINGS | kept | {"PYTHONPATH": path}
 
 
 def run_child(

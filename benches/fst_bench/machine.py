@@ -6,13 +6,14 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from .directories import PACKAGE
 
 
 def machine_facts(directory: Path) -> dict[str, Any]:
     """Describes this machine, and the disk and file system that hold `directory`."""
+    # Programs that only name the commit do not wait for PyTorch.
+    import torch
+
     facts: dict[str, Any] = {
         "processor": field("/proc/cpuinfo", "model name"),
         "cores": len(os.sched_getaffinity(0)),

@@ -6,7 +6,7 @@
     fst-bench ranks                             # several ranks on the CPU, about four minutes
     fst-bench remote                            # HTTP and S3 on this machine, about half an hour
 
-The other suites are small_calls, updates, saves, dcp, simulation and experiments. `fst-bench SUITE --help` lists their
+The other suites are small_calls, updates, saves, dcp and simulation. `fst-bench SUITE --help` lists their
 options. In a checkout, `make bench`, `make bench-ranks` and so on with BENCH_ARGS="..." do the same. Raw results are
 written after each measurement, so an interrupted run loses nothing. `python -m fst_bench.report` writes tables and
 charts from them again.

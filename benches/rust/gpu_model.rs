@@ -1,12 +1,11 @@
 //! Shows where the time of a load to a GPU goes, without a GPU: real loads on a driver that takes the time of an H100.
 //!
 //! ```text
-//! cargo bench --bench gpu_model -- [timeline] [set=stream] [dense] [moe] [adapter] [sizes] [rounds=5] [scale=11]
-//! cargo bench --bench gpu_model -- [slots=20] [prepared] [windows=8] [ranks=8] [malloc_us=22] ...
+//! cargo bench --bench gpu_model -- [timeline] [designs] [set=stream] [dense] [moe] [adapter] [sizes] [rounds=5] [scale=11]
+//! cargo bench --bench gpu_model -- [slots=20] [prepared] [ranks=8] [malloc_us=22] ...
 //! ```
 //!
-//! The second line has changes: fewer slots, slots that are pinned before the load, another number of windows in which
-//! tensors are allocated, processes that load at once with one lock of the driver, other parameters.
+//! `designs` compares designs by their worst set of parameters. The second line has changes: fewer slots, slots that are pinned before the load, processes that load at once with one lock of the driver, other parameters.
 //!
 //! The driver and the reads come from tests/nullcuda/src/model.rs, with the parameters of benches/h100.toml. Time is
 //! stretched, so that the CPU's part of fst, which is not, is small beside it. docs/decisions/gpu-model.md has the results.
@@ -14,6 +13,14 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a failure ends the benchmark")]
 #![allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "figures")]
 
+#[path = "gpu_model/designs.rs"]
+mod designs;
+#[path = "gpu_model/driver.rs"]
+mod driver;
+#[path = "gpu_model/report.rs"]
+mod report;
+
+use driver::{IS_MODELLED, driver, malloc, now, spend};
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
 use fst::checkpoint::selection::Selection;
@@ -26,132 +33,29 @@ use fst::load::transfer::Transfer;
 use fst::options::{Options, ReaderChoice};
 use fst::plan::Destination;
 use fst::staging::pool;
-use fst_nullcuda::model::{Costs, Kind, Span};
-use libloading::Library;
+use fst_nullcuda::model::{Costs, Span};
 use memmap2::MmapRaw;
+use report::{print_head, print_row, print_timeline};
 use rustix::time::{ClockId, clock_gettime};
-use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::io::Write;
+use std::iter;
 use std::mem;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// First address of the destinations, which no process can map.
 const DEVICE_BASE: u64 = 0x00D0_0000_0000_0000;
 /// Sets of parameters that are compared by default.
-const SETS: [&str; 3] = ["stream", "event", "copy"];
+const SETS: [&str; 4] = ["stream", "event", "copy", "reads"];
 /// Chunk sizes and their measured rates in GB/s.
-const SIZES: [(usize, f64); 4] = [(256 << 10, 14.7), (512 << 10, 24.0), (1 << 20, 35.0), (2 << 20, 43.4)];
+const SIZES: [(usize, f64); 6] =
+    [(256 << 10, 14.7), (512 << 10, 24.0), (1 << 20, 35.0), (2 << 20, 43.4), (4 << 20, 43.7), (8 << 20, 37.5)];
 /// Threads that read, as on the machine.
 const THREADS: usize = 16;
-/// Delay that the kernel adds to sleeps, in microseconds.
-const TIMER_SLACK_US: f64 = 50.0;
-/// Length of the steps in which a load is examined, in microseconds that are not stretched.
-const STEP_US: f64 = 5.0;
-
-/// Driver of tests/nullcuda, in the place of libcuda.
-struct Driver {
-    start: unsafe extern "C" fn(*const Costs),
-    stop: unsafe extern "C" fn(),
-    spans: unsafe extern "C" fn(*mut usize) -> *const Span,
-    now: unsafe extern "C" fn() -> u64,
-    host: unsafe extern "C" fn(f64),
-    malloc: unsafe extern "C" fn(),
-    read: unsafe extern "C" fn(usize, usize),
-    pages: unsafe extern "C" fn(usize, usize),
-    sleep: unsafe extern "C" fn(f64),
-    share: unsafe extern "C" fn(*mut AtomicU64),
-}
-
-static DRIVER: OnceLock<Driver> = OnceLock::new();
-/// Whether reads and page faults follow the model.
-static IS_MODELLED: AtomicBool = AtomicBool::new(false);
-
-fn driver() -> &'static Driver {
-    DRIVER.get_or_init(|| {
-        let program = std::env::current_exe().unwrap();
-        let path = program.parent().unwrap().join("libfst_nullcuda.so");
-        // SAFETY: the library has no initializers, and the types match.
-        unsafe {
-            let library = Box::leak(Box::new(Library::new(&path).unwrap()));
-            Driver {
-                start: *library.get(b"timed_start").unwrap(),
-                stop: *library.get(b"timed_stop").unwrap(),
-                spans: *library.get(b"timed_spans").unwrap(),
-                now: *library.get(b"timed_now").unwrap(),
-                host: *library.get(b"timed_host").unwrap(),
-                malloc: *library.get(b"timed_malloc").unwrap(),
-                read: *library.get(b"timed_read").unwrap(),
-                pages: *library.get(b"timed_pages").unwrap(),
-                sleep: *library.get(b"timed_sleep").unwrap(),
-                share: *library.get(b"timed_share").unwrap(),
-            }
-        }
-    })
-}
-
-fn now() -> u64 {
-    // SAFETY: the function has no preconditions.
-    unsafe { (driver().now)() }
-}
-
-/// Spends time of the host, in microseconds.
-fn spend(us: f64) {
-    // SAFETY: the function has no preconditions.
-    unsafe { (driver().host)(us) }
-}
-
-fn malloc() {
-    // SAFETY: the function has no preconditions.
-    unsafe { (driver().malloc)() }
-}
-
-/// Takes the place of the C library's function for the whole program, and so also for the standard library: a read takes
-/// the time of the model, and leaves the memory as it is.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn pread64(file: c_int, into: *mut c_void, bytes: usize, offset: i64) -> isize {
-    if !IS_MODELLED.load(Ordering::Relaxed) {
-        // SAFETY: the caller's promise. The result is a count or -1.
-        return unsafe { libc::syscall(libc::SYS_pread64, file, into, bytes, offset) as isize };
-    }
-    // SAFETY: the function only looks at the address.
-    unsafe { (driver().read)(into.addr(), bytes) };
-    bytes.cast_signed()
-}
-
-/// As above, for a design that makes pages before it registers them.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn madvise(address: *mut c_void, bytes: usize, advice: c_int) -> c_int {
-    if advice == libc::MADV_POPULATE_WRITE && IS_MODELLED.load(Ordering::Relaxed) {
-        // SAFETY: the function only looks at the address.
-        unsafe { (driver().pages)(address.addr(), bytes) };
-        return 0;
-    }
-    // SAFETY: the caller's promise. The result is 0 or -1.
-    unsafe { libc::syscall(libc::SYS_madvise, address, bytes, advice) as c_int }
-}
-
-/// As above, for threads that wait for a copy: sleeps are stretched, and have the timer slack of other threads.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn clock_nanosleep(
-    clock: c_int,
-    flags: c_int,
-    request: *const libc::timespec,
-    remaining: *mut libc::timespec,
-) -> c_int {
-    if IS_MODELLED.load(Ordering::Relaxed) {
-        // SAFETY: the caller's promise, and the driver's function has no preconditions.
-        unsafe { (driver().sleep)((*request).tv_nsec as f64 / 1e3 + TIMER_SLACK_US) };
-        return 0;
-    }
-    // SAFETY: the caller's promise.
-    let result = unsafe { libc::syscall(libc::SYS_clock_nanosleep, clock, flags, request, remaining) };
-    if result == 0 { 0 } else { std::io::Error::last_os_error().raw_os_error().unwrap() }
-}
 
 /// Arguments of the program.
 struct Arguments {
@@ -161,8 +65,11 @@ struct Arguments {
     rounds: usize,
     scale: f64,
     has_timeline: bool,
+    has_designs: bool,
+    /// Whether only times are printed.
+    is_plain: bool,
+    chunk_mib: Option<usize>,
     is_prepared: bool,
-    windows: Option<usize>,
     ranks: usize,
     /// Memory that the ranks share, in the process of one.
     shared: Option<Shared>,
@@ -178,8 +85,10 @@ impl Arguments {
             rounds: 5,
             scale: 11.0,
             has_timeline: false,
+            has_designs: false,
+            is_plain: false,
+            chunk_mib: None,
             is_prepared: false,
-            windows: None,
             ranks: 1,
             shared: None,
             costs: Vec::new(),
@@ -188,19 +97,25 @@ impl Arguments {
             match argument.split_once('=') {
                 Some(("set", value)) => parsed.sets.push(value.into()),
                 Some(("slots", value)) => parsed.slots = Some(value.parse().unwrap()),
+                Some(("chunk_mib", value)) => parsed.chunk_mib = Some(value.parse().unwrap()),
                 Some(("rounds", value)) => parsed.rounds = value.parse().unwrap(),
                 Some(("scale", value)) => parsed.scale = value.parse().unwrap(),
-                Some(("windows", value)) => parsed.windows = Some(value.parse().unwrap()),
                 Some(("ranks", value)) => parsed.ranks = value.parse().unwrap(),
                 Some(("shared", value)) => parsed.shared = Some(Shared::open(Path::new(value))),
                 Some((name, value)) => parsed.costs.push((name.into(), value.parse().unwrap())),
+                None if argument == "designs" => parsed.has_designs = true,
+                None if argument == "plain" => parsed.is_plain = true,
                 None if argument == "timeline" => parsed.has_timeline = true,
                 None if argument == "prepared" => parsed.is_prepared = true,
                 None => parsed.loads.push(argument),
             }
         }
         if parsed.sets.is_empty() {
-            parsed.sets = SETS.map(String::from).to_vec();
+            parsed.sets = if parsed.has_designs {
+                designs::SETS.map(String::from).to_vec()
+            } else {
+                SETS.map(String::from).to_vec()
+            };
         }
         if parsed.loads.is_empty() {
             parsed.loads = ["dense", "moe", "adapter", "sizes"].map(String::from).to_vec();
@@ -209,7 +124,8 @@ impl Arguments {
     }
 }
 
-/// Memory that the processes of all ranks map: the driver's lock, and the number of ranks that have come to a barrier.
+/// Memory that the processes of all ranks map: the driver's lock, the host's memory, and the number of ranks that have come
+/// to a barrier.
 struct Shared(MmapRaw);
 
 impl Shared {
@@ -223,8 +139,8 @@ impl Shared {
 
     /// Waits until all ranks have called this function as often.
     fn wait(&self, ranks: usize) {
-        // SAFETY: the file has two counters.
-        let arrived = unsafe { &*self.0.as_ptr().cast::<AtomicU64>().add(1) };
+        // SAFETY: the file has three counters.
+        let arrived = unsafe { &*self.0.as_ptr().cast::<AtomicU64>().add(2) };
         let all = (arrived.fetch_add(1, Ordering::AcqRel) / ranks as u64 + 1) * ranks as u64;
         while arrived.load(Ordering::Acquire) < all {
             std::thread::sleep(Duration::from_millis(1));
@@ -238,11 +154,16 @@ fn run_ranks(arguments: &Arguments, directory: &Path) {
     for set in &arguments.sets {
         for load in &arguments.loads {
             let shared = directory.join("shared");
-            std::fs::write(&shared, [0; 16]).unwrap();
+            std::fs::write(&shared, [0; 24]).unwrap();
             let rank = |_| {
                 let mut command = Command::new(std::env::current_exe().unwrap());
                 let same = std::env::args().skip(1).filter(|argument| argument.contains('=') || argument == "prepared");
-                command.args(same).args([load, &format!("set={set}"), &format!("shared={}", shared.display())]);
+                command.args(same).args([
+                    load,
+                    "plain",
+                    &format!("set={set}"),
+                    &format!("shared={}", shared.display()),
+                ]);
                 command.stdout(Stdio::piped()).spawn().unwrap()
             };
             let ranks: Vec<Child> = (0..arguments.ranks).map(rank).collect();
@@ -382,9 +303,8 @@ struct Run {
     costs: Costs,
 }
 
-/// Loads a file as csrc/load.cpp does, with its calls of PyTorch. `windows` is a number that differs from the core's.
-/// `is_first`: the allocator has no blocks.
-fn load(path: &Path, options: &Options, costs: Costs, windows: Option<usize>, is_first: bool) -> Run {
+/// Loads a file as csrc/load.cpp does, with its calls of PyTorch. `is_first`: the allocator has no blocks.
+fn load(path: &Path, options: &Options, costs: Costs, is_first: bool) -> Run {
     // SAFETY: the pointer is valid.
     unsafe { (driver().start)(&raw const costs) };
     let (begin, cpu_begin) = (now(), cpu_seconds(ClockId::ProcessCPUTime));
@@ -392,7 +312,7 @@ fn load(path: &Path, options: &Options, costs: Costs, windows: Option<usize>, is
     spend(costs.load_us);
     let selection = serial.run(|| Selection::all(&Arc::new(Checkpoint::open(&[path]).unwrap())).unwrap());
     let mut allocator = is_first.then(Allocator::default);
-    let chunks = transfer(&selection, options, &mut serial, &mut allocator, windows);
+    let chunks = transfer(&selection, options, &mut serial, &mut allocator);
     IS_MODELLED.store(false, Ordering::Relaxed);
     spend(costs.result_us * selection.regions().len() as f64);
     let end = now();
@@ -433,24 +353,19 @@ fn destination(tensor: usize, region: &TensorRegion) -> Destination {
 }
 
 /// Allocates and fills all tensors, in one or more windows. Returns the number of chunks.
-fn transfer(
-    selection: &Selection,
-    options: &Options,
-    serial: &mut Serial,
-    allocator: &mut Option<Allocator>,
-    windows: Option<usize>,
-) -> usize {
+fn transfer(selection: &Selection, options: &Options, serial: &mut Serial, allocator: &mut Option<Allocator>) -> usize {
     let (checkpoint, regions) = (selection.checkpoint(), selection.regions());
     let mut transfer = serial.run(|| {
         let cuda = Arc::new(Cuda::open(0, 0).unwrap());
         let transfer = Transfer::open(checkpoint, Arc::clone(regions), cuda, options.clone()).unwrap();
         BackgroundTransfer::new(transfer, checkpoint)
     });
-    let windows = windows.unwrap_or(transfer.windows());
     let order = serial.run(|| selection.in_file_order());
+    let ends = serial.run(|| transfer.window_ends(&order));
     let mut block = Scratch::default();
     let mut chunks = 0;
-    for window in order.chunks(order.len().div_ceil(windows)) {
+    for (begin, end) in iter::once(0).chain(ends.iter().copied()).zip(&ends) {
+        let window = &order[begin..*end];
         allocate(window.iter().map(|&index| &regions[index]), &serial.costs, allocator);
         let batch = serial.run(|| {
             let destinations: Vec<Destination> =
@@ -463,7 +378,8 @@ fn transfer(
         }
         IS_MODELLED.store(true, Ordering::Relaxed);
         // SAFETY: the driver accesses no memory.
-        let done = unsafe { if windows == 1 { transfer.fill(&batch, block) } else { transfer.submit(batch, block) } };
+        let done =
+            unsafe { if ends.len() == 1 { transfer.fill(&batch, block) } else { transfer.submit(batch, block) } };
         done.unwrap();
     }
     transfer.finish().unwrap();
@@ -475,150 +391,14 @@ fn load_twice(path: &Path, options: &Options, costs: Costs, arguments: &Argument
     device::release();
     pool::release(&|| Ok(())).unwrap();
     if arguments.is_prepared {
-        load(path, options, costs, arguments.windows, true);
+        load(path, options, costs, true);
     }
     [true, false].map(|is_first| {
         if let Some(shared) = &arguments.shared {
             shared.wait(arguments.ranks);
         }
-        load(path, options, costs, arguments.windows, is_first)
+        load(path, options, costs, is_first)
     })
-}
-
-/// States of the copy engine. It is idle while a ready chunk waits for the driver's lock (`l:`), held by a registration, a
-/// `cudaMalloc`, the creation of a module, stream or event, or another call, and while no chunk is ready (`n:`), because of
-/// such a call, of reads, or of the host.
-const STATES: [&str; 12] =
-    ["copy", "dead", "order", "l:pin", "l:mal", "l:new", "l:call", "n:pin", "n:mal", "n:new", "n:read", "n:host"];
-
-/// State of a load in one step.
-#[derive(Clone, Copy, Default)]
-struct Step {
-    /// Index into [`STATES`].
-    state: usize,
-    holder: Option<Kind>,
-    /// Threads that wait for the driver's lock, those that read, and those that wait for an event.
-    blocked: u16,
-    reading: u16,
-    waiting: u16,
-    has_ready_chunk: bool,
-    is_copying: bool,
-    is_dead: bool,
-    is_ordered: bool,
-}
-
-/// Returns what happened in each step of a load.
-fn steps(run: &Run) -> Vec<Step> {
-    let step_ns = STEP_US * 1e3 * run.costs.scale;
-    let index = |time: u64| (time.saturating_sub(run.begin) as f64 / step_ns) as usize;
-    let mut steps = vec![Step::default(); index(run.end) + 1];
-    let mut mark = |begin: u64, end: u64, mark: &dyn Fn(&mut Step)| {
-        let (from, to) = (index(begin), index(end).min(steps.len()));
-        steps.get_mut(from..to).into_iter().flatten().for_each(mark);
-    };
-    for span in &run.spans {
-        let Span { kind, asked, begin, end, .. } = *span;
-        match kind {
-            Kind::Dead => mark(begin, end, &|step| step.is_dead = true),
-            Kind::Transfer => mark(begin, end, &|step| step.is_copying = true),
-            Kind::Order => mark(begin, end, &|step| step.is_ordered = true),
-            Kind::Read => mark(begin, end, &|step| step.reading += 1),
-            Kind::Wait => mark(begin, end, &|step| step.waiting += 1),
-            Kind::Host => {}
-            _ => {
-                mark(begin, end, &|step| step.holder = Some(kind));
-                mark(asked, begin, &|step| step.blocked += 1);
-                if kind == Kind::Copy {
-                    mark(asked, end, &|step| step.has_ready_chunk = true);
-                }
-            }
-        }
-    }
-    for step in &mut steps {
-        let holder = |first: usize| match step.holder {
-            Some(Kind::Pin) => Some(first),
-            Some(Kind::Malloc) => Some(first + 1),
-            Some(Kind::Module | Kind::Create) => Some(first + 2),
-            _ => None,
-        };
-        step.state = match step {
-            Step { is_copying: true, .. } => 0,
-            Step { is_dead: true, .. } => 1,
-            Step { is_ordered: true, .. } => 2,
-            Step { has_ready_chunk: true, .. } => holder(3).unwrap_or(6),
-            Step { reading: 0, .. } => holder(7).unwrap_or(11),
-            _ => holder(7).unwrap_or(10),
-        };
-    }
-    steps
-}
-
-/// Prints a line for each millisecond of a load.
-fn print_timeline(run: &Run) {
-    println!("    ms  copy  dead  reading  waiting  blocked  lock held by          slots  the copy engine is idle for");
-    let per_ms = (1e3 / STEP_US) as usize;
-    for (ms, part) in steps(run).chunks(per_ms).enumerate() {
-        let mean = |value: &dyn Fn(&Step) -> f64| part.iter().map(value).sum::<f64>() / part.len() as f64;
-        let share = |test: &dyn Fn(&Step) -> bool| 100.0 * mean(&|step| f64::from(u8::from(test(step))));
-        let begin = run.begin + (ms as f64 * 1e6 * run.costs.scale) as u64;
-        let end = begin + (1e6 * run.costs.scale) as u64;
-        let pinned = run.spans.iter().filter(|span| span.kind == Kind::Pin && span.end <= end).count();
-        let mut holders = String::new();
-        for kind in [Kind::Pin, Kind::Malloc, Kind::Module, Kind::Copy, Kind::Record, Kind::Query] {
-            let held = share(&|step| step.holder == Some(kind));
-            if held >= 3.0 {
-                holders += &format!("{kind:?} {held:.0}% ");
-            }
-        }
-        let idle = (2..STATES.len()).map(|state| (share(&|step| step.state == state), STATES[state]));
-        let (most, why) = idle.max_by(|one, other| one.0.total_cmp(&other.0)).unwrap();
-        println!(
-            "  {ms:4} {:4.0}% {:4.0}% {:8.1} {:8.1} {:8.1}  {holders:22} {pinned:3}  {}",
-            share(&|step| step.state == 0),
-            share(&|step| step.state == 1),
-            mean(&|step| f64::from(step.reading)),
-            mean(&|step| f64::from(step.waiting)),
-            mean(&|step| f64::from(step.blocked)),
-            if most >= 3.0 { format!("{why} {most:.0}%") } else { String::new() },
-        );
-    }
-}
-
-/// Prints a line for the runs of one load.
-fn print_row(name: &str, mut runs: Vec<Run>, measured: f64, bytes: u64) {
-    runs.sort_by(|one, other| one.ms.total_cmp(&other.ms));
-    let (least, most) = (runs[0].ms, runs[runs.len() - 1].ms);
-    let middle = runs.len() / 2;
-    let run = &runs[middle];
-    let goal = 100.0 * bytes as f64 / run.costs.link_gbps / 1e6 / run.ms;
-    let steps = steps(run);
-    let parts: Vec<String> = (1..STATES.len())
-        .map(|state| {
-            let ms = steps.iter().filter(|step| step.state == state).count() as f64 * STEP_US / 1e3;
-            if ms < 0.05 { format!("{:7}", "") } else { format!("{ms:6.1} ") }
-        })
-        .collect();
-    let calls = run.spans.iter().filter(|span| span.kind.is_call()).count() as f64 / run.chunks as f64;
-    let streams: Vec<usize> = run.spans.iter().filter(|span| span.kind == Kind::Dead).map(|span| span.bytes).collect();
-    let changes = streams.windows(2).filter(|pair| pair[0] != pair[1]).count();
-    let first_copy = run.spans.iter().filter(|span| span.kind == Kind::Copy).map(|span| span.asked).min();
-    let is_early = |span: &&Span| span.kind == Kind::Pin && Some(span.end) <= first_copy;
-    let pinned = run.spans.iter().filter(is_early).count();
-    // The CPU time of the threads is not stretched.
-    let mark = if run.cpu_ms / THREADS as f64 > 0.05 * run.ms { "cpu" } else { "" };
-    println!(
-        "{name:24} {:6.1} [{least:5.1} .. {most:5.1}] {measured:6.1} {:+4.0}% {goal:4.0}% |{}| {calls:5.2} {changes:5} {pinned:3} {:5.1} {mark}",
-        run.ms,
-        100.0 * (run.ms / measured - 1.0),
-        parts.join(""),
-        run.cpu_ms,
-    );
-}
-
-fn print_head(set: &str) {
-    let heads: String = STATES[1..].iter().map(|state| format!("{state:>6} ")).collect();
-    println!("\nparameters: {set}");
-    println!("load                         ms                    H100        link |{heads}| calls turns pin   cpu");
 }
 
 fn main() {
@@ -639,9 +419,19 @@ fn main() {
         write_file(&path, &sizes);
         (path, sizes.iter().sum())
     };
+    if arguments.has_designs {
+        let same: Vec<String> =
+            std::env::args().skip(1).filter(|text| text.contains('=') && !text.starts_with("set=")).collect();
+        for load in &arguments.loads {
+            let bytes: u64 = sizes(load).iter().sum();
+            designs::compare(load, &arguments.sets, &same, bytes as f64 / costs(&arguments, &[]).link_gbps / 1e6);
+        }
+        return std::fs::remove_dir_all(directory).unwrap();
+    }
     let options = Options { reader: ReaderChoice::Pread, threads: THREADS, ..Options::default() };
+    let options = Options { chunk_bytes: arguments.chunk_mib.map_or(options.chunk_bytes, |mib| mib << 20), ..options };
     for set in &arguments.sets {
-        if arguments.shared.is_none() {
+        if !arguments.is_plain {
             print_head(set);
         }
         for load in &arguments.loads {
@@ -674,7 +464,7 @@ fn main() {
                     print_timeline(run);
                 }
             }
-            if arguments.shared.is_some() {
+            if arguments.is_plain {
                 runs.iter().for_each(|[first, second]| println!("{} {}", first.ms, second.ms));
                 continue;
             }

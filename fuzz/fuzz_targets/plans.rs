@@ -33,8 +33,15 @@ pub fn check(header: &Header, data_begin: u64, file_bytes: u64) {
         })
         .collect();
     for (in_place_bytes, alignment) in [(None, 1), (Some(8), 1), (None, 8)] {
-        let limits =
-            Limits { chunk_bytes: CHUNK_BYTES, gap_bytes: 8, in_place_bytes, alignment, copies_max: 3, unit_bytes: 1 };
+        let limits = Limits {
+            chunk_bytes: CHUNK_BYTES,
+            gap_bytes: 8,
+            in_place_bytes,
+            alignment,
+            copies_max: 3,
+            unit_bytes: 1,
+            first_bytes: None,
+        };
         let mut written = 0;
         for chunk in plan(&regions, &destinations, &limits).expect("every destination is inside its region") {
             match chunk {

@@ -69,9 +69,9 @@ impl AnyTransfer {
         })
     }
 
-    /// Returns the number of windows in which the caller should allocate the tensors and submit them.
-    pub(super) fn windows(&self) -> usize {
-        on_device!(&self.transfer, transfer => transfer.windows())
+    /// Returns the windows in which the caller should allocate the tensors and submit them.
+    pub(super) fn window_ends(&self, order: &[usize]) -> Vec<usize> {
+        on_device!(&self.transfer, transfer => transfer.window_ends(order))
     }
 
     /// Runs the planned batch on a thread.

@@ -31,6 +31,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use crate::options::Options;
+use crate::options::experiments::{self, Switch};
 use crate::os::mutex::Mutex;
 use crate::os::numa::Node;
 use crate::os::retry::Check;
@@ -371,7 +372,7 @@ impl Device for Cuda {
             slot_bytes,
             chunk_bytes: slot_bytes,
             copies_max: usize::MAX,
-            workers_per_slot: WORKERS_PER_SLOT,
+            workers_per_slot: experiments::value(Switch::WorkersPerSlot).unwrap_or(WORKERS_PER_SLOT),
             reduced_bytes_min: Some(CHUNK_BYTES_MIN),
             reads_in_place: false,
         };

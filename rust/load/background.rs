@@ -13,6 +13,8 @@ use crate::checkpoint::region::TensorRegion;
 use crate::device::{Device, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::load::transfer::{Batch, Planner, Transfer, TransferObserver};
+use crate::num::to_u64;
+use crate::options::experiments::{self, Switch};
 use crate::os::mutex::Mutex;
 use crate::os::sigint::Watch;
 use crate::plan::Chunk;
@@ -42,7 +44,7 @@ pub struct BackgroundTransfer<D: Device> {
     transfer: Arc<Mutex<Transfer<D, Closable>>>,
     planner: Planner<D>,
     is_closed: Arc<AtomicBool>,
-    windows: usize,
+    has_windows: bool,
 }
 
 /// Thread that runs batches, and the queue of these.
@@ -91,8 +93,7 @@ impl<D: Device> BackgroundTransfer<D> {
         // Digests of whole files need all bytes in one batch, and each window waits once for an object store.
         let is_possible = transfer.verifier().is_none()
             && checkpoint.sources().all(|source| matches!(source.stored(), Source::File(_)));
-        let is_large = || regions.iter().map(TensorRegion::bytes).fold(0, u64::saturating_add) >= WINDOW_BYTES_MIN;
-        let has_windows = regions.len() >= WINDOW_TENSORS_MIN && is_possible && is_large();
+        let bytes = regions.iter().map(TensorRegion::bytes).fold(0, u64::saturating_add);
         let is_closed = Arc::new(AtomicBool::new(false));
         let closable = |watch| Closable { watch, is_closed: Arc::clone(&is_closed) };
         BackgroundTransfer {
@@ -100,7 +101,7 @@ impl<D: Device> BackgroundTransfer<D> {
             transfer: Arc::new(Mutex::new(transfer.map_observer(closable))),
             planner,
             is_closed,
-            windows: if has_windows { WINDOWS } else { 1 },
+            has_windows: is_possible && bytes >= WINDOW_BYTES_MIN,
         }
     }
 
@@ -109,9 +110,35 @@ impl<D: Device> BackgroundTransfer<D> {
         &self.planner
     }
 
-    /// Returns the number of windows in which the caller should allocate the tensors and submit them.
-    pub fn windows(&self) -> usize {
-        self.windows
+    /// Returns the windows in which the caller should allocate the tensors and submit them: the number of tensors before the
+    /// end of each. `order` has the index of each tensor in the order of the files.
+    pub fn window_ends(&self, order: &[usize]) -> Vec<usize> {
+        let all = vec![order.len()];
+        if !self.has_windows || order.len() < 2 {
+            return all;
+        }
+        let (count, mib) = (experiments::value(Switch::Windows), experiments::value(Switch::WindowMib));
+        match (count, mib) {
+            (None, Some(mib)) => self.ends_by_bytes(order, to_u64(mib) << 20),
+            (None, None) if order.len() < WINDOW_TENSORS_MIN => all,
+            _ => {
+                let tensors = order.len().div_ceil(count.unwrap_or(WINDOWS));
+                (1..).map(|window| (window * tensors).min(order.len())).take(order.len().div_ceil(tensors)).collect()
+            }
+        }
+    }
+
+    /// Returns windows of at least `bytes` bytes, twice as many and so on.
+    fn ends_by_bytes(&self, order: &[usize], bytes: u64) -> Vec<usize> {
+        let (mut ends, mut least, mut window_bytes) = (Vec::new(), bytes, 0_u64);
+        for (end, index) in (1..).zip(order) {
+            window_bytes += self.planner.regions().get(*index).map_or(0, TensorRegion::bytes);
+            if window_bytes >= least || end == order.len() {
+                ends.push(end);
+                (least, window_bytes) = (least.saturating_mul(2), 0);
+            }
+        }
+        ends
     }
 
     /// Queues a batch for the thread. It runs after the batches before it and after the caller's work that is queued now.

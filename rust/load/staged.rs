@@ -17,7 +17,7 @@ use crate::reader::{self, ChosenReader, Opened, ReadLimits, Reader};
 use crate::remote::transfer::limits::REQUESTS_START;
 use crate::source::Source;
 use crate::staging::shared_slot::SharedSlot;
-use crate::staging::{PAGE_BYTES, Request, Staging, pool};
+use crate::staging::{self, PAGE_BYTES, Request, Staging, pool};
 use std::mem;
 use std::sync::{Arc, OnceLock};
 
@@ -72,7 +72,7 @@ pub fn warm_up<D: Device>(device: &D, options: &Options) -> Result<()> {
     let request = Request { bytes: limits.slot_bytes, node: device.node(), staging_bytes: options.staging_bytes };
     let mut slots = Vec::new();
     // Slots that are read into, one that is taken for the next chunk, and those in flight.
-    while slots.len() < options.threads.div_ceil(limits.workers_per_slot) + 1 + D::COPIES_AHEAD
+    while slots.len() < options.threads.div_ceil(limits.workers_per_slot) + 1 + D::copies_ahead()
         && let Some(mut slot) = pool::take(&request, &|| watch.check())?
     {
         slot.pin(|memory| device.pin(memory));
@@ -117,6 +117,7 @@ impl<D: Device> StagedEngine<D> {
             alignment,
             copies_max,
             unit_bytes,
+            first_bytes: None,
         };
         // Requests to remote stores have a size of their own.
         let reduced_bytes_min = reduced_bytes_min.filter(|_| request_bytes.is_none());
@@ -187,7 +188,7 @@ impl<D: Device> StagedEngine<D> {
     /// Ensures staging for a batch, with as many slots as the options allow, but no more or larger ones than the batch needs.
     fn ensure_staging(&self, needs: &BatchNeeds, check: Check<'_>) -> Result<()> {
         let request = self.request(needs);
-        let useful = self.workers_max + D::COPIES_AHEAD;
+        let useful = self.workers_max + D::copies_ahead();
         let count = (self.staging_bytes.min(needs.staged_bytes) / request.bytes).clamp(1, useful);
         let present = match &*self.memory.lock() {
             ChunkMemory::Staging(staging, _) if staging.suffices(count, &request) => Some(Arc::clone(staging)),
@@ -219,7 +220,8 @@ impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
             return self.limits;
         };
         let chunk_bytes = bytes.div_ceil(to_u64(self.workers_max)).next_multiple_of(alignment).clamp(least, most);
-        Limits { chunk_bytes, ..self.limits }
+        let first_bytes = staging::first_chunk_bytes().map(to_u64).filter(|first| chunk_bytes == most && *first < most);
+        Limits { chunk_bytes, first_bytes, ..self.limits }
     }
 
     fn batch_needs(&self, chunks: &[Chunk]) -> BatchNeeds {
@@ -299,7 +301,8 @@ impl<D: Device> StagedEngine<D> {
             let _span = chunk_slot.get().is_none().then(|| profile::span(Stage::Slot));
             chunk_slot.get_or_init(|| {
                 let is_shared = SharedSlot::has_parts(*bytes, self.workers_per_slot) && reader.divides(reads);
-                let slot = if is_shared { staging.acquire(check).map(Some) } else { Ok(None) };
+                let acquire = || staging.acquire(self.device.chunk_needs(*bytes, copies).slot_bytes, check);
+                let slot = if is_shared { acquire().map(Some) } else { Ok(None) };
                 let (slot, result) = slot.map_or_else(|error| (None, Err(error)), |slot| (slot, Ok(())));
                 taken = Some(result);
                 slot.map(|slot| SharedSlot::new(slot, *bytes, self.workers_per_slot))
@@ -359,7 +362,7 @@ impl<D: Device> StagedEngine<D> {
                     ChunkMemory::Staging(staging, _) => {
                         let mut slot = acquire_in_turn(inspected, check, || {
                             let _span = profile::span(Stage::Slot);
-                            staging.acquire(check)
+                            staging.acquire(self.device.chunk_needs(*bytes, copies).slot_bytes, check)
                         })?;
                         let filled = reader.fill(reads, slot.bytes_mut(), check);
                         match filled.and_then(|()| inspect(inspected, slot.bytes_mut(), reads, copies, check)) {

@@ -47,6 +47,14 @@ pub fn advise(address: u64, bytes: u64) {
     }
 }
 
+/// Asks for huge pages in new memory, however few the kernel has.
+pub fn advise_always(address: u64, bytes: u64) {
+    let pages = whole_pages(address, bytes);
+    if !pages.is_empty() {
+        request(&pages);
+    }
+}
+
 /// Asks for huge pages in new memory that a disk writes to many times, where [`advise`] does not because the host may have
 /// taken them back. A virtual disk takes up to three times as long to write to small pages.
 pub fn advise_for_disk(memory: &mut [u8]) {

@@ -19,6 +19,8 @@ pub struct Limits {
     /// Size of the units that a reader reads as a whole, in bytes from the start of a tensor. Long rows are divided
     /// between units where a chunk has room for one. 1 if there are none.
     pub unit_bytes: u64,
+    /// Size of the first chunk, in bytes, from which chunks double until they are full. `None` if all are full.
+    pub first_bytes: Option<u64>,
 }
 
 impl Limits {

@@ -5,6 +5,7 @@
 use crate::device::{CopyInFlight, Pinned};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
+use crate::options::experiments::{self, Switch};
 use crate::os::huge_pages;
 use crate::os::mutex::{Condvar, Mutex};
 use crate::os::numa::{self, Node};
@@ -53,7 +54,11 @@ impl Block {
         let begin = address.next_multiple_of(alignment) - address;
         // Huge pages are faster to touch and to pin. Pages shared with a forked child could be copied on a write, while
         // the device accesses the old ones.
-        huge_pages::advise(to_u64(address + begin), to_u64(bytes));
+        match experiments::value(Switch::HugePages) {
+            None => huge_pages::advise(to_u64(address + begin), to_u64(bytes)),
+            Some(0) => {}
+            Some(_) => huge_pages::advise_always(to_u64(address + begin), to_u64(bytes)),
+        }
         if let Err(error) = memory.advise(Advice::DontFork) {
             tracing::debug!(%error, "the kernel refuses advice about staging memory");
         }
@@ -74,6 +79,11 @@ impl Block {
         if self.pinned.is_none() {
             self.pinned = pin(self.bytes_mut());
         }
+    }
+
+    /// Returns whether a chunk of this many bytes fits the block.
+    pub fn holds(&self, bytes: usize) -> bool {
+        self.bytes >= bytes
     }
 
     fn fits(&self, request: &Request) -> bool {

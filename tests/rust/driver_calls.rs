@@ -184,7 +184,7 @@ fn a_load_pins_no_slot_while_copies_keep_the_device_busy() {
     };
     for _ in 0..8 {
         // The two slots are read into at once.
-        let slots = [(); 2].map(|()| staging.acquire(&|| Ok(())).unwrap());
+        let slots = [(); 2].map(|()| staging.acquire(PAGE_BYTES, &|| Ok(())).unwrap());
         slots.into_iter().for_each(|slot| staging.submit(slot, PAGE_BYTES, &[copy]).unwrap());
     }
     assert!((4..=5).contains(&sim.counters().registrations), "{:?}", sim.counters());

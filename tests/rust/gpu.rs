@@ -7,6 +7,7 @@ mod background;
 mod convert_on_gpu;
 mod dequantize_on_gpu;
 mod driver_calls;
+mod experiments;
 mod forks;
 mod gds;
 mod gpu_load;
@@ -21,4 +22,6 @@ mod save_from_gpu;
 mod sigint;
 mod sim;
 mod sim_driver;
+#[allow(dead_code, reason = "each test program uses its own part of this")]
+mod smaps;
 mod stream;

@@ -567,7 +567,7 @@ fn kept_memory_outlives_its_users_and_is_released_on_request() {
     let sim = Sim::start(0);
     let request = Request { bytes: PAGE_BYTES, node: None, staging_bytes: 4 * PAGE_BYTES };
     let staging = Staging::new(Arc::new(Cuda::open(0, 0).unwrap()), 2, request);
-    let slots = [(); 2].map(|()| staging.acquire(&|| Ok(())).unwrap());
+    let slots = [(); 2].map(|()| staging.acquire(1, &|| Ok(())).unwrap());
     assert_eq!(sim.counters().registered_bytes, 2 * PAGE_BYTES as u64);
     // One slot is still in use, and only it retains the context.
     let [used, unused] = slots;

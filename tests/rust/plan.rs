@@ -184,14 +184,16 @@ fn index_ranges_of(shape: &[u64], picks: Option<&[prop::sample::Index; 3]>) -> V
 fn limits() -> impl Strategy<Value = Limits> {
     let alignment = prop::sample::select(vec![1_u64, 4, 16]);
     let unit_bytes = prop::sample::select(vec![1_u64, 3, 16, 64]);
-    (alignment, 1_u64..20, 0_u64..20, prop::option::of(1_u64..60), 1_usize..20, unit_bytes).prop_map(
-        |(alignment, chunk, gap_bytes, in_place_bytes, copies_max, unit_bytes)| Limits {
+    let first_bytes = prop::option::of(1_u64..60);
+    (alignment, 1_u64..20, 0_u64..20, prop::option::of(1_u64..60), 1_usize..20, unit_bytes, first_bytes).prop_map(
+        |(alignment, chunk, gap_bytes, in_place_bytes, copies_max, unit_bytes, first_bytes)| Limits {
             chunk_bytes: (7 + chunk * 9).next_multiple_of(alignment) + alignment,
             gap_bytes: gap_bytes.max(alignment),
             in_place_bytes: in_place_bytes.filter(|_| alignment == 1),
             alignment,
             copies_max,
             unit_bytes,
+            first_bytes,
         },
     )
 }
@@ -248,6 +250,7 @@ proptest! {
         ranges in prop::collection::vec((0_u64..5000, 1_u64..3000), 1..6),
         (alignment, chunk_bytes) in prop::sample::select(vec![(1, 1000), (1, 77), (16, 512)]),
         in_place_bytes in prop::option::of(1_u64..600),
+        first_bytes in prop::option::of(1_u64..200),
         is_cast in any::<bool>(),
     ) {
         let tensor = entry(Dtype::BF16, &[8000], DATA_BEGIN);
@@ -263,7 +266,7 @@ proptest! {
             expected.extend(bytes.chunks_exact(item_bytes).flat_map(|item| mock_cast(cast, item)));
         }
         let in_place_bytes = in_place_bytes.filter(|_| alignment == 1);
-        let limits = Limits { chunk_bytes, alignment, in_place_bytes, gap_bytes: if alignment == 1 { 0 } else { alignment }, ..LIMITS };
+        let limits = Limits { chunk_bytes, alignment, in_place_bytes, gap_bytes: if alignment == 1 { 0 } else { alignment }, first_bytes, ..LIMITS };
         let chunks = plan(&regions, &destinations, &limits).unwrap();
         let execution = execute(&chunks, &limits, expected.len(), std::slice::from_ref(&(tensor.begin..tensor.end)));
         prop_assert_eq!(execution.memory, expected);
@@ -273,8 +276,15 @@ proptest! {
     }
 }
 
-const LIMITS: Limits =
-    Limits { chunk_bytes: 1000, gap_bytes: 16, in_place_bytes: None, alignment: 1, copies_max: 100, unit_bytes: 1 };
+const LIMITS: Limits = Limits {
+    chunk_bytes: 1000,
+    gap_bytes: 16,
+    in_place_bytes: None,
+    alignment: 1,
+    copies_max: 100,
+    unit_bytes: 1,
+    first_bytes: None,
+};
 
 fn whole_plan(regions: &[TensorRegion], limits: &Limits) -> Vec<Chunk> {
     let mut address = 0;

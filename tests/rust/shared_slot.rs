@@ -45,7 +45,7 @@ proptest! {
             tensor: 0, slot_begin: 0, row_bytes: bytes, rows: 1, slot_stride: bytes, address, cast: None,
         };
         let staging = staging(bytes);
-        let mut slot = staging.acquire(&|| Ok(())).unwrap();
+        let mut slot = staging.acquire(1, &|| Ok(())).unwrap();
         slot.bytes_mut().fill(0);
         let shared = SharedSlot::new(slot, bytes, workers);
         let mut started = Vec::new();
@@ -76,16 +76,16 @@ proptest! {
 fn a_slot_with_a_failed_part_is_free_once_no_part_is_filled() {
     let bytes = 1 << 20;
     let staging = staging(bytes);
-    let shared = SharedSlot::new(staging.acquire(&|| Ok(())).unwrap(), bytes, 4);
+    let shared = SharedSlot::new(staging.acquire(1, &|| Ok(())).unwrap(), bytes, 4);
     let fill = |part: usize, result: Result<()>| staging.fill_part(&shared, part, &[], &[], |_, _| result);
     let ended = staging.fill_part(&shared, 0, &[], &[], |_, _| {
         assert_eq!(fill(1, Ok(())), Ok(false));
         assert_eq!(fill(1, Ok(())).unwrap_err().kind(), Kind::Internal);
         assert_eq!(fill(2, Err(Error::new(Kind::Io, "part"))).unwrap_err().kind(), Kind::Io);
-        assert_eq!(staging.acquire(&busy).map(drop).unwrap_err().kind(), Kind::Interrupted);
+        assert_eq!(staging.acquire(1, &busy).map(drop).unwrap_err().kind(), Kind::Interrupted);
         Ok(())
     });
     assert_eq!(ended, Ok(false));
-    staging.acquire(&busy).unwrap();
+    staging.acquire(1, &busy).unwrap();
     assert_eq!(fill(3, Ok(())), Ok(false));
 }

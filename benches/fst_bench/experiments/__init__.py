@@ -1,1 +1,1 @@
-"""Experiments on a GPU, each of which decides how loads copy, pin, allocate or wait."""
+"""Experiments on a GPU that is rented for minutes, which decide how loads read, copy, pin, allocate and wait."""

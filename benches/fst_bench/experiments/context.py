@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from .driver import Driver
@@ -14,12 +15,14 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @dataclass(frozen=True)
 class Context:
-    """Work of an experiment: `total_bytes` that each measurement copies, how often it is repeated, and the device."""
+    """Work of an experiment: `total_bytes` that each measurement copies, how often it is repeated, the device, and the
+    folder of the files that are loaded."""
 
     library: str
     total_bytes: int
     repeats: int
     device: str
+    files: Path
 
     @cached_property
     def driver(self) -> Driver:

@@ -1,91 +1,144 @@
-"""Whole loads by fst, each in a fresh process: first and second, by options, cold and from tmpfs."""
+"""Whole loads by fst, each in a fresh process: first, second and prepared ones, by kernel loading and by switches."""
 
+import json
 import math
-import mmap
-import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
-from ..checkpoint import Checkpoint, make_checkpoint
-from ..child import run_child
-from ..directories import CHECKPOINTS, TMPFS
-from ..loaders.base import Job
-from ..peer import PEERS
-from ..workload import WORKLOADS
+from ..child import plain_environment, run_child
 from .context import Context, Rows, row
+from .reads import write
 
-MADV_COLLAPSE = 25
-# Options of whole loads, each beside the defaults.
-OPTIONS = {
+# Rounds of fresh processes, each of which takes seconds to start.
+ROUNDS = 3
+TIMES = ("preparation", "first load", "second load", "load into new segments")
+VARIANTS: dict[str, dict[str, str]] = {
     "defaults": {},
     "8 threads": {"FST_THREADS": "8"},
-    "20 slots": {"FST_STAGING_BYTES": str(80 << 20)},
-    "slots of 1 MiB": {"FST_CHUNK_BYTES": str(1 << 20)},
-    "slots of 16 MiB": {"FST_CHUNK_BYTES": str(16 << 20)},
+    "expandable segments": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    "prepared": {"prepared": "1"},
 }
-DEPTHS = {f"queue of {depth}": {"FST_QUEUE_DEPTH": str(depth)} for depth in (32, 128)}
+# Switches of rust/options/experiments.rs, each beside the defaults.
+DESIGNS = {
+    "defaults": "",
+    "first chunks of 0.5, 1, 2 MiB": "first_chunk_kib=512",
+    "windows of 64, 128, ... MiB": "window_mib=64",
+    "both": "first_chunk_kib=512,window_mib=64",
+    "slots with huge pages": "huge_pages=1",
+    "one worker a slot": "workers_per_slot=1",
+    "four copies ahead": "copies_ahead=4",
+    "queries each 20 us": "query_us=20",
+}
+
+
+def files(context: Context) -> Rows:
+    """Writes the files that are loaded."""
+    for name in ("dense", "moe", "adapter"):
+        size = _file(name, context).stat().st_size
+        yield row(f"size of {name}", [size / 1e9], "GB")
 
 
 def loads(context: Context) -> Rows:
-    """Times first and second loads of three checkpoints in the page cache, and where the time of a first load goes."""
-    for name in ("dense", "moe", "adapter"):
-        yield from _rows(name, _checkpoint(name, context), "warm", context)
+    """Times first, second and prepared loads of large tensors in the page cache."""
+    yield from _variants("dense", context, VARIANTS)
 
 
-def options(context: Context) -> Rows:
-    """Times loads of one checkpoint by options, in turn."""
-    yield from _rows("dense", _checkpoint("dense", context), "warm", context, OPTIONS)
+def models(context: Context) -> Rows:
+    """Times loads of many small tensors, and of an adapter."""
+    for name in ("moe", "adapter")[-context.repeats :]:
+        yield from _variants(name, context, {"defaults": {}}, rounds=2)
 
 
-def sizes(context: Context) -> Rows:
-    """Times loads by their size, which tells the fixed cost of a load from its rate."""
-    for divisor in (8, 2):
-        smaller = replace(context, total_bytes=context.total_bytes // divisor)
-        yield from _rows(f"dense / {divisor}", _checkpoint("dense", smaller), "warm", context)
+def designs(context: Context) -> Rows:
+    """Times loads by the switches of experiments."""
+    variants = {what: {"FST_EXPERIMENTS": text} for what, text in DESIGNS.items()}
+    yield from _variants("dense", context, variants, rounds=2)
 
 
-def cold(context: Context) -> Rows:
-    """Times loads from the disk by the depth of its queue."""
-    yield from _rows("cold", _checkpoint("dense", context), "cold", context, DEPTHS)
+def launches(context: Context) -> Rows:
+    """Times loads with kernels after a preparation, with modules that CUDA loads lazily or eagerly."""
+    modes = {mode.lower(): {"prepared": "1", "CUDA_MODULE_LOADING": mode} for mode in ("LAZY", "EAGER")}
+    yield from _variants("moe", context, modes, rounds=2)
 
 
-def tmpfs(context: Context) -> Rows:
-    """Times loads from tmpfs, before and after its pages are made huge."""
-    source = _checkpoint("dense", context)
-    target = TMPFS / "fst-experiment.safetensors"
-    try:
-        shutil.copyfile(source.paths[0], target)
-        copy = replace(source, paths=(target,))
-        yield from _rows("tmpfs", copy, "tmpfs", context)
-        with target.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
-            memory.madvise(MADV_COLLAPSE)
-        yield from _rows("tmpfs with huge pages", copy, "tmpfs", context)
-    finally:
-        target.unlink(missing_ok=True)
-
-
-def _checkpoint(name: str, context: Context) -> Checkpoint:
-    return make_checkpoint(WORKLOADS[name](context.total_bytes), CHECKPOINTS)
-
-
-def _rows(
-    title: str,
-    checkpoint: Checkpoint,
-    state: str,
-    context: Context,
-    variants: Mapping[str, Mapping[str, str]] | None = None,
-) -> Rows:
-    """Measures the variants in turn, so that a change of the machine affects all of them."""
-    job = asdict(Job("fst", "load", state, context.device, list(map(str, checkpoint.paths)), repeats=True))
-    variants = variants or {"": {}}
+def _variants(name: str, context: Context, variants: Mapping[str, Mapping[str, str]], rounds: int = ROUNDS) -> Rows:
+    """Measures variants in turn, so that a change of the machine affects all of them."""
+    if context.repeats == 1:
+        # A dry run has one variant, since each process takes seconds of CPU time to start.
+        variants = dict(list(variants.items())[-1:])
     times: dict[tuple[str, str], list[float]] = {}
-    for _ in range(context.repeats):
-        for what, environ in variants.items():
-            environment = PEERS["fst"].environment() | dict(environ)
-            result = run_child("measure:measure", {"job": job}, environment, math.inf)
-            if set(result.pop("digests", [])) != {checkpoint.digests["load"]}:
-                raise OSError(f"{title}, {what}: {result.get('failed', 'wrong tensors')}")
-            for turn, key in (("first", "load_seconds"), ("second", "second_load_seconds")):
-                times.setdefault((what, turn), []).append(result[key] * 1e3)
+    for _ in range(min(rounds, context.repeats)):
+        for what, changes in variants.items():
+            environment = plain_environment() | {key: text for key, text in changes.items() if text and key.isupper()}
+            arguments = {"path": str(_file(name, context)), "device": context.device, "prepared": "prepared" in changes}
+            result = run_child("experiments.loads:time_loads", arguments, environment, math.inf)
+            if "milliseconds" not in result:
+                raise OSError(f"{name}, {what}: {result.get('failed') or result.get('unavailable')}")
+            for turn, ms in zip(TIMES, result["milliseconds"], strict=True):
+                times.setdefault((what, turn), []).append(ms)
     for (what, turn), values in times.items():
-        yield row(", ".join(filter(None, (title, what, f"{turn} load"))), values, "ms")
+        yield row(f"{name}, {what}, {turn}", values, "ms")
+
+
+def time_loads(path: str, device: str, prepared: bool) -> dict[str, Any]:
+    """Returns the milliseconds of a preparation, of a first load, of the fastest of three more, and of one after
+    PyTorch has freed its segments."""
+    import time
+
+    import numpy as np
+    import torch
+
+    import fst
+
+    is_cuda = device.startswith("cuda")
+    with open(path, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    last = max(header, key=lambda name: header[name]["data_offsets"][1])
+
+    def wait() -> None:
+        if is_cuda:
+            torch.cuda.synchronize()
+
+    def time_one() -> float:
+        begin = time.perf_counter()
+        tensors = fst.load_file(path, device)
+        wait()
+        milliseconds = (time.perf_counter() - begin) * 1e3
+        found = tensors[last].reshape(-1).view(torch.uint8).cpu().numpy()
+        if not np.array_equal(found, np.memmap(path, np.uint8, "r")[-found.size :]):
+            raise ValueError(f"{last} differs from its file")
+        return milliseconds
+
+    torch.zeros(1, device=device)
+    wait()
+    begin = time.perf_counter()
+    if prepared:
+        fst.warm_up(device)
+    milliseconds = [(time.perf_counter() - begin) * 1e3, time_one(), min(time_one() for _ in range(3))]
+    if is_cuda:
+        torch.cuda.empty_cache()
+    return {"milliseconds": [*milliseconds, time_one()]}
+
+
+def _file(name: str, context: Context) -> Path:
+    """Writes the file of a workload, unless it is there."""
+    from ..workload import WORKLOADS
+
+    context.files.mkdir(parents=True, exist_ok=True)
+    path = context.files / f"{name}.safetensors"
+    if not path.exists():
+        header, size = {}, 0
+        for spec in WORKLOADS[name](context.total_bytes).tensors:
+            header[spec.name] = {
+                "dtype": spec.dtype,
+                "shape": spec.shape,
+                "data_offsets": [size, size + spec.size_bytes],
+            }
+            size += spec.size_bytes
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        part = path.with_suffix(".part")
+        write(part, size, len(text).to_bytes(8, "little") + text)
+        part.rename(path)
+    return path

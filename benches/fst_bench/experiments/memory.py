@@ -97,7 +97,7 @@ def allocation(context: Context) -> Rows:
     """Times the allocation of device memory, as large tensors and as segments for small ones."""
     driver = context.driver
     scale = context.total_bytes / (2 << 30)
-    for count, size, parameter in ((27, 75 * MIB, ""), (1030, 2 * MIB, "malloc_us")):
+    for count, size, parameter in ((27, 75 * MIB, "malloc_us"), (100, 20 * MIB, ""), (1030, 2 * MIB, "")):
         count, times = max(1, int(count * scale)), []
         for _ in range(context.repeats):
             with ExitStack() as stack:

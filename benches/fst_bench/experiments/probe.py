@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..machine import field
 from .context import Context, Rows, row
 from .driver import DriverError
 
@@ -38,6 +39,9 @@ def _texts(context: Context) -> Iterator[tuple[str, str]]:
     for what, path in CHOICES.items():
         _, _, chosen = _read(Path(path)).partition("[")
         yield what, chosen.partition("]")[0] or "not known"
+    yield "processor", field("/proc/cpuinfo", "model name")
+    for cache in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index[23]")):
+        yield f"L{_read(cache / 'level')} cache", f"{_read(cache / 'size')} for CPUs {_read(cache / 'shared_cpu_list')}"
     try:
         driver = context.driver
     except DriverError as error:

@@ -155,7 +155,15 @@ impl Engine<Vec<Arc<Lent<Event>>>> for DirectEngine {
     fn limits(&self, _: u64) -> Limits {
         let ReadLimits { alignment, gap_bytes, in_place_bytes, .. } = ReadLimits::direct(BLOCK_BYTES);
         let chunk_bytes = to_u64(self.slot_bytes_max);
-        Limits { chunk_bytes, gap_bytes, in_place_bytes, alignment, copies_max: usize::MAX, unit_bytes: 1 }
+        Limits {
+            chunk_bytes,
+            gap_bytes,
+            in_place_bytes,
+            alignment,
+            copies_max: usize::MAX,
+            unit_bytes: 1,
+            first_bytes: None,
+        }
     }
 
     fn batch_needs(&self, chunks: &[Chunk]) -> BatchNeeds {

@@ -46,7 +46,7 @@ costs! {
     copy_us record_us query_us stream_wait_us launch_us
     pin_us pin_page_us page_us malloc_us module_us stream_us event_us
     wake_us kernel_us kernel_gbps reader_gbps readers_gbps
-    load_us empty_us result_us
+    load_us empty_us result_us thread_us dram_gbps
 }
 
 /// Use of a resource.
@@ -130,7 +130,11 @@ static IS_ON: AtomicBool = AtomicBool::new(false);
 /// Time from which the driver's lock is free, perhaps in memory that the processes of several ranks share.
 static LOCK_FREE: AtomicPtr<AtomicU64> = AtomicPtr::new(&raw const OWN_LOCK_FREE as *mut AtomicU64);
 static OWN_LOCK_FREE: AtomicU64 = AtomicU64::new(0);
-/// Value of [`LOCK_FREE`] while a process changes it.
+/// Time until which the host's memory is busy, perhaps in memory that the processes of several ranks share. Reads pass bytes
+/// twice (from the page cache to a slot), and copies and new pages once.
+static DRAM_FREE: AtomicPtr<AtomicU64> = AtomicPtr::new(&raw const OWN_DRAM_FREE as *mut AtomicU64);
+static OWN_DRAM_FREE: AtomicU64 = AtomicU64::new(0);
+/// Value of [`LOCK_FREE`] or [`DRAM_FREE`] while a process changes it.
 const CHANGING: u64 = u64::MAX;
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 
@@ -150,8 +154,13 @@ fn clock() -> u64 {
 /// Reserves the driver's lock from a time on. `hold` returns the end of the reservation that begins at its argument. Returns
 /// both.
 fn reserve_lock(asked: u64, hold: impl FnOnce(u64) -> u64) -> (u64, u64) {
+    reserve(&LOCK_FREE, asked, hold)
+}
+
+/// Reserves a resource, which is free from a shared time on, as [`reserve_lock`] does.
+fn reserve(free: &AtomicPtr<AtomicU64>, asked: u64, hold: impl FnOnce(u64) -> u64) -> (u64, u64) {
     // SAFETY: the pointer points to a static value, or to memory that stays mapped.
-    let free = unsafe { &*LOCK_FREE.load(Ordering::Relaxed) };
+    let free = unsafe { &*free.load(Ordering::Relaxed) };
     let begin = loop {
         match free.swap(CHANGING, Ordering::Acquire) {
             CHANGING => thread::yield_now(),
@@ -192,6 +201,15 @@ impl State {
         self.time(bytes as f64 / gbps / 1e3)
     }
 
+    /// Takes memory bandwidth for bytes that pass `times` times, from a time on. Returns the time at which they have passed.
+    fn pass(&self, from: u64, bytes: usize, times: f64) -> u64 {
+        if self.costs.dram_gbps == 0.0 {
+            return from;
+        }
+        let taken = self.time_of(bytes, self.costs.dram_gbps / times);
+        reserve(&DRAM_FREE, from, |begin| begin + taken).1
+    }
+
     fn push(&mut self, kind: Kind, asked: u64, begin: u64, end: u64, bytes: usize) {
         if end > begin {
             self.spans.push(Span { kind, thread: THREAD.with(|thread| *thread), asked, begin, end, bytes });
@@ -216,7 +234,7 @@ impl State {
             return from;
         }
         let begin = from.max(self.memory_free);
-        self.memory_free = begin + self.time(spent);
+        self.memory_free = (begin + self.time(spent)).max(self.pass(begin, absent_bytes, 1.0));
         self.memory_free
     }
 }
@@ -251,7 +269,7 @@ pub(crate) fn copy(stream: usize, bytes: usize) {
         let dead_us = dead_us + if state.is_after_event { dead_event_us } else { 0.0 };
         let begin = ready.max(state.engine_free);
         let moves = begin + state.time(dead_us);
-        let end = moves + state.time_of(bytes, state.costs.link_gbps);
+        let end = (moves + state.time_of(bytes, state.costs.link_gbps)).max(state.pass(moves, bytes, 1.0));
         state.push(Kind::Dead, called, begin, moves, stream);
         state.push(Kind::Transfer, called, moves, end, bytes);
         (state.engine_free, state.engine_stream, state.is_after_event) = (end, stream, false);
@@ -333,13 +351,14 @@ pub(crate) fn unpin(address: usize) {
     }
 }
 
-/// Makes all processes that pass the same memory share the driver's lock.
+/// Makes all processes that pass the same two values share the driver's lock and the host's memory.
 ///
 /// # Safety
-/// `lock` stays valid, and is zero at first.
+/// `shared` points to two values that stay valid, and are zero at first.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn timed_share(lock: *mut AtomicU64) {
-    LOCK_FREE.store(lock, Ordering::Relaxed);
+pub unsafe extern "C" fn timed_share(shared: *mut AtomicU64) {
+    LOCK_FREE.store(shared, Ordering::Relaxed);
+    DRAM_FREE.store(shared.wrapping_add(1), Ordering::Relaxed);
 }
 
 /// Starts a recording, from now on with these costs.
@@ -403,6 +422,12 @@ pub extern "C" fn timed_malloc() {
     call(Kind::Malloc, |costs| costs.malloc_us);
 }
 
+/// Spends the time of a start of a thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn timed_thread() {
+    spend(|state| now() + state.time(state.costs.thread_us));
+}
+
 /// Makes pages, as `MADV_POPULATE_WRITE` does.
 #[unsafe(no_mangle)]
 pub extern "C" fn timed_pages(address: usize, bytes: usize) {
@@ -417,7 +442,8 @@ pub extern "C" fn timed_read(address: usize, bytes: usize) {
         let made = state.visit_pages(asked, address, bytes, 0.0);
         state.readers += 1;
         let Costs { reader_gbps, readers_gbps, .. } = state.costs;
-        let end = made + state.time_of(bytes, reader_gbps.min(readers_gbps / state.readers as f64));
+        let read = made + state.time_of(bytes, reader_gbps.min(readers_gbps / state.readers as f64));
+        let end = read.max(state.pass(made, bytes, 2.0));
         state.push(Kind::Read, asked, asked, end, bytes);
         end
     });

@@ -1,9 +1,7 @@
 """Every suite in small: its cases have figures, its tensors are right, and the page has its part."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,10 +13,7 @@ from fst_bench.registry import PARTS
 from fst_bench.report import RECORDS, read_records
 from fst_bench.result import Run, reason_of
 from fst_bench.run import parser_of
-from suite import CHECKOUT
 
-# `make rust-tests` builds it.
-DRIVER = Path(os.environ.get("CARGO_TARGET_DIR", CHECKOUT / "target")) / "debug" / "deps" / "libfst_simcuda.so"
 ON_RANKS = "--ranks 2 --layouts columns"
 READ = "load_and_read_seconds"
 # Arguments of a small run of each suite, and figures of one case that have an order.
@@ -48,11 +43,6 @@ SMALL = {
     ),
     "dcp": (f"--gib 0.001 {ON_RANKS} --states warm", {"method": "fst"}, ["cpu_seconds"]),
     "convert": ("--gib 0.001 --workloads gpt-oss", {"method": "fst"}, ["cpu_seconds"]),
-    "experiments": (
-        f"--small --driver {DRIVER} --only probe copies registration waits allocation objects tmpfs",
-        {},
-        [],
-    ),
 }
 
 
@@ -67,18 +57,13 @@ def test_small_run(name, tmp_path, python_environ):
     assert done.returncode == 0, done.stderr
     runs = {path.stem: Run.read(path) for path in tmp_path.glob("*.json")}
     for run in runs.values():
-        # An experiment may end early, where a kernel lacks what it tries.
-        assert [entry for entry in run.entries if reason_of(entry) and name != "experiments"] == []
+        assert [entry for entry in run.entries if reason_of(entry)] == []
         for low, high in zip([0, *(run.median(case, key) for key in keys)], keys, strict=False):
             assert low < run.median(case, high)
     for part, record in read_records(tmp_path / RECORDS).items():
         # Directories are specific to one machine.
         assert record["command"].split() == ["fst-bench", name, *arguments.split(), "--rounds", "1", "--no-install"]
         assert details(record).startswith(f"# {PARTS[part].title}\n")
-    if name == "experiments":
-        parameters = dict(line.split(" = ") for line in (tmp_path / "gpu-experiments.toml").read_text().splitlines())
-        assert float(parameters["link_gbps"]) > 0 < float(parameters["event_us"])
-        assert {entry["name"] for entry in runs["gpu-experiments"].entries if "what" in entry} >= {"probe", "tmpfs"}
 
 
 def test_wrong_tensors_fail(tmp_path, monkeypatch):

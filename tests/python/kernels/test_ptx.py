@@ -1,7 +1,7 @@
 """Results of nvcc: the PTX of the device kernels, translated to C, gives the bits of PyTorch's casts, and the numbers
 that the CPU dequantizes.
 
-The compiler of the machine code, ptxas or the driver, comes after PTX. `make gpu-check` tests it.
+The compiler of the machine code, ptxas or the driver, comes after PTX. Tests marked `gpu` test it.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Loads onto a GPU: bits, devices, streams and memory. `make gpu-check` runs these tests."""
+"""Loads onto a GPU: bits, devices, streams and memory. `make gpu-lease-2` runs these tests."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""Saves from a GPU: bits, devices, streams and memory. `make gpu-check` runs these tests."""
+"""Saves from a GPU: bits, devices, streams and memory. `make gpu-lease-2` runs these tests."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -14,7 +14,7 @@ class Authority:
     """
 
     def __init__(self, directory: Path) -> None:
-        # Imported when needed: `make gpu-check` collects all tests on machines that may lack it.
+        # Imported when needed: machines with a GPU may lack it.
         trustme = pytest.importorskip("trustme")
         self._authority = trustme.CA()
         self._issued = self._authority.issue_cert("localhost", "127.0.0.1")

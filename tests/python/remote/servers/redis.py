@@ -35,7 +35,7 @@ class Redis:
 
     def call(self, *words: bytes | str) -> Answer:
         """Sends a command on a connection of its own, and returns its answer."""
-        # Imported when needed: `make gpu-check` collects all tests on machines that may lack it.
+        # Imported when needed: machines with a GPU may lack it.
         from redis import Connection
 
         connection = Connection(port=self.port, password=self.password, protocol=2)
