@@ -350,6 +350,26 @@ def test_completion(command, shell):
     assert {"zsh", "fish"} <= {*re.findall(r"\w+", command("completion", "--help").stdout)}
 
 
+def test_completion_of_names(command, shell, tmp_path):
+    """Names come from the header. A name that a shell would run is none of them."""
+    weights = {name: torch.ones(2) for name in ("layers.0.weight", "layers.1.weight", "head", "$(touch ran)", "`id`")}
+    save_file(weights, tmp_path / "named.safetensors")
+    script = command("completion", "bash").stdout
+    program = f'fst() {{ {sys.executable} -m fst "$@"; }}'
+    complete = 'complete() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _fst fst "${@: -1}"; echo "${COMPREPLY[@]}"; };'
+    lines = (
+        "fst cat named.safetensors lay; complete fst inspect named.safetensors --names h;"
+        " complete fst cat named.safetensors --r; complete fst cat named.safetensors ''; complete fst cat none x"
+    )
+    found = shell(f"{program}\n{script}\n{complete} complete {lines}").stdout.split("\n")
+    assert sorted(found[0].split()) == ["layers.0.weight", "layers.1.weight"]
+    assert found[1:3] == ["head", "--raw"]
+    assert sorted(found[3].split()) == ["head", "layers.0.weight", "layers.1.weight"]
+    assert found[4] == ""
+    assert not (tmp_path / "ran").exists()
+    assert command("completion", "names").returncode == command("completion", "bash", "x").returncode == 1
+
+
 def test_convert_casts_by_patterns(command, model, tmp_path):
     """Patterns apply to all inputs together. A dtype without a pattern applies to the rest, in any order."""
     torch.save({"head.weight": torch.randn(3), "head.scale": torch.randn(3)}, tmp_path / "head.pt")

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 from functools import partial
 
+from fst.cli.arguments import expanded
 from fst.cli.time import DTYPES, KEEP
 
 # Values of options that also take others, such as "cuda:1".
 _VALUES = {"--device": ("cpu", "cuda"), "--dtype": (*DTYPES, KEEP)}
+# Arguments that take names of tensors. The scripts ask for the names in the header of the first path.
+_NAMES = {"name", "--names"}
+# Shells expand candidates, so names with other characters are left out: a file must not choose what a shell runs.
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,/+@%-]*")
+_ASK = {
+    "bash": '$(fst completion names "${COMP_WORDS[2]}" 2>/dev/null) ',
+    "zsh": '$(fst completion names "${words[3]}" 2>/dev/null) ',
+    "fish": "            fst completion names $tokens[3] 2>/dev/null\n",
+}
 _POSIX_CASE = '        PATTERN) candidates="WORDS" ;;'
 # Script of each shell around its cases, and one case: a pattern of the words before the current one, and the words that
 # may follow. Shells complete paths where none of the words fits.
@@ -61,7 +72,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         '`eval "$(fst completion bash)"` to ~/.bashrc, `eval "$(fst completion zsh)"` to ~/.zshrc, after compinit, or '
         "`fst completion fish | source` to ~/.config/fish/config.fish.",
     )
-    parser.add_argument("shell", choices=list(_SCRIPTS))
+    parser.add_argument("shell", choices=[*_SCRIPTS, "names"], help="a shell, or `names` for the names of a file")
+    parser.add_argument("path", nargs="?", type=expanded, metavar="PATH", help="the file whose names are printed")
     parser.set_defaults(run=partial(_run, commands))
 
 
@@ -73,27 +85,50 @@ def words_of(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _run(commands: argparse._SubParsersAction[argparse.ArgumentParser], arguments: argparse.Namespace) -> int:
+    if (arguments.path is None) == (arguments.shell == "names"):
+        raise ValueError("fst completion takes a shell, or `names` and a path")
+    if arguments.path is not None:
+        from fst._checkpoint.checkpoint import OpenCheckpoint
+
+        print("\n".join(filter(_PLAIN.fullmatch, OpenCheckpoint(arguments.path).names())))
+        return 0
     script, case = _SCRIPTS[arguments.shell]
     cases = [found for name, parser in commands.choices.items() for found in _cases(parser, f"{name} ")]
-    cases.append(("*", [*commands.choices, "--help", "--version"]))
+    cases.append(("*", [*commands.choices, "--help", "--version"], False))
     # fish would expand a pattern without quotes to names of files, and others would match one in quotes literally.
-    space = " " if arguments.shell == "fish" else r"\ "
-    lines = [
-        case.replace("PATTERN", pattern.replace(" ", space)).replace("WORDS", " ".join(words))
-        for pattern, words in cases
-    ]
+    is_fish = arguments.shell == "fish"
+    lines = []
+    for pattern, words, has_names in cases:
+        line = case.replace("PATTERN", pattern.replace(" ", " " if is_fish else r"\ ")).replace(
+            "WORDS", " ".join(words)
+        )
+        if has_names:
+            before = "            string split" if is_fish else 'candidates="'
+            ask = _ASK[arguments.shell]
+            line = line.replace(before, ask + before if is_fish else before + ask)
+        lines.append(line)
     print(script.replace("CASES", "\n".join(lines)))
     return 0
 
 
-def _cases(parser: argparse.ArgumentParser, words: str) -> Iterator[tuple[str, list[str]]]:
-    """Yields patterns of the words before the current one, and the words that may follow. The first match counts."""
+def _cases(parser: argparse.ArgumentParser, words: str) -> Iterator[tuple[str, list[str], bool]]:
+    """Yields patterns of the words before the current one, and the words that may follow. The first match counts.
+
+    The last value of each tuple is whether names of tensors may follow, too.
+    """
+    has_names = False
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, inner in action.choices.items():
                 yield from _cases(inner, f"{words}{name} ")
-        else:
+        elif action.option_strings:
             for option in action.option_strings:
-                if values := action.choices or _VALUES.get(option):
-                    yield f"{words}*{option} ", list(values)
-    yield f"{words}*", words_of(parser)
+                if option in _NAMES:
+                    yield f"{words}*{option} ", [], True
+                elif values := action.choices or _VALUES.get(option):
+                    yield f"{words}*{option} ", list(values), False
+        else:
+            has_names |= action.dest in _NAMES
+    if has_names:
+        yield f"{words}?* ", words_of(parser), True
+    yield f"{words}*", words_of(parser), False
