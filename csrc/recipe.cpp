@@ -97,7 +97,7 @@ void fill_numbers(const RecipePlan& plan, const std::vector<at::Tensor>& tensors
 }
 
 // Loads the parts of a plan into the outputs, and copies what temporary tensors hold of them.
-void fill(const RecipePlan& plan, std::vector<at::Tensor> tensors, Target target) {
+void fill_part(const RecipePlan& plan, std::vector<at::Tensor> tensors, Target target) {
   for (const auto& temporary : plan.temporaries) {
     const auto device = tensors[temporary.output].device();
     tensors.push_back(temporary.is_result ? at::Tensor()
@@ -111,12 +111,6 @@ void fill(const RecipePlan& plan, std::vector<at::Tensor> tensors, Target target
   std::map<c10::Device, std::vector<size_t>, DeviceOrder> numbers;
   for (size_t index = 0; index < plan.numbers.size(); ++index) {
     numbers[tensors[plan.numbers[index].target.tensor].device()].push_back(index);
-  }
-  if (!numbers.empty()) {
-    call_core([&] {
-      plan.codes->check(target);
-      plan.scales->check(target);
-    });
   }
   if (!parts.empty()) {
     load_into(*plan.parts, specs_of(*plan.parts), parts, OutputDtype::kAny, target);
@@ -136,6 +130,27 @@ void fill(const RecipePlan& plan, std::vector<at::Tensor> tensors, Target target
   }
 }
 
+// Fills the outputs. Checks digests that were requested before.
+void fill(const rust::Vec<RecipePlan>& plans, const std::vector<at::Tensor>& tensors, Target target) {
+  call_core([&] {
+    for (const auto& plan : plans) {
+      if (!plan.numbers.empty()) {
+        plan.codes->check(target);
+        plan.scales->check(target);
+      }
+    }
+    // Loads check the first ones.
+    for (size_t index = 1; index < plans.size(); ++index) {
+      plans[index].parts->check(target);
+    }
+  });
+  fill_part(plans[0], tensors, target);
+  for (size_t index = 1; index < plans.size(); ++index) {
+    // Loads into new temporary tensors only.
+    fill_part(plans[index], tensors, Target::New);
+  }
+}
+
 // Fills existing tensors with outputs. `held` are the tensors in memory that recorded views show.
 void fill_outputs(RecipeOutputs& outputs, at::TensorList held, at::TensorList out, OutputDtype dtype) {
   check_outputs(call_core([&] { return outputs.specs(); }), out, dtype);
@@ -151,7 +166,7 @@ void fill_outputs(RecipeOutputs& outputs, at::TensorList held, at::TensorList ou
     }
     targets.push_back(RecipeTarget{static_cast<int8_t>(tensor.scalar_type()), std::move(strides)});
   }
-  const auto plan = call_core([&] { return outputs.plan(slice_of(targets)); });
+  const auto plans = call_core([&] { return outputs.plan(slice_of(targets)); });
   const at::AutoDispatchBelowADInplaceOrView guard;
   const auto mark_written = [&] {
     mark_changed(out);
@@ -160,7 +175,7 @@ void fill_outputs(RecipeOutputs& outputs, at::TensorList held, at::TensorList ou
   auto tensors = out.vec();
   tensors.insert(tensors.end(), held.begin(), held.end());
   try {
-    fill(plan, std::move(tensors), Target::Existing);
+    fill(plans, tensors, Target::Existing);
   } catch (...) {
     // Some elements may have changed.
     mark_written();
@@ -180,16 +195,17 @@ std::vector<at::Tensor> load_recipe(const Checkpoint& checkpoint, const RecipeRe
   // Results are no views for autograd.
   const at::AutoDispatchBelowADInplaceOrView guard;
   std::vector<at::Tensor> tensors(specs.size());
-  std::optional<RecipePlan> plan;
+  rust::Vec<RecipePlan> plans;
   if (!device.is_meta()) {
-    plan = call_core([&] { return outputs->plan({}); });
-    auto whole_specs = specs_of(*plan->whole);
+    plans = call_core([&] { return outputs->plan({}); });
+    const RecipePlan& plan = plans[0];
+    auto whole_specs = specs_of(*plan.whole);
     for (size_t index = 0; index < whole_specs.size(); ++index) {
-      whole_specs[index].target_type = specs[plan->whole_outputs[index]].target_type;
+      whole_specs[index].target_type = specs[plan.whole_outputs[index]].target_type;
     }
-    auto whole = load(*plan->whole, whole_specs, {device, {}, options.is_mapped});
+    auto whole = load(*plan.whole, whole_specs, {device, {}, options.is_mapped});
     for (size_t index = 0; index < whole.size(); ++index) {
-      const size_t output = plan->whole_outputs[index];
+      const size_t output = plan.whole_outputs[index];
       tensors[output] = whole[index].view(shape_of(specs[output]));
     }
   }
@@ -198,8 +214,8 @@ std::vector<at::Tensor> load_recipe(const Checkpoint& checkpoint, const RecipeRe
       tensors[index] = allocate(specs[index], device, target_type(specs[index]));
     }
   }
-  if (plan) {
-    fill(*plan, tensors, Target::New);
+  if (!plans.empty()) {
+    fill(plans, tensors, Target::New);
   }
   return tensors;
 }

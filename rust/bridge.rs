@@ -476,7 +476,7 @@ mod ffi {
         fn set_dtypes(self: &mut RecipeOutputs, rules: &[DtypeRule]) -> Result<()>;
         fn specs(self: &RecipeOutputs) -> Result<Vec<Spec>>;
         /// Plans loads into existing tensors, or, without any, into new ones.
-        fn plan(self: &mut RecipeOutputs, targets: &[RecipeTarget]) -> Result<RecipePlan>;
+        fn plan(self: &mut RecipeOutputs, targets: &[RecipeTarget]) -> Result<Vec<RecipePlan>>;
 
         type Selection;
         fn select(

@@ -15,6 +15,7 @@ pub mod numbers;
 pub mod output;
 mod parser;
 pub mod pieces;
+pub mod quantize;
 pub mod recorded;
 pub mod requests;
 pub mod rules;

@@ -15,7 +15,7 @@ constexpr uint32_t CHUNK_NUMBERS = 8;
 // Chunks of a tile. Equals the constant in rust/cast/dequantize_task.rs.
 constexpr uint32_t TILE_CHUNKS = 1024;
 
-// Matrix of codes, its scales, and the memory of its numbers. Pairs are those of rows and of columns, and strides are
+// Matrix of codes, its scales, and the memory of its numbers. Pairs belong to rows and to columns, and strides are
 // in bytes. Two codes in a byte are two columns. Same memory layout as the type of this name in
 // rust/cast/dequantize_task.rs.
 struct MatrixTask {

@@ -18,10 +18,14 @@ use crate::recipe::matching::Recipe;
 use crate::recipe::numbers::Parts;
 use crate::recipe::output::Output;
 use crate::recipe::pieces::{NumbersPiece, Piece, Plan, Quantization};
+use crate::recipe::quantize;
 use crate::recipe::recorded::Recorded;
 use crate::recipe::requests::Request;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+
+/// Most numbers that a step of a conversion to codes holds: 16 MiB of F32, of which a step takes far longer than its plan.
+const STEP_NUMBERS_MAX: u64 = 4 << 20;
 
 /// Requested outputs of a recipe.
 pub(super) struct RecipeOutputs {
@@ -134,8 +138,9 @@ impl RecipeOutputs {
         guard(|| self.requests.iter().map(spec).collect())
     }
 
-    /// Plans loads into existing tensors of these dtypes and strides, or into new ones if there are none.
-    pub(super) fn plan(&mut self, targets: &[ffi::RecipeTarget]) -> Result<ffi::RecipePlan> {
+    /// Plans loads into existing tensors of these dtypes and strides, or into new ones if there are none. Later plans only
+    /// convert numbers to codes and scales.
+    pub(super) fn plan(&mut self, targets: &[ffi::RecipeTarget]) -> Result<Vec<ffi::RecipePlan>> {
         let is_new = targets.is_empty();
         watched(|check| {
             for (request, target) in self.requests.iter_mut().zip(targets) {
@@ -146,35 +151,48 @@ impl RecipeOutputs {
                 request.layout = Layout { offset: 0, sizes, strides: target.strides.iter().map(stride).collect() };
             }
             let plan = Plan::new(&self.recipe, &self.requests, check)?;
-            let whole = if is_new { plan.whole_pieces(&self.requests) } else { vec![None; self.requests.len()] };
-            let mut is_whole = vec![false; plan.pieces.len()];
-            for index in whole.iter().flatten() {
-                is_whole.iter_mut().skip(*index).take(1).for_each(|is_whole| *is_whole = true);
+            let none = vec![None; self.requests.len()];
+            let whole = if is_new { plan.whole_pieces(&self.requests) } else { none.clone() };
+            // A digest may cover whole tensors only.
+            let is_verified = self.files.coverage(&[])?.is_some();
+            let numbers_max = if is_verified { u64::MAX } else { STEP_NUMBERS_MAX };
+            let mut plans = vec![self.part(&plan, &whole)?];
+            for step in quantize::steps(&self.requests, numbers_max, check)? {
+                plans.push(self.part(&step, &none)?);
             }
-            let (codes, scales, numbers) = self.numbers(&plan)?;
-            let whole_pieces = whole.iter().flatten().filter_map(|&index| plan.pieces.get(index));
-            let parts = plan.pieces.iter().zip(&is_whole).filter(|(_, is_whole)| !**is_whole).map(|(piece, _)| piece);
-            let parts: Vec<&Piece> = parts.collect();
-            let elements = |elements: &Elements| self.elements(elements);
-            let copy = |copy: &crate::recipe::pieces::Copy| {
-                Ok(ffi::ElementsCopy { source: self.elements(&copy.source)?, target: self.elements(&copy.target)? })
-            };
-            let temporaries = plan.temporaries.iter().map(|temporary| {
-                let spec = temporary_spec("a temporary tensor", temporary.dtype, &temporary.shape)?;
-                Ok(ffi::TemporaryTensor { spec, output: temporary.output, is_result: temporary.is_result })
-            });
-            Ok(ffi::RecipePlan {
-                whole_outputs: whole.iter().enumerate().filter_map(|(output, piece)| piece.map(|_| output)).collect(),
-                whole: self.selection(whole_pieces)?,
-                targets: parts.iter().map(|piece| elements(&piece.target)).collect::<Result<_>>()?,
-                parts: self.selection(parts.iter().copied())?,
-                codes,
-                scales,
-                numbers,
-                temporaries: temporaries.collect::<Result<_>>()?,
-                quantizations: plan.quantizations.iter().map(|part| self.codes(part)).collect(),
-                copies: plan.copies.iter().map(copy).collect::<Result<_>>()?,
-            })
+            Ok(plans)
+        })
+    }
+
+    /// Returns a plan for C++. Pieces of `whole` alone fill outputs.
+    fn part(&self, plan: &Plan, whole: &[Option<usize>]) -> Result<ffi::RecipePlan> {
+        let mut is_whole = vec![false; plan.pieces.len()];
+        for index in whole.iter().flatten() {
+            is_whole.iter_mut().skip(*index).take(1).for_each(|is_whole| *is_whole = true);
+        }
+        let (codes, scales, numbers) = self.numbers(plan)?;
+        let whole_pieces = whole.iter().flatten().filter_map(|&index| plan.pieces.get(index));
+        let parts = plan.pieces.iter().zip(&is_whole).filter(|(_, is_whole)| !**is_whole).map(|(piece, _)| piece);
+        let parts: Vec<&Piece> = parts.collect();
+        let elements = |elements: &Elements| self.elements(elements);
+        let copy = |copy: &crate::recipe::pieces::Copy| {
+            Ok(ffi::ElementsCopy { source: self.elements(&copy.source)?, target: self.elements(&copy.target)? })
+        };
+        let temporaries = plan.temporaries.iter().map(|temporary| {
+            let spec = temporary_spec("a temporary tensor", temporary.dtype, &temporary.shape)?;
+            Ok(ffi::TemporaryTensor { spec, output: temporary.output, is_result: temporary.is_result })
+        });
+        Ok(ffi::RecipePlan {
+            whole_outputs: whole.iter().enumerate().filter_map(|(output, piece)| piece.map(|_| output)).collect(),
+            whole: self.selection(whole_pieces)?,
+            targets: parts.iter().map(|piece| elements(&piece.target)).collect::<Result<_>>()?,
+            parts: self.selection(parts.iter().copied())?,
+            codes,
+            scales,
+            numbers,
+            temporaries: temporaries.collect::<Result<_>>()?,
+            quantizations: plan.quantizations.iter().map(|part| self.codes(part)).collect(),
+            copies: plan.copies.iter().map(copy).collect::<Result<_>>()?,
         })
     }
 

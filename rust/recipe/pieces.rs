@@ -87,7 +87,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans the loads of outputs.
+    /// Plans the loads of outputs, except for codes and scales that the load makes, see [`steps`](super::quantize::steps).
     ///
     /// # Errors
     /// The errors of `check`.
@@ -98,6 +98,9 @@ impl Plan {
             let output = recipe.outputs().get(request.output);
             let output = output.ok_or_else(|| Error::new(Kind::Internal, "no such output"))?;
             let target = Elements { memory: Memory::Output(index), layout: request.layout.clone() };
+            if matches!(request.view.base, Base::Codes(_) | Base::Scales(_)) {
+                continue;
+            }
             let mut planner = Planner { plan: &mut plan, dtype: request.dtype, output: index };
             if output.dtype != request.dtype && (output.is_cast || !request.dtype.is_castable()) {
                 // One rounding to the dtype of the rule, and another to that of the tensor.
@@ -129,11 +132,11 @@ impl Plan {
 }
 
 /// Planner of one output.
-struct Planner<'a> {
-    plan: &'a mut Plan,
+pub(super) struct Planner<'a> {
+    pub(super) plan: &'a mut Plan,
     /// Dtype of the pieces of the output.
-    dtype: Dtype,
-    output: usize,
+    pub(super) dtype: Dtype,
+    pub(super) output: usize,
 }
 
 impl Planner<'_> {
@@ -177,7 +180,8 @@ impl Planner<'_> {
             (Some((region, layout)), Base::Dequantized(numbers)) => {
                 self.add_numbers(numbers, &region, Elements { layout, ..target });
             }
-            (Some(_), Base::Held(_) | Base::Codes(_) | Base::Scales(_)) => self.copy_base(&view, target),
+            // Tensors in memory are copied above. Rules with codes and scales have no other operation, and own steps.
+            (Some(_), Base::Held(_) | Base::Codes(_) | Base::Scales(_)) => {}
         }
     }
 
@@ -272,34 +276,8 @@ impl Planner<'_> {
         Memory::Temporary(self.plan.temporaries.len() - 1)
     }
 
-    /// Returns the index of the temporary tensor with the codes of numbers. The next one has the scales.
-    fn quantize(&mut self, quantized: &Arc<Quantized>) -> usize {
-        let known = self.plan.quantizations.iter().rev().find(|known| Arc::ptr_eq(&known.quantized, quantized));
-        if let Some(known) = known {
-            return known.codes;
-        }
-        let own = std::mem::replace(&mut self.dtype, quantized.dtype);
-        let input = self.plan.temporaries.len();
-        self.load_temporary(&quantized.input);
-        self.dtype = own;
-        let (codes, output) = (self.plan.temporaries.len(), self.output);
-        for (dtype, shape) in
-            [(quantized.codes.dtype(), quantized.input.shape()), (Dtype::F32, &*quantized.scales_shape)]
-        {
-            self.plan.temporaries.push(Temporary { dtype, shape: shape.to_vec(), output, is_result: true });
-        }
-        let copies_before = self.plan.copies.len();
-        self.plan.quantizations.push(Quantization { quantized: Arc::clone(quantized), input, codes, copies_before });
-        codes
-    }
-
-    fn load_temporary(&mut self, view: &View) -> Memory {
-        let is_whole = view.layout == Layout::contiguous(view.base.shape());
-        match &view.base {
-            Base::Codes(quantized) if is_whole => return Memory::Temporary(self.quantize(quantized)),
-            Base::Scales(quantized) if is_whole => return Memory::Temporary(self.quantize(quantized) + 1),
-            _ => {}
-        }
+    /// Adds a temporary tensor with the elements of a view.
+    pub(super) fn load_temporary(&mut self, view: &View) -> Memory {
         let memory = self.new_temporary(view.shape());
         self.add(view, Elements { memory, layout: Layout::contiguous(view.shape()) }, PARTS_MAX);
         memory

@@ -9,6 +9,7 @@ use fst::error::Kind;
 use fst::recipe::layout::{Elements, Layout, Memory, numel};
 use fst::recipe::matching::Recipe;
 use fst::recipe::pieces::{NumbersPiece, Plan};
+use fst::recipe::quantize;
 use fst::recipe::rules::Rule;
 use proptest::prelude::*;
 use std::collections::HashMap;
@@ -169,4 +170,27 @@ fn interleaved_rows_take_no_temporary_tensor() {
     let plan = Plan::new(&recipe, &requests, &|| Ok(())).unwrap();
     assert_eq!((plan.pieces.len(), plan.temporaries.len()), (2, 0));
     assert_eq!(recipe.outputs()[0].dtype, Dtype::U8);
+}
+
+#[test]
+fn codes_are_made_in_steps_of_whole_blocks() {
+    let (_, checkpoint) = &*CHECKPOINT;
+    let recipe = Recipe::new(checkpoint, &["c, t = quant(dequant(q, s, block=2x3), i8, block=2x3)"]).unwrap();
+    let rows = |plans: &[Plan]| -> Vec<(u64, u64)> {
+        let codes = plans.iter().map(|plan| plan.numbers[0].parts.codes[0]);
+        codes.map(|range| (range.start, range.length)).collect()
+    };
+    let requests = recipe.requests(&["c".to_owned(), "t".to_owned()], None).unwrap();
+    let steps = quantize::steps(&requests, 20, &|| Ok(())).unwrap();
+    assert_eq!(rows(&steps), [(0, 2), (2, 2), (4, 1)]);
+    for (output, count) in [(0, 5 * 8), (1, 3 * 3)] {
+        let copies = steps.iter().flat_map(|plan| &plan.copies);
+        let own = copies.filter(|copy| copy.target.memory == Memory::Output(output));
+        let mut written: Vec<u64> = own.flat_map(|copy| positions(&copy.target.layout)).collect();
+        written.sort_unstable();
+        assert_eq!(written, (0..count).collect::<Vec<_>>());
+    }
+    let regions = IndexRegions { starts: &[1, 0], lengths: &[1, 2], steps: &[1, 2] };
+    let part = recipe.requests(&["t".to_owned()], Some(regions)).unwrap();
+    assert_eq!(rows(&quantize::steps(&part, u64::MAX, &|| Ok(())).unwrap()), [(2, 2)]);
 }

@@ -170,7 +170,7 @@ class MatrixLaunch:
         )
 
     def check(self, found: torch.Tensor) -> None:
-        """Compares numbers with those of the CPU. NaNs are equal, because GPUs choose their bits."""
+        """Compares numbers with the CPU's. NaNs are equal, because GPUs choose their bits."""
         untouched = torch.ones(self.target_bytes, dtype=torch.bool)
         for matrix in self.matrices:
             expected = fst.dequantize(

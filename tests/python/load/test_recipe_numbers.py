@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 import fst
 from fst._core.checkpoint import Checkpoint
 from procfs import SLACK_BYTES, read_bytes
-from rawfile import assert_same
+from rawfile import assert_same, write_sparse
 from saved import KEY, damage, registered
 from suite import READERS
 
@@ -262,3 +262,37 @@ def test_codes_and_scales(path, rule):
     operators.load_recipe_into([str(path)], ["s", "c"], [rule], out)
     for found, part in zip(out[::-1], expected, strict=True):
         assert_same(found.contiguous(), part)
+
+
+def test_quantization_in_steps(tmp_path, monkeypatch):
+    """Several steps give the codes and scales of the whole tensor, and a region reads its rows only."""
+    monkeypatch.setenv("FST_READER", "pread")
+    path = str(tmp_path / "large.safetensors")
+    generator = torch.Generator().manual_seed(5)
+    plain = torch.randn(1100, 4096, generator=generator, dtype=torch.bfloat16)
+    save_file({"w": plain}, path)
+    checkpoint = Checkpoint([path])
+    rules = ["c, s = quant(w, i8, row)"]
+    expected = fst.quantize(plain, "i8")
+    out = [torch.zeros(4096, 1100, dtype=torch.int8).t(), torch.zeros(1100, 2)[:, ::2]]
+    operators.load_recipe_into([path], ["c", "s"], rules, out)
+    for found, part in zip(out, expected, strict=True):
+        assert_same(found.contiguous(), part)
+    before = read_bytes()
+    [scales] = checkpoint.load_recipe(["s"], rules, CPU, regions=[[(1010, 20, 3), (0, 1, 1)]])
+    assert read_bytes() - before < plain[1010:1070].nbytes + SLACK_BYTES
+    assert_same(scales, expected[1][1010:1070:3].contiguous())
+
+
+def test_peak_memory_of_quantization(tmp_path, fork_python):
+    """A load to codes holds some rows of the numbers."""
+    path = write_sparse(tmp_path / "large.safetensors", "F64", (4096, 4096))
+    program = """
+import sys, fst
+from procfs import peak_mib
+rules = ["c, s = quant(w, f8e4m3, row)"]
+fst.load_file(sys.argv[1], recipe=rules, device="meta")
+loaded = {}
+print(peak_mib(lambda: loaded.update(fst.load_file(sys.argv[1], recipe=rules))))
+"""
+    assert int(fork_python(program, str(path), FST_READER="pread")) < 16 + 96
