@@ -43,10 +43,6 @@ DEFAULTS = LIMITS | {
 _LISTS = re.compile("layer_types$|layers_block_type$|layers_types$")
 
 
-class LoadedError(Exception):
-    """Ends a load before the server processes the weights."""
-
-
 def digests_of(load: first_loads.Load, path: Path, load_format: str) -> dict[str, str]:
     import torch
 
@@ -57,9 +53,9 @@ def digests_of(load: first_loads.Load, path: Path, load_format: str) -> dict[str
     def inspect(model: Any) -> None:
         named = [*model.named_parameters(), *model.named_buffers()]
         results.append({name: first_loads.digest(tensor) for name, tensor in named if tensor.device.type != "meta"})
-        raise LoadedError
+        raise first_loads.LoadedError
 
-    with contextlib.suppress(LoadedError):
+    with contextlib.suppress(first_loads.LoadedError):
         load(str(path), load_format, inspect)
     [result] = results
     return result
@@ -121,9 +117,9 @@ def _names_of_server(path: Path, load: first_loads.Load) -> list[dict[str, Any]]
 
     def inspect(model: Any) -> None:
         found.extend(dict(names_of_checkpoint(model, is_split)) for is_split in (True, False))
-        raise LoadedError
+        raise first_loads.LoadedError
 
-    with contextlib.suppress(LoadedError):
+    with contextlib.suppress(first_loads.LoadedError):
         load(str(path), "dummy", inspect)
     return found
 

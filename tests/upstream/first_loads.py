@@ -232,10 +232,16 @@ def _loaded(load: Load, path: Path, load_format: str) -> tuple[dict[str, float],
         figures["parameter_bytes"] = sum(parameter.nbytes for parameter in model.parameters())
         named = [*model.named_parameters(), *model.named_buffers()]
         results.append((figures, {name: digest(tensor) for name, tensor in named}))
+        raise LoadedError
 
-    load(str(path), load_format, inspect, meter.begin)
+    with contextlib.suppress(LoadedError):
+        load(str(path), load_format, inspect, meter.begin)
     [result] = results
     return result
+
+
+class LoadedError(Exception):
+    """Ends a load before the server processes the weights, for which its build for CPUs may lack kernels."""
 
 
 class _Meter:
@@ -319,7 +325,6 @@ def _vllm(rank: int, port: int, ranks: int) -> Load:
             def load_and_inspect(model: Any, model_config: Any) -> None:
                 begin()
                 load_weights(model, model_config)
-                # vLLM packs the weights next.
                 inspect(model)
 
             loader.load_weights = load_and_inspect
