@@ -2,6 +2,7 @@
 
 mod beside;
 pub mod dtype_rules;
+pub mod lazy;
 mod one_save;
 pub mod region;
 pub mod selection;
@@ -28,6 +29,7 @@ use crate::source::files::{Files, IndexEntry, Listing};
 use crate::source::replaced::SAVE_KEY;
 use crate::source::{Place, Protection, Source, UnitSource};
 use hashbrown::HashTable;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
@@ -54,6 +56,14 @@ pub struct OpenOptions {
     pub accepts_plain: bool,
     /// Headers of the files that another process has exported. No header is read then.
     pub headers: Option<Vec<u8>>,
+}
+
+impl OpenOptions {
+    /// Returns whether the options are the defaults.
+    fn is_default(&self) -> bool {
+        let OpenOptions { verify, key, accepts_plain, headers } = self;
+        verify.verify == Verify::Nothing && key.is_none() && !accepts_plain && headers.is_none()
+    }
 }
 
 impl From<Verify> for OpenOptions {
@@ -87,6 +97,8 @@ pub struct Checkpoint {
     urls: Vec<Location>,
     /// Entries of index files for tensors that their files do not hold.
     absent: Vec<IndexEntry>,
+    /// Names of tensors in files that are listed, but were not opened.
+    unopened: Vec<String>,
     /// Tensors that loads have not verified.
     unverified: Arc<Unverified>,
 }
@@ -188,17 +200,26 @@ impl Checkpoint {
         if let Some(headers) = &options.headers {
             return Checkpoint::open_with_headers(paths, headers, options);
         }
+        Checkpoint::open_found(paths, None, options)
+    }
+
+    /// Opens files, of which `found` are those that `paths` resolved to.
+    fn open_found<P: AsRef<Path>>(paths: &[P], found: Option<Files>, options: &OpenOptions) -> Result<Checkpoint> {
         let watch = Watch::begin();
         let check: SharedCheck<'_> = &|| watch.check();
-        let open = |files: Files| {
-            let count = files.places.len();
-            Checkpoint::from_files(files, options.verify.partial, |_, place| {
-                let source = Source::open_one_of(count, place, check)?;
-                let json = Header::read_bytes(&source, check)?;
-                OpenFile::new(source, &json, options, check)
-            })
-        };
-        one_save::open_files(|| options.verify.verify.resolve(paths, check), open, check)
+        let found = Cell::new(found);
+        let resolve = || found.take().map_or_else(|| options.verify.verify.resolve(paths, check), Ok);
+        one_save::open_files(resolve, |files| Checkpoint::open_resolved(files, options, check), check)
+    }
+
+    /// Opens files once. A save may replace them meanwhile.
+    fn open_resolved(files: Files, options: &OpenOptions, check: SharedCheck<'_>) -> Result<Checkpoint> {
+        let count = files.places.len();
+        Checkpoint::from_files(files, options.verify.partial, |_, place| {
+            let source = Source::open_one_of(count, place, check)?;
+            let json = Header::read_bytes(&source, check)?;
+            OpenFile::new(source, &json, options, check)
+        })
     }
 
     /// Opens the files in parallel with `open`, and indexes their names.
@@ -208,7 +229,7 @@ impl Checkpoint {
         open: impl Fn(usize, &Place) -> Result<OpenFile> + Sync,
     ) -> Result<Checkpoint> {
         let _span = profile::span(Stage::Open);
-        let Files { places, index_entries, listings, urls, .. } = files;
+        let Files { places, index_entries, listings, urls, unopened, .. } = files;
         let is_remote = !places.iter().all(|place| matches!(place, Place::Path(_)));
         let threads = if is_remote { REMOTE_HEADER_THREADS } else { HEADER_THREADS };
         let missing = || Error::new(Kind::Internal, "no such file");
@@ -218,13 +239,15 @@ impl Checkpoint {
         };
         let files: Vec<Arc<OpenFile>> = threads::map(threads, places.len(), |index| open_at(index).map(Arc::new))?;
         let shards: Vec<_> = files.iter().map(|file| (file.source.path(), file.shard.as_ref())).collect();
-        shard::check(&shards, &listings)?;
+        if unopened.is_empty() {
+            shard::check(&shards, &listings)?;
+        }
         let counts = counts(&files);
         let (merged, hasher) = (HashTable::new(), RandomState::new());
         let saves = listings.iter().filter_map(|listing| listing.metadata.get(SAVE_KEY).cloned()).collect();
         let (absent, unverified) = (Vec::new(), Arc::default());
         let mut checkpoint =
-            Checkpoint { files, merged, hasher, counts, partial, listings, saves, urls, absent, unverified };
+            Checkpoint { files, merged, hasher, counts, partial, listings, saves, urls, absent, unopened, unverified };
         checkpoint.merge()?;
         let is_absent = |entry: &IndexEntry| {
             checkpoint.files.get(entry.file).is_some_and(|file| file.header.find(&entry.name).is_none())
@@ -251,6 +274,7 @@ impl Checkpoint {
             saves: Vec::new(),
             urls: Vec::new(),
             absent: Vec::new(),
+            unopened: Vec::new(),
             unverified: checkpoints.first().map(|first| Arc::clone(&first.unverified)).unwrap_or_default(),
         }
     }
@@ -295,6 +319,11 @@ impl Checkpoint {
     /// Iterates over all tensors with the indices of their files, in the order of the files and of the bytes in each.
     pub fn entries(&self) -> impl Iterator<Item = (usize, Entry<'_>)> {
         self.files.iter().enumerate().flat_map(|(index, file)| file.header.entries().map(move |entry| (index, entry)))
+    }
+
+    /// Iterates over the names of all tensors: those in open files, and those that an index lists in other files.
+    pub(crate) fn all_names(&self) -> impl Iterator<Item = &str> {
+        self.entries().map(|(_, entry)| entry.name).chain(self.unopened.iter().map(String::as_str))
     }
 
     /// Returns the number of tensors.

@@ -89,6 +89,10 @@ pub enum Count {
     RepeatedBytes,
     /// Answers of remote stores that asked for fewer requests.
     RateLimits,
+    /// Requests to remote stores for bytes of objects, also repeated ones.
+    Requests,
+    /// Objects that were opened from their copies on a local disk.
+    CacheHits,
 }
 
 /// Memory whose peak a profile records.

@@ -59,7 +59,7 @@ pub(super) fn plan_load(checkpoint: &Checkpoint, numbers: &[i64], request: &str)
         };
         let window_bytes = u64::try_from(window_bytes)
             .map_err(|_| invalid(format!("window_bytes is {window_bytes}; it cannot be negative")))?;
-        let files = checkpoint.files();
+        let files = checkpoint.files()?;
         let (mut layouts, mut rest) = (Vec::new(), numbers);
         let mut decode = |length: usize| {
             let missing = || invalid("a list of shard requests is shorter than its length".to_owned());

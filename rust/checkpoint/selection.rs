@@ -164,7 +164,7 @@ impl Selection {
     /// Returns the dtype of each region in a load with these rules. Only castable dtypes are cast.
     pub fn dtypes(&self, rules: &DtypeRules) -> Result<Vec<Dtype>> {
         let names = self.regions.iter().map(|region| &*region.name);
-        let all = || self.checkpoint.entries().map(|(_, entry)| entry.name);
+        let all = || self.checkpoint.all_names();
         let requested = rules.resolve(names, all).map_err(|error| self.checkpoint.locate(0, error))?;
         let dtype = |(region, requested): (&TensorRegion, Option<Dtype>)| {
             requested.filter(|_| region.dtype.is_castable()).unwrap_or(region.dtype)

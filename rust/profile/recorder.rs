@@ -25,7 +25,7 @@ pub struct Recorder {
     kept: AtomicUsize,
     pub dropped: AtomicU64,
     totals: [Total; Stage::ALL.len()],
-    counts: [AtomicU64; 7],
+    counts: [AtomicU64; 9],
     memory: [AtomicU64; 2],
     pub readers: Mutex<Vec<Value>>,
     pub missing_kernels: Mutex<Vec<Value>>,

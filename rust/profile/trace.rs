@@ -54,6 +54,8 @@ pub fn text(recorder: &Recorder, end: u64) -> String {
         "hedged_requests": recorder.count_of(Count::HedgedRequests),
         "repeated_bytes": recorder.count_of(Count::RepeatedBytes),
         "rate_limits": recorder.count_of(Count::RateLimits),
+        "requests": recorder.count_of(Count::Requests),
+        "cache_hits": recorder.count_of(Count::CacheHits),
         "peak_staging_bytes": recorder.memory_of(Memory::Staging),
         "peak_scratch_bytes": recorder.memory_of(Memory::Scratch),
         "readers": *recorder.readers.lock(),

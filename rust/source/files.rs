@@ -13,7 +13,7 @@ use crate::remote::find::{self, Found};
 use crate::remote::transfer::limits::FIRST_BYTES;
 use crate::remote::transfer::object::{self, Object};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, percent_encode};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsString;
 use std::fs;
 use std::io::Read;
@@ -36,7 +36,7 @@ const NAMES_BESIDE_MAX: usize = 1000;
 const SIMILARITY_MIN: f64 = 0.9;
 
 /// Files of a checkpoint.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Files {
     /// The files, in the caller's order. The files of a directory are sorted by name.
     pub places: Vec<Place>,
@@ -48,10 +48,12 @@ pub struct Files {
     pub urls: Vec<Location>,
     /// Versions of the directories and index files, to compare once the files are open.
     pub versions: Vec<Version>,
+    /// Names of tensors in files of an index that [`Files::holding`] has left out.
+    pub unopened: Vec<String>,
 }
 
 /// Directory, prefix or index file that a caller named instead of the files.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Listing {
     /// Its path or URL.
     pub path: PathBuf,
@@ -86,7 +88,7 @@ impl Listing {
 pub type CompareIndex<'a> = &'a dyn Fn(&Path, &[u8]) -> Result<bool>;
 
 /// Entry of an index file.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct IndexEntry {
     /// Name of a tensor.
     pub name: String,
@@ -128,6 +130,28 @@ impl Files {
             }
         }
         Ok(resolver.files)
+    }
+
+    /// Returns the files of a single index that hold the named tensors, or `None` if the index does not list a name.
+    pub fn holding(&self, names: &[String]) -> Option<Files> {
+        let [listing] = self.listings.as_slice() else { return None };
+        let requested: HashSet<&str> = names.iter().map(String::as_str).collect();
+        let entries = self.index_entries.iter().filter(|entry| requested.contains(&*entry.name));
+        let found: HashSet<&str> = entries.clone().map(|entry| &*entry.name).collect();
+        let files: BTreeSet<usize> = entries.map(|entry| entry.file).collect();
+        if found.len() < requested.len() || files.is_empty() {
+            return None;
+        }
+        let places = files.iter().filter_map(|&file| self.places.get(file).cloned()).collect();
+        let (mut index_entries, mut unopened) = (Vec::new(), Vec::new());
+        for entry in &self.index_entries {
+            match files.iter().position(|&file| file == entry.file) {
+                Some(file) => index_entries.push(IndexEntry { file, ..entry.clone() }),
+                None => unopened.push(entry.name.clone()),
+            }
+        }
+        let listings = vec![Listing { files: 0..files.len(), ..listing.clone() }];
+        Some(Files { places, index_entries, listings, unopened, ..self.clone() })
     }
 }
 
@@ -223,7 +247,7 @@ impl Resolver<'_> {
             }
         };
         let content = content.map_err(|fault| fault.at(index))?;
-        self.files.versions.push(Version::File(index.to_path_buf(), file));
+        self.files.versions.push(Version::File(index.to_path_buf(), Arc::new(file)));
         let directory = index.parent().unwrap_or(Path::new(""));
         self.add_shards(index, is_compared, content, |name| Ok(Place::Path(directory.join(name))))
     }

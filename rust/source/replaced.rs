@@ -10,6 +10,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Key of the metadata in an index: id of the save.
 pub const SAVE_KEY: &str = "fst.save";
@@ -18,12 +19,12 @@ pub const SAVE_KEY: &str = "fst.save";
 const TOKEN_LENGTH: usize = 8;
 
 /// Version of a directory or of an index, from which files were chosen.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Version {
     /// Directory without an index, and the names of the chosen files.
     Directory(PathBuf, Vec<OsString>),
     /// Path of an index and the open file, which keeps another file from getting its inode.
-    File(PathBuf, File),
+    File(PathBuf, Arc<File>),
     /// Index in a store.
     Object(Location, version::Version),
 }

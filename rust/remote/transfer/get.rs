@@ -46,6 +46,7 @@ impl Target<'_> {
     /// Requests the first `bytes_max` bytes, and with them the length and the version. The answer has just begun.
     pub(super) async fn first(&self, bytes_max: u64) -> Result<(Answer, u64)> {
         let attempt = || async {
+            profile::count(Count::Requests, 1);
             let answer = self.store.get(self.key, 0..bytes_max, None).await?;
             let length = answer.length.ok_or_else(|| {
                 let message = "the server does not state the length of the file; it must be in Content-Range, or in \
@@ -152,6 +153,7 @@ impl Target<'_> {
     }
 
     async fn request(&self, expected: &Expected<'_>) -> Attempt<Answer> {
+        profile::count(Count::Requests, 1);
         let answer = self.store.get(self.key, expected.range.clone(), Some(expected.version)).await?;
         expected.check(&answer)?;
         Ok(answer)

@@ -11,6 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::os::local_file::LocalFile;
 use crate::os::retry::Check;
+use crate::profile::{self, Count};
 use crate::remote::find::location::Location;
 use crate::remote::find::version::Version;
 use crate::remote::stores::registry;
@@ -75,6 +76,7 @@ impl Object {
             // One byte tells whether the copy has the version of the object.
             let probe = Object::request(&address, 1, check)?;
             if let copy @ Some(Copy::Whole(_)) = probe.open_copy(cache, &address.name) {
+                profile::count(Count::CacheHits, 1);
                 return Ok(Object { copy, first_bytes: FirstBytes::new(Received::default()), ..probe });
             }
         }

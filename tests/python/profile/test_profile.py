@@ -229,8 +229,8 @@ def recording(*spans, dropped=0, storage_bytes=None, reader="pread"):
         total["spans"] += 1
         total["bytes"] += size
         total["seconds"] += end - begin
-    names = ("reads", "copies", "launches", "retries", "hedged_requests", "repeated_bytes", "rate_limits")
-    counts = dict.fromkeys((*names, "peak_staging_bytes", "peak_scratch_bytes"), 0)
+    names = ("reads", "copies", "launches", "retries", "hedged_requests", "repeated_bytes", "rate_limits", "requests")
+    counts = dict.fromkeys((*names, "cache_hits", "peak_staging_bytes", "peak_scratch_bytes"), 0)
     data = counts | {"stages": list(totals.values()), "spans_dropped": dropped, "storage_bytes": storage_bytes}
     data |= {"readers": [], "missing_kernels": [], "errors": []}
     return Recording(json.dumps({"otherData": data, "traceEvents": events}))

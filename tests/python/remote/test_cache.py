@@ -58,8 +58,10 @@ def test_second_load_asks_for_the_version_only(server, cache, entrance):
     assert_equal(load(server.url(PATH)), TENSORS)
     assert whole_copies(cache) == [len(DATA)]
     server.reset()
-    assert_equal(entrance(server.url(PATH)), TENSORS)
+    with fst.profile() as p:
+        assert_equal(entrance(server.url(PATH)), TENSORS)
     assert [request.range for request in server.requests()] == [(0, 1)]
+    assert (p.summary().cache_hits, p.summary().requests) == (1, 1)
 
 
 def test_nothing_is_kept_by_default(server, cache, monkeypatch):

@@ -1,6 +1,6 @@
 """Open checkpoints."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -61,6 +61,7 @@ class OpenCheckpoint(Checkpoint):
         if self.rules:
             self._object = Outputs(self._object, self.rules)
             self._methods.clear()
+            self._is_lazy = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Returns how `pickle` and `copy` open the same paths again."""
@@ -72,9 +73,14 @@ class OpenCheckpoint(Checkpoint):
         return {name: position for position, name in enumerate(self.names())}
 
     @cached_property
+    def listed(self) -> Collection[str]:
+        """All names, for which no file of an index in a store is opened."""
+        return frozenset(self.listed_names()) if self._is_lazy else self.positions
+
+    @cached_property
     def sorted_names(self) -> list[str]:
         """All names in alphabetical order."""
-        return sorted(self.positions)
+        return sorted(self.listed)
 
     @cached_property
     def merged_metadata(self) -> dict[str, str] | None:

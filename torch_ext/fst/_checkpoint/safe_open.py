@@ -5,6 +5,7 @@
 
 import errno
 import os
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, overload
 
 import torch
@@ -123,8 +124,8 @@ class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class
         if backend not in ("mmap", "pread"):
             raise SafetensorError(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
         self._output = output
-        # The positions of the checkpoint from the first slice on. An attribute of this object is found sooner.
-        self._positions: dict[str, int] = {}
+        # The names of the checkpoint from the first slice on. An attribute of this object is found sooner.
+        self._names: Collection[str] = ()
         # None after `close`.
         reading = reading_of(**options)
         self._source: Source | None = Source(_open(filename, reading), output)
@@ -133,7 +134,7 @@ class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class
 
     def __getstate__(self) -> dict[str, Any]:
         # The checkpoint opens its paths again, which may hold other names then.
-        return {**self.__dict__, "_positions": {}}
+        return {**self.__dict__, "_names": ()}
 
     def keys(self) -> list[str]:
         """Returns the names of all tensors in alphabetical order."""
@@ -183,11 +184,11 @@ class safe_open(Generic[Loaded]):  # noqa: N801  (the name of safetensors' class
     def get_slice(self, name: str) -> Slice[Loaded]:
         """Returns an object that loads parts of a tensor by indexing. It stays usable after the files are closed."""
         source = self._source
-        if source is None or name not in self._positions:
+        if source is None or name not in self._names:
             # The first call, a closed file, or a name without a tensor.
             source = self._opened_source()
-            self._positions = source.checkpoint.positions
-            if _checked(name) not in self._positions:
+            self._names = source.checkpoint.listed
+            if _checked(name) not in self._names:
                 # Raises the error with the nearest names.
                 self.get_tensor_meta(name)
         part: Slice[Loaded] = Slice()

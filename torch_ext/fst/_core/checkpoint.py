@@ -16,6 +16,7 @@ from fst._core.errors import methods_translate_errors, translates_errors
 from fst._core.index_range import FlatRegions, IndexRange, flatten
 from fst._core.loads import Loads
 from fst._core.secret_key import EncryptionKey
+from fst._core.urls import is_remote
 from fst._core.verify import permits_unverified, warn
 
 Device = torch.device | str
@@ -85,6 +86,8 @@ class Checkpoint(CoreObject, Loads):
         opened: Any = None,
     ) -> None:
         self._verify = verify
+        # The core opens the files of an index in a store when they are needed.
+        self._is_lazy = opened is None and len(paths) == 1 and is_remote(paths[0])
         if opened is None:
             super().__init__("Checkpoint", paths, headers, verify, key, accepts_plain)
         else:
@@ -118,6 +121,14 @@ class Checkpoint(CoreObject, Loads):
 
     def names(self) -> list[str]:
         """Lists the names of all tensors, in the order of the files and of the bytes in each."""
+        if self._is_lazy:
+            # A question about all files opens them.
+            self.is_encrypted()
+            self._is_lazy = False
+        return self._object.names()
+
+    def listed_names(self) -> list[str]:
+        """Lists the names of all tensors, in the order of an index in a store if its files are not all open."""
         return self._object.names()
 
     def distinct_shapes(self) -> tuple[list[torch.Size], list[int]]:

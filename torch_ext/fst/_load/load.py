@@ -335,6 +335,9 @@ def verify(paths: Paths, manifest: Manifest | None = None, *, encryption_key: En
 def tensor_names(paths: Paths, *, encryption_key: EncryptionKey | None = None) -> list[str]:
     """Lists the names of all tensors, in the order of the files and of the bytes in each. Reads only the headers.
 
+    Of an index in a remote store, only the index is read, and the names are in its order: by file, and in alphabetical
+    order in each.
+
     Args:
         paths: A path or a list of paths, each as in `load_file`.
         encryption_key: As in `load_file`. Names are not encrypted, but they are authenticated with the key, except in
@@ -347,7 +350,7 @@ def tensor_names(paths: Paths, *, encryption_key: EncryptionKey | None = None) -
         >>> fst.tensor_names("model.safetensors")
         ['bias', 'weight']
     """
-    return OpenCheckpoint(paths, encryption_key=encryption_key).names()
+    return OpenCheckpoint(paths, encryption_key=encryption_key).listed_names()
 
 
 def metadata(path: Path, *, encryption_key: EncryptionKey | None = None) -> dict[str, str]:

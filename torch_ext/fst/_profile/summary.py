@@ -70,6 +70,8 @@ class Summary:
         retries: Number of requests to remote stores that were repeated.
         hedged_requests: Number of ranges of remote stores that were requested a second time, beside a slow request.
         repeated_bytes: Number of bytes that those and the retries requested again.
+        requests: Number of requests to remote stores for bytes of objects.
+        cache_hits: Number of objects that were opened from their copies in `FST_CACHE_DIR`.
         rate_limits: Number of answers of remote stores that asked for fewer requests.
         waits: Number of waits of a thread for a GPU.
         allocations: Number of allocations of staging memory.
@@ -102,6 +104,8 @@ class Summary:
     retries: int
     hedged_requests: int
     repeated_bytes: int
+    requests: int
+    cache_hits: int
     rate_limits: int
     waits: int
     allocations: int
@@ -194,6 +198,8 @@ def summarize(recording: Recording, exception: str | None) -> Summary:
         retries=metrics["retries"],
         hedged_requests=metrics["hedged_requests"],
         repeated_bytes=metrics["repeated_bytes"],
+        requests=metrics["requests"],
+        cache_hits=metrics["cache_hits"],
         rate_limits=metrics["rate_limits"],
         waits=recording.total("wait", "spans"),
         allocations=recording.total("allocate", "spans"),

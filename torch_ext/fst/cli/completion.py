@@ -90,7 +90,7 @@ def _run(commands: argparse._SubParsersAction[argparse.ArgumentParser], argument
     if arguments.path is not None:
         from fst._checkpoint.checkpoint import OpenCheckpoint
 
-        print("\n".join(filter(_PLAIN.fullmatch, OpenCheckpoint(arguments.path).names())))
+        print("\n".join(filter(_PLAIN.fullmatch, OpenCheckpoint(arguments.path).listed_names())))
         return 0
     script, case = _SCRIPTS[arguments.shell]
     cases = [found for name, parser in commands.choices.items() for found in _cases(parser, f"{name} ")]

@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import dataclass
 
-from fst._profile.formatting import format_count, format_size
+from fst._profile.formatting import format_count, format_size, visible
 from fst.cli.arguments import Paths
 from fst.cli.table import table
 from fst.cli.verify import files_of
@@ -19,11 +19,22 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Lists the files that a path or URL stands for, with the tensors in each.",
     )
     parser.add_argument("paths", nargs="+", action=Paths, metavar="PATH")
+    parser.add_argument(
+        "--tensors",
+        action="store_true",
+        help="print the names of the tensors; reads only the index of a remote store",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.tensors:
+        from fst._load.load import tensor_names
+
+        names = tensor_names(arguments.paths)
+        print(json.dumps({"names": names}, indent=2) if arguments.json else "\n".join(map(visible, names)))
+        return 0
     files = [file for path in arguments.paths for file in files_of(path)]
     if arguments.json:
         print(json.dumps({"files": [{"path": file, **vars(_contents(file))} for file in files]}, indent=2))
