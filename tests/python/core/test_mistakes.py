@@ -188,13 +188,15 @@ MISTAKES = {
     "no CUDA": (f"cuda:7 {NEED_CUDA}", with_operator(devices("cuda:7"), "cuda:7")),
     "device of another type": (r"device must be a torch.device, str, int or None, not float", devices(1.5)),
     # Dtypes
-    "dtype as text": (r"dtype must be a torch.dtype, .* not str; pass torch.float16", dtypes("float16")),
-    "short dtype": (
-        r"dtype must be a torch.dtype, .* not str; pass torch.bfloat16",
-        dtypes("bf16") | {"cast": lambda: fst.cast([WEIGHT], "bf16")},
+    "unknown dtype": (
+        r"dtype 'bf61' is not known; pass a torch.dtype, or a name such as",
+        dtypes("bf61") | {"cast": lambda: fst.cast([WEIGHT], "bf61"), "pattern": dtypes({"*": "bf61"})["load_file"]},
     ),
     "NumPy dtype": (r"dtype must be a torch.dtype, .*; pass torch.float16", dtypes(np.dtype("float16"))),
-    "dtype of a header": (r"'weight' to 'F16'; pass torch.float16", dtypes({"weight": "F16"})),
+    "NumPy dtype of a name": (
+        r"'weight' to dtype\('float16'\); pass torch.float16",
+        dtypes({"weight": np.dtype("float16")}),
+    ),
     "integers": (NOT_FLOAT, with_casts(dtypes(torch.int8), torch.int8)),
     "truths": (NOT_FLOAT, with_casts(dtypes(torch.bool), torch.bool)),
     "complex": (NOT_FLOAT, with_casts(dtypes(torch.complex64), torch.complex64)),

@@ -18,7 +18,8 @@ WEIGHTS = {
     "layers.1.bias": torch.randn(8, generator=GENERATOR).double(),
     "steps": torch.arange(8),
 }
-DTYPE = {"*_scale": None, "layers.1.bias": torch.float16, "*": torch.bfloat16}
+# Names stand for dtypes, as PyTorch, headers or people call them.
+DTYPE = {"*_scale": None, "layers.1.bias": "half", "*": torch.bfloat16}
 EXPECTED = {
     **WEIGHTS,
     "layers.1.weight": WEIGHTS["layers.1.weight"].to(torch.bfloat16),
@@ -49,6 +50,17 @@ def test_only_tensors_that_match_are_cast(path, load):
         dict(load(path, dtype={"*.wieght": torch.bfloat16}))
 
 
+@pytest.mark.parametrize("name", ["bf16", "bfloat16", "torch.bfloat16", "BF16"])
+def test_dtypes_have_names(path, name):
+    assert_same(fst.load_file(path, dtype=name)["layers.1.weight"], EXPECTED["layers.1.weight"])
+    cast, scattered, dequantized = (
+        fst.cast(torch.ones(2), name),
+        fst.scatter(torch.zeros(4, dtype=torch.uint8), [0], [torch.float32], [[1]], name)[0],
+        fst.dequantize(WEIGHTS["layers.0.weight"], torch.ones(1), dtype=name),
+    )
+    assert {tensor.dtype for tensor in (cast, scattered, dequantized)} == {torch.bfloat16}
+
+
 def test_a_part_of_the_checkpoint_may_match_nothing(path):
     [steps] = fst.load_tensors(path, ["steps"], dtype={"*.weight": torch.bfloat16})
     assert_same(steps, WEIGHTS["steps"])
@@ -59,7 +71,7 @@ def test_bad_patterns(path):
     for dtype, error, message in [
         ({"*": torch.float16, "*_scale": None}, ValueError, r'"\*" decides for each tensor that "\*_scale" matches'),
         ({"*.weight": torch.int32}, ValueError, "floating-point"),
-        ({0: torch.float16}, TypeError, "must map str to torch.dtype or None"),
+        ({0: torch.float16}, TypeError, "must map str to torch.dtype, str or None"),
         (torch.quint8, ValueError, "floating-point"),
     ]:
         with pytest.raises(error, match=message):

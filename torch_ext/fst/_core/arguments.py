@@ -19,8 +19,11 @@ Paths = Path | Sequence[Path]
 Device = torch.device | str | int | None
 # Number of bytes, or a text such as "5GB".
 Size = int | str
-# Dtype to cast to: one for all tensors, or one for each name or pattern, with `None` for the stored dtype.
-Dtype = torch.dtype | Mapping[str, torch.dtype | None] | None
+# Dtype to cast to: one for all tensors, or one for each name or pattern, with `None` for the stored dtype. Dtypes have
+# names, such as "bf16" and "float16".
+Dtype = torch.dtype | str | Mapping[str, torch.dtype | str | None] | None
+# Result of `dtype_of`, without texts.
+CastDtype = torch.dtype | Mapping[str, torch.dtype | None] | None
 Digests = Literal["blake3", "sha256"] | None
 
 # Key of the metadata under which a file carries digests, and with which a save requests them.
@@ -192,28 +195,47 @@ def digests_of(digests: Digests, metadata: dict[str, str] | None) -> dict[str, s
     return {**(metadata or {}), DIGESTS_KEY: digests}
 
 
-def dtype_of(dtype: Dtype) -> Dtype:
-    """Returns the dtype to cast to, or a copy of a mapping of patterns to dtypes, or None."""
+def dtype_of(dtype: Dtype) -> CastDtype:
+    """Returns the dtype to cast to, or a mapping of patterns to dtypes, or None."""
     if dtype is None or isinstance(dtype, torch.dtype):
         return dtype
+    if isinstance(dtype, str):
+        return one_dtype_of(dtype)
     if isinstance(dtype, Mapping):
+        found: dict[str, torch.dtype | None] = {}
         for pattern, each in dtype.items():
-            if not isinstance(pattern, str) or not isinstance(each, torch.dtype | None):
+            if not isinstance(pattern, str) or not isinstance(each, torch.dtype | str | None):
                 raise TypeError(
-                    f"dtype must map str to torch.dtype or None, not {pattern!r} to {each!r}{_dtype_hint(each)}"
+                    f"dtype must map str to torch.dtype, str or None, not {pattern!r} to {each!r}{_dtype_hint(each)}"
                 )
-        return {_utf8(pattern): each for pattern, each in dtype.items()}
-    kind = type(dtype).__name__
-    raise TypeError(f"dtype must be a torch.dtype, a mapping of str to them, or None, not {kind}{_dtype_hint(dtype)}")
+            found[_utf8(pattern)] = None if each is None else one_dtype_of(each)
+        return found
+    raise _not_a_dtype(dtype, "a torch.dtype, a str, a mapping of str to them, or None")
+
+
+def one_dtype_of(dtype: torch.dtype | str) -> torch.dtype:
+    """Returns a dtype, which a text may name."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if not isinstance(dtype, str):
+        raise _not_a_dtype(dtype, "a torch.dtype or a str")
+    found = dtype_named(dtype)
+    if found is None:
+        raise ValueError(f'dtype {dtype!r} is not known; pass a torch.dtype, or a name such as "bfloat16" or "bf16"')
+    return found
+
+
+def _not_a_dtype(value: object, expected: str) -> TypeError:
+    return TypeError(f"dtype must be {expected}, not {type(value).__name__}{_dtype_hint(value)}")
 
 
 def _dtype_hint(value: object) -> str:
-    """Returns the end of the error for a value that is not a dtype: the name or the NumPy dtype of one."""
-    named = dtype_named(value if isinstance(value, str) else getattr(value, "__name__", getattr(value, "name", "")))
+    """Returns the end of the error for a value that is not a dtype: NumPy's name of one."""
+    named = dtype_named(getattr(value, "__name__", getattr(value, "name", "")))
     return "" if named is None else f"; pass {named}"
 
 
-def dtype_arguments(dtype: Dtype) -> dict[str, Any]:
+def dtype_arguments(dtype: CastDtype) -> dict[str, Any]:
     """Returns the result of `dtype_of` as the arguments that operators and classes take."""
     if dtype is None or isinstance(dtype, torch.dtype):
         return {"dtype": dtype}

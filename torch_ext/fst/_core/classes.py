@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fst._core.arguments import Dtype, dtype_arguments
+from fst._core.arguments import CastDtype, dtype_arguments
 from fst._core.batches import HasBytes
 from fst._core.checkpoint import Checkpoint
 from fst._core.core_object import CoreObject
@@ -110,7 +110,7 @@ class LoadPlan(ExchangePlan):
         """Returns the indices of those requests of a rank whose tensors every rank takes from a page cache."""
         return self.call("cached_items", rank)
 
-    def load_own(self, rank: int, items: Sequence[int], device: torch.device, dtype: Dtype) -> list[Tensor]:
+    def load_own(self, rank: int, items: Sequence[int], device: torch.device, dtype: CastDtype) -> list[Tensor]:
         """Loads some shards of a rank, given the indices of its requests, without the other ranks."""
         return self._object.load_own(rank, items, device, **dtype_arguments(dtype))
 

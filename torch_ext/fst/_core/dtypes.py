@@ -74,7 +74,8 @@ PACKED = "F4"
 
 def dtype_named(name: object) -> torch.dtype | None:
     """Returns the dtype that PyTorch, NumPy, a header or people call by this name, or None."""
-    found = TORCH_DTYPES.get(str(name), _SHORT.get(str(name), getattr(torch, str(name), None)))
+    name = str(name).removeprefix("torch.")
+    found = TORCH_DTYPES.get(name, _SHORT.get(name, getattr(torch, name, None)))
     return found if isinstance(found, torch.dtype) else None
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import fst._core.compile  # noqa: F401  (registers the operators, their fakes and their effects)
-from fst._core.arguments import Dtype, dtype_arguments
+from fst._core.arguments import CastDtype, dtype_arguments
 from fst._core.errors import translates_errors
 from fst._core.index_range import IndexRange, flatten
 
@@ -27,28 +27,28 @@ class Loads(ABC):
     def _run(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Calls the load of this name in the core."""
 
-    def load_files(self, device: _Device, dtype: Dtype = None) -> dict[str, Tensor]:
+    def load_files(self, device: _Device, dtype: CastDtype = None) -> dict[str, Tensor]:
         """Loads all tensors, in the order of the files. On "meta" it only returns their shapes and dtypes."""
         return self._run("load_files", device, **dtype_arguments(dtype))
 
-    def load_tensors(self, names: Sequence[str], device: _Device, dtype: Dtype = None) -> list[Tensor]:
+    def load_tensors(self, names: Sequence[str], device: _Device, dtype: CastDtype = None) -> list[Tensor]:
         """Loads named tensors."""
         return self._run("load_tensors", names, device, **dtype_arguments(dtype))
 
     def load_slices(
-        self, names: Sequence[str], slices: Sequence[Sequence[int]], device: _Device, dtype: Dtype = None
+        self, names: Sequence[str], slices: Sequence[Sequence[int]], device: _Device, dtype: CastDtype = None
     ) -> list[Tensor]:
         """Loads a slice along one dimension of each named tensor. `slices` has all dims, starts and lengths."""
         return self._run("load_slices", names, *slices, device, **dtype_arguments(dtype))
 
     def load_boxes(
-        self, names: Sequence[str], regions: Sequence[Sequence[IndexRange]], device: _Device, dtype: Dtype = None
+        self, names: Sequence[str], regions: Sequence[Sequence[IndexRange]], device: _Device, dtype: CastDtype = None
     ) -> list[Tensor]:
         """Loads an index region of each named tensor."""
         return self._run("load_boxes", names, *flatten(regions), device, **dtype_arguments(dtype))
 
     def load_recipe(
-        self, names: Sequence[str], rules: Sequence[str], device: _Device, dtype: Dtype = None
+        self, names: Sequence[str], rules: Sequence[str], device: _Device, dtype: CastDtype = None
     ) -> list[Tensor]:
         """Loads named outputs of the rules of a recipe."""
         return self._run("load_recipe", names, rules, device=device, **dtype_arguments(dtype))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import fst._core.compile  # noqa: F401  (registers the operators, their fakes and their effects)
-from fst._core.arguments import Device, Dtype, device_of, dtype_arguments
+from fst._core.arguments import CastDtype, Device, device_of, dtype_arguments
 from fst._core.dtypes import DTYPES, SCALAR_TYPES
 from fst._core.errors import translates_errors
 from fst._core.secret_key import EncryptionKey
@@ -57,7 +57,7 @@ def call(method: str, request: Any) -> Any:
 
 
 @translates_errors
-def requested_dtypes(names: Sequence[str], dtype: Dtype) -> list[torch.dtype | None]:
+def requested_dtypes(names: Sequence[str], dtype: CastDtype) -> list[torch.dtype | None]:
     """Returns the dtype that `dtype` requests for each of all names, or None."""
     patterns = dtype if isinstance(dtype, Mapping) else {"*": dtype}
     dtype_arguments(patterns)  # Refuses dtypes to which nothing is cast.

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from fst._core import ops
-from fst._core.arguments import dtype_of, list_of
+from fst._core.arguments import list_of, one_dtype_of
 from fst._core.dtypes import SCALAR_TYPES
 
 
 @overload
-def cast(tensors: Tensor, dtype: torch.dtype) -> Tensor: ...
+def cast(tensors: Tensor, dtype: torch.dtype | str) -> Tensor: ...
 @overload
-def cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]: ...
-def cast(tensors: Tensor | Sequence[Tensor], dtype: torch.dtype) -> Tensor | list[Tensor]:
+def cast(tensors: Sequence[Tensor], dtype: torch.dtype | str) -> list[Tensor]: ...
+def cast(tensors: Tensor | Sequence[Tensor], dtype: torch.dtype | str) -> Tensor | list[Tensor]:
     """Casts tensors to a floating-point dtype, all of them in one call.
 
     Each result has the values of `tensor.to(dtype)`. It is contiguous, and it is a new tensor even if the dtype does
@@ -25,7 +25,7 @@ def cast(tensors: Tensor | Sequence[Tensor], dtype: torch.dtype) -> Tensor | lis
     Args:
         tensors: A tensor or a list of tensors of bools, integers, or floats of at least 8 bits, of any shapes and
             strides. They may be on several devices. Each result is on the device of its tensor.
-        dtype: torch.float64, float32, float16, bfloat16 or one of the 8-bit floats.
+        dtype: torch.float64, float32, float16, bfloat16 or one of the 8-bit floats, or its name.
 
     Returns:
         A tensor for a tensor, or a list in the order of `tensors`.
@@ -42,11 +42,9 @@ def cast(tensors: Tensor | Sequence[Tensor], dtype: torch.dtype) -> Tensor | lis
         >>> fst.cast(torch.tensor([1.0, 500.0]), torch.float8_e4m3fn).float()
         tensor([1., nan])
     """
-    if not isinstance(dtype, torch.dtype):
-        dtype_of(dtype)
     if isinstance(tensors, Tensor):
-        return ops.cast([tensors], dtype=dtype)[0]
-    return ops.cast(list_of(list(tensors), Tensor, "tensors"), dtype=dtype)
+        return ops.cast([tensors], dtype=one_dtype_of(dtype))[0]
+    return ops.cast(list_of(list(tensors), Tensor, "tensors"), dtype=one_dtype_of(dtype))
 
 
 def scatter(
@@ -54,7 +52,7 @@ def scatter(
     offsets: Sequence[int],
     dtypes: Sequence[torch.dtype],
     shapes: Sequence[Sequence[int]],
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
 ) -> list[Tensor]:
     """Copies tensors out of a tensor of raw bytes, such as an uploaded file or message.
 
@@ -85,4 +83,6 @@ def scatter(
     ranks = [len(shape) for shape in shapes]
     sizes = [size for shape in shapes for size in shape]
     numbers = [SCALAR_TYPES.get(each, -1) for each in dtypes]
-    return ops.scatter(bytes, list(offsets), numbers, sizes, ranks, dtype=dtype)
+    return ops.scatter(
+        bytes, list(offsets), numbers, sizes, ranks, dtype=None if dtype is None else one_dtype_of(dtype)
+    )

@@ -22,6 +22,7 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.options import LoadOptions, Reading, ReadOptions, reading_of, with_options
 from fst._core import ops
 from fst._core.arguments import (
+    CastDtype,
     Device,
     Dtype,
     Path,
@@ -67,11 +68,11 @@ def load_file(
         path: A file, a directory with one checkpoint, or an index file.
         device: The device of the tensors: "cpu", "cuda" (the current GPU), "cuda:1", a `torch.device`, the index of a
             GPU, or `None` for PyTorch's default device. "meta" reads only the headers.
-        dtype: A floating-point dtype. Tensors stored as F16, BF16, F32 or F64 are cast to it. All others keep their
-            dtype: integers, bools, complex numbers and the 8-bit and 4-bit floats. A mapping of names and patterns
-            (`*`, `?`, `[...]`) to dtypes casts only tensors that match one, so that the scales of quantized weights
-            keep their dtype: `{"*_scale": None, "*": torch.bfloat16}`. `None` keeps the stored dtype. A name takes
-            precedence over patterns, and a pattern over later patterns.
+        dtype: A floating-point dtype, or its name, such as "bf16". Tensors stored as F16, BF16, F32 or F64 are cast to
+            it. All others keep their dtype: integers, bools, complex numbers and the 8-bit and 4-bit floats. A mapping
+            of names and patterns (`*`, `?`, `[...]`) to dtypes casts only tensors that match one, so that the scales of
+            quantized weights keep their dtype: `{"*_scale": None, "*": torch.bfloat16}`. `None` keeps the stored dtype.
+            A name takes precedence over patterns, and a pattern over later patterns.
         progress: Shows a progress bar of bytes, which requires tqdm. Compiled and exported programs show none. Mapped
             files need no reading, so their load to the CPU completes at once.
         verify: Compares the data with digests, and returns no tensor if they differ. `True` takes the digests that the
@@ -373,7 +374,7 @@ def metadata(path: Path, *, encryption_key: EncryptionKey | None = None) -> dict
 
 def _loads(
     paths: Paths, device: Device, *, dtype: Dtype = None, progress: bool = False, **options: "Unpack[ReadOptions]"
-) -> tuple[Loads, tuple[torch.device | str, Dtype]]:
+) -> tuple[Loads, tuple[torch.device | str, CastDtype]]:
     """Returns an object with the loads of a checkpoint, and the device and the dtype for them.
 
     Compiled programs show no bar.

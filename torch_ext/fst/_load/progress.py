@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core.arguments import Dtype
+from fst._core.arguments import CastDtype
 from fst._core.index_range import FlatRegions, IndexRange, flatten
 from fst._core.memory import Memory
 
@@ -61,14 +61,14 @@ class LoaderWithBar:
 class CheckpointWithBar(OpenCheckpoint):
     """Open checkpoint whose loads run in the background while a bar of bytes is shown."""
 
-    def load_files(self, device: _Device, dtype: Dtype = None) -> dict[str, Tensor]:
+    def load_files(self, device: _Device, dtype: CastDtype = None) -> dict[str, Tensor]:
         return dict(self._load(None, None, device, dtype))
 
-    def load_tensors(self, names: Sequence[str], device: _Device, dtype: Dtype = None) -> list[Tensor]:
+    def load_tensors(self, names: Sequence[str], device: _Device, dtype: CastDtype = None) -> list[Tensor]:
         return [tensor for _, tensor in self._load(names, None, device, dtype)]
 
     def load_slices(
-        self, names: Sequence[str], slices: Sequence[Sequence[int]], device: _Device, dtype: Dtype = None
+        self, names: Sequence[str], slices: Sequence[Sequence[int]], device: _Device, dtype: CastDtype = None
     ) -> list[Tensor]:
         # Checks the slices, from the headers.
         super().load_slices(names, slices, _META, dtype)
@@ -80,12 +80,12 @@ class CheckpointWithBar(OpenCheckpoint):
         return self.load_boxes(names, regions, device, dtype)
 
     def load_boxes(
-        self, names: Sequence[str], regions: Sequence[Sequence[IndexRange]], device: _Device, dtype: Dtype = None
+        self, names: Sequence[str], regions: Sequence[Sequence[IndexRange]], device: _Device, dtype: CastDtype = None
     ) -> list[Tensor]:
         return [tensor for _, tensor in self._load(names, flatten(regions), device, dtype)]
 
     def _load(
-        self, names: Sequence[str] | None, regions: FlatRegions | None, device: _Device, dtype: Dtype
+        self, names: Sequence[str] | None, regions: FlatRegions | None, device: _Device, dtype: CastDtype
     ) -> list[tuple[str, Tensor]]:
         """Returns names and tensors in the order of `names`, or of the files."""
         loader = self.stream(names, regions, device, dtype)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fst._core import ops
-from fst._core.arguments import dtype_of
+from fst._core.arguments import one_dtype_of
 
 
 def dequantize(
@@ -18,7 +18,7 @@ def dequantize(
     block: Sequence[int] | None = None,
     global_scale: Tensor | None = None,
     begin: Sequence[int] | None = None,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype | str = torch.bfloat16,
     out: Tensor | None = None,
 ) -> Tensor:
     """Returns the numbers of a quantized tensor.
@@ -49,7 +49,7 @@ def dequantize(
             as the shape of `scales` tells; "fp4" and "mxfp4" have blocks of 1 x 32, the others of 1 x 16.
         global_scale: A float32 tensor of one number, or of one number for each matrix `[R, C]`.
         begin: Row and column of the first number, if `codes` is a region of the tensor to which `scales` belongs.
-        dtype: torch.bfloat16, float16, float32 or float64.
+        dtype: torch.bfloat16, float16, float32 or float64, or its name.
         out: A tensor of the shape of the result for the numbers, with any strides. `dtype` is not used then.
 
     Returns:
@@ -73,10 +73,9 @@ def dequantize(
     if out is not None:
         ops.dequantize_into(codes, scales, out, scheme, **arguments)
         return out
-    if not isinstance(dtype, torch.dtype):
-        dtype_of(dtype)
+    target = one_dtype_of(dtype)
     # AOTInductor of some PyTorch releases passes dtypes with wrong numbers, so the default is not passed.
-    return ops.dequantize(codes, scales, scheme, dtype=None if dtype == torch.bfloat16 else dtype, **arguments)
+    return ops.dequantize(codes, scales, scheme, dtype=None if target == torch.bfloat16 else target, **arguments)
 
 
 def quantize(tensor: Tensor, scheme: str, *, block: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:

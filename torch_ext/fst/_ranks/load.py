@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.options import PLAIN, Reading
-from fst._core.arguments import Dtype, Paths, Size, size_of
+from fst._core.arguments import CastDtype, Paths, Size, size_of
 from fst._core.batches import split_by_size
 from fst._core.classes import LoadPlan, RanksLoad
 from fst._core.dtypes import CASTABLE
@@ -81,7 +81,7 @@ class ShardSelection(NamedTuple):
     requests: Sequence[ShardRequest]
     group: Group
     device: torch.device
-    dtype: Dtype = None
+    dtype: CastDtype = None
 
 
 def load_shards(selection: ShardSelection, strategy: str = "auto", window_bytes: Size | None = None) -> list[Tensor]:

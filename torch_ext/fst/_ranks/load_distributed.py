@@ -11,7 +11,7 @@ from torch import Tensor
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.options import ReadOptions, reading_of, with_options
 from fst._checkpoint.region import Region
-from fst._core.arguments import Dtype, Paths, Size, dtype_of, names_of
+from fst._core.arguments import CastDtype, Dtype, Paths, Size, dtype_of, names_of
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._core.messages import cut
@@ -99,7 +99,7 @@ def load_distributed(
     if not is_device_mesh(mesh):
         raise TypeError(f"mesh must be a torch.distributed.device_mesh.DeviceMesh, not {type(mesh).__name__}")
 
-    def read_arguments() -> tuple[torch.device, Dtype, list[str] | None]:
+    def read_arguments() -> tuple[torch.device, CastDtype, list[str] | None]:
         return mesh_device(mesh), dtype_of(dtype), None if names is None else names_of(names)
 
     with defer_interrupts():
@@ -152,7 +152,7 @@ def _select_shards(
     by_name: "dict[str, tuple[Placement, ...]]",
     process_group: "ProcessGroup",
     device: torch.device,
-    dtype: Dtype,
+    dtype: CastDtype,
 ) -> _MeshSelection:
     """Selects the shards of this rank, which is in the mesh."""
     layouts = MeshLayouts(process_group)
