@@ -163,6 +163,8 @@ impl Checkpoint {
                     let found = files.read_beside(&parse::<String>(request)?, check)?;
                     encode(&found.map(|file| (file.path, String::from_utf8_lossy(&file.bytes).into_owned())))
                 }
+                // Opens all files, as each of these methods does.
+                "open_files" => encode(&()),
                 // Returns the path of the file that holds a tensor.
                 "path" => {
                     let (source, _) = files.find(&parse::<String>(request)?)?;
@@ -172,7 +174,7 @@ impl Checkpoint {
                 "shapes" => encode(&self.shapes()?),
                 // Returns the outputs of rules, and the tensors that no rule reads.
                 "recipe" => self.last_recipe.describe(files, &parse(request)?),
-                // From now on, selections of names and regions leave the bytes between them to other processes.
+                // From now on, loads leave the bytes between them to other processes.
                 "share_disk" => encode(&self.shares_disk.store(true, Ordering::Relaxed)),
                 "take_unverified" => encode(&self.take_unverified()),
                 // Reads one of several equal parts of the data and compares the digests, and with `skips_groups` only
@@ -322,19 +324,26 @@ impl Checkpoint {
         guard(|| {
             let files = self.files()?;
             let recipe = self.last_recipe.or_parse(files, rules)?;
-            Ok(Box::new(RecipeOutputs::new(files, &self.mappings, recipe, names, regions)?))
+            Ok(Box::new(RecipeOutputs::new(files, &self.mappings, self.reads(), recipe, names, regions)?))
         })
     }
 
     pub(super) fn recorded_outputs(&self, views: &str, held: usize) -> Result<Box<RecipeOutputs>> {
-        guard(|| Ok(Box::new(RecipeOutputs::recorded(self.files()?, &self.mappings, views, held)?)))
+        guard(|| Ok(Box::new(RecipeOutputs::recorded(self.files()?, &self.mappings, self.reads(), views, held)?)))
     }
 
     /// Returns a checkpoint with the files of this one and of another. Only positions name its tensors.
     pub(super) fn join(&self, other: &Checkpoint) -> Box<Checkpoint> {
         // The positions of tensors are known only once all files are open. No position exists otherwise.
         let files = self.files.opened().zip(other.files.opened()).map(|(own, other)| [&**own, &**other]);
-        Box::new(Checkpoint::new(&Arc::new(checkpoint::Checkpoint::joined(files.as_ref().map_or(&[], |files| files)))))
+        let files = checkpoint::Checkpoint::joined(files.as_ref().map_or(&[], |files| files));
+        let shares_disk = [self, other].iter().any(|each| each.shares_disk.load(Ordering::Relaxed));
+        Box::new(Checkpoint { shares_disk: AtomicBool::new(shares_disk), ..Checkpoint::new(&Arc::new(files)) })
+    }
+
+    /// Returns which processes read the bytes between those of a selection.
+    fn reads(&self) -> Reads {
+        if self.shares_disk.load(Ordering::Relaxed) { Reads::BesideOthers } else { Reads::Alone }
     }
 
     /// Selects tensors of the files that hold the named ones, or of all files.
@@ -343,7 +352,7 @@ impl Checkpoint {
         names: Option<&[String]>,
         choose: impl FnOnce(&Arc<checkpoint::Checkpoint>) -> Result<selection::Selection>,
     ) -> Result<Box<Selection>> {
-        let reads = if self.shares_disk.load(Ordering::Relaxed) { Reads::BesideOthers } else { Reads::Alone };
+        let reads = self.reads();
         guard(|| {
             let (files, mappings) = match names {
                 Some(names) => self.holding(names)?,

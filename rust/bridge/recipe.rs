@@ -10,8 +10,10 @@ use crate::checkpoint::region::{IndexRange, TensorRegion};
 use crate::checkpoint::selection::{self, IndexRegions};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
+use crate::load;
 use crate::load::views::Mappings;
 use crate::num::to_u64;
+use crate::options::Options;
 use crate::os::mutex::Mutex;
 use crate::recipe::layout::{Elements, Layout, Memory, numel};
 use crate::recipe::matching::Recipe;
@@ -21,6 +23,7 @@ use crate::recipe::pieces::{NumbersPiece, Piece, Plan, Quantization};
 use crate::recipe::quantize;
 use crate::recipe::recorded::Recorded;
 use crate::recipe::requests::Request;
+use crate::recipe::view::Base;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -31,6 +34,7 @@ const STEP_NUMBERS_MAX: u64 = 4 << 20;
 pub(super) struct RecipeOutputs {
     files: Arc<checkpoint::Checkpoint>,
     mappings: Arc<Mappings>,
+    reads: Reads,
     recipe: Arc<Recipe>,
     requests: Vec<Request>,
     /// Number of tensors in memory that the caller passes beside the outputs.
@@ -98,24 +102,28 @@ impl RecipeOutputs {
     pub(super) fn new(
         files: &Arc<checkpoint::Checkpoint>,
         mappings: &Arc<Mappings>,
+        reads: Reads,
         recipe: Arc<Recipe>,
         names: &[String],
         regions: Option<IndexRegions<'_>>,
     ) -> Result<RecipeOutputs> {
         let requests = recipe.requests(names, regions)?;
-        Ok(RecipeOutputs { files: Arc::clone(files), mappings: Arc::clone(mappings), recipe, requests, held: 0 })
+        let (files, mappings) = (Arc::clone(files), Arc::clone(mappings));
+        Ok(RecipeOutputs { files, mappings, reads, recipe, requests, held: 0 })
     }
 
     /// Returns recorded views as outputs. They are in JSON, as [`Recorded`], and show tensors of the checkpoint and of memory.
     pub(super) fn recorded(
         files: &Arc<checkpoint::Checkpoint>,
         mappings: &Arc<Mappings>,
+        reads: Reads,
         views: &str,
         held: usize,
     ) -> Result<RecipeOutputs> {
         let recipe = Recipe::recorded(files, &parse::<Recorded>(views)?)?;
         let (requests, recipe) = (recipe.all_requests(), Arc::new(recipe));
-        Ok(RecipeOutputs { files: Arc::clone(files), mappings: Arc::clone(mappings), recipe, requests, held })
+        let (files, mappings) = (Arc::clone(files), Arc::clone(mappings));
+        Ok(RecipeOutputs { files, mappings, reads, recipe, requests, held })
     }
 
     /// Sets the dtypes of outputs whose rules state none.
@@ -151,6 +159,11 @@ impl RecipeOutputs {
                 request.layout = Layout { offset: 0, sizes, strides: target.strides.iter().map(stride).collect() };
             }
             let plan = Plan::new(&self.recipe, &self.requests, check)?;
+            let is_computed = |request: &Request| matches!(request.view.base, Base::Codes(_) | Base::Scales(_));
+            // Computed outputs take several loads, of which none sees all bytes of a file.
+            if !plan.numbers.is_empty() || self.requests.iter().any(is_computed) {
+                load::check::check_whole_files(&self.files, &Options::from_env()?)?;
+            }
             let none = vec![None; self.requests.len()];
             let whole = if is_new { plan.whole_pieces(&self.requests) } else { none.clone() };
             // A digest may cover whole tensors only.
@@ -210,7 +223,7 @@ impl RecipeOutputs {
         };
         let regions: Vec<TensorRegion> = regions.map(region).collect::<Result<_>>()?;
         let selection = selection::Selection::from_regions(&self.files, regions.into());
-        Ok(Box::new(Selection::new(selection, Arc::clone(&self.mappings), Reads::Alone)))
+        Ok(Box::new(Selection::new(selection, Arc::clone(&self.mappings), self.reads.clone())))
     }
 
     /// Returns the regions of codes, those of scales, and the parts that are made of them.

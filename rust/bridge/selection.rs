@@ -33,6 +33,7 @@ pub(super) struct Selection {
 }
 
 /// Processes that the reads of a selection are for.
+#[derive(Clone)]
 pub(super) enum Reads {
     /// This process alone.
     Alone,

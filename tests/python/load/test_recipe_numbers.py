@@ -1,5 +1,7 @@
 """Recipes that dequantize: numbers of codes and scales, compared with PyTorch's own expressions."""
 
+import hashlib
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -9,7 +11,7 @@ from safetensors.torch import save_file
 import fst
 from fst._core.checkpoint import Checkpoint
 from procfs import SLACK_BYTES, read_bytes
-from rawfile import assert_same, write_sparse
+from rawfile import assert_all_same, assert_same, write_sparse
 from saved import KEY, damage, registered
 from suite import READERS
 
@@ -282,6 +284,18 @@ def test_quantization_in_steps(tmp_path, monkeypatch):
     [scales] = checkpoint.load_recipe(["s"], rules, CPU, regions=[[(1010, 20, 3), (0, 1, 1)]])
     assert read_bytes() - before < plain[1010:1070].nbytes + SLACK_BYTES
     assert_same(scales, expected[1][1010:1070:3].contiguous())
+
+
+@pytest.mark.parametrize("rule", ["c, s = quant(w, i8, row)", "c = dequant(q, s)"])
+def test_files_with_one_digest_are_compared_before_numbers_are_computed(tmp_path, rule):
+    path = tmp_path / "digest.safetensors"
+    save_file({"w": torch.randn(8, 4), "q": codes(8, 4), "s": factors(8, 1)}, path)
+    manifest = {path.name: f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"}
+    recipe = [rule, "kept = w"]
+    assert_all_same(fst.load_file(path, verify=manifest, recipe=recipe), fst.load_file(path, recipe=recipe))
+    damage(path, "w")
+    with pytest.raises(fst.IntegrityError, match=r"digest.safetensors: byte 0: the digest of the file is"):
+        fst.load_file(path, verify=manifest, recipe=recipe)
 
 
 def test_peak_memory_of_quantization(tmp_path, fork_python):

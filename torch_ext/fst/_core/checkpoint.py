@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fst._core.arguments import Dtype, dtype_arguments
+from fst._core.arguments import CastDtype, dtype_arguments
 from fst._core.core_object import CoreObject
 from fst._core.errors import methods_translate_errors, translates_errors
 from fst._core.index_range import FlatRegions, IndexRange, flatten
@@ -122,8 +122,7 @@ class Checkpoint(CoreObject, Loads):
     def names(self) -> list[str]:
         """Lists the names of all tensors, in the order of the files and of the bytes in each."""
         if self._is_lazy:
-            # A question about all files opens them.
-            self.is_encrypted()
+            self.call("open_files")
             self._is_lazy = False
         return self._object.names()
 
@@ -199,7 +198,7 @@ class Checkpoint(CoreObject, Loads):
         """
         return self.call("copy_name")
 
-    def load_files(self, device: Device, dtype: Dtype = None) -> dict[str, Tensor]:
+    def load_files(self, device: Device, dtype: CastDtype = None) -> dict[str, Tensor]:
         names = self.names()
         return dict(zip(names, self.load_tensors(names, device, dtype), strict=True))
 
@@ -247,7 +246,7 @@ class Checkpoint(CoreObject, Loads):
         names: Sequence[str],
         rules: Sequence[str],
         device: Device,
-        dtype: Dtype = None,
+        dtype: CastDtype = None,
         regions: Sequence[Sequence[IndexRange]] | None = None,
         is_mapped: bool = True,
     ) -> list[Tensor]:
@@ -270,7 +269,7 @@ class Checkpoint(CoreObject, Loads):
         names: Sequence[str] | None,
         regions: FlatRegions | None,
         device: Device,
-        dtype: Dtype = None,
+        dtype: CastDtype = None,
         window_bytes: int = UNBOUNDED,
         order: str = "ready",
     ) -> "Loader":
