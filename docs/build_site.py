@@ -20,10 +20,11 @@ from header_page import header_page
 from sphinx.cmd.build import main as sphinx_build
 
 import fst
-from fst_bench.page import details
+from fst_bench.page import decision_figures, details
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 DOCS = CHECKOUT / "docs"
+FIGURES = DOCS / "decisions" / "figures"
 PACKAGE = Path(fst.__path__[0])
 ROOT_PAGES = ("README.md", "BENCHMARKS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 # Functions and classes in the reference.
@@ -70,6 +71,8 @@ def repository_pages() -> Iterator[tuple[str, str]]:
             yield site_name(path), text
     for file in DOCS.glob("benchmarks/*.json"):
         yield f"benchmarks/{file.stem}.md", details(json.loads(file.read_text()))
+    tables = {file.stem: json.loads(file.read_text()) for file in sorted(FIGURES.glob("*.json"))}
+    yield "decisions/figures.md", decision_figures(tables)
 
 
 def section_pages() -> Iterator[tuple[str, str]]:
@@ -92,6 +95,8 @@ def with_site_links(path: Path) -> str:
             return f"[{text}](/images/{file.name})"
         if file == DOCS / "README.md" and heading:
             return f"[{text}](/{heading[1:]}.md)"
+        if file == FIGURES or file.parent == FIGURES:
+            return f"[{text}](/decisions/figures.md{f'#{file.stem}' if file.suffix else ''})"
         is_page = file.suffix == ".md" and (file.is_relative_to(DOCS) or file in map(CHECKOUT.joinpath, ROOT_PAGES))
         return f"[{text}](/{site_name(file)}{heading})" if is_page else text
 

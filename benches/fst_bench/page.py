@@ -1,6 +1,6 @@
-"""Parts of a report: the tables of a run, and the goals that BENCHMARKS.md shows."""
+"""Pages of figures: the parts of a report, and the tables of the decisions."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .goal import Goal
@@ -40,6 +40,17 @@ def details(record: Mapping[str, Any]) -> str:
     ran = "`{command}` on {date}, commit {commit}; medians of {rounds} rounds.".format(**record)
     goals = table(["goal", "fst", "bound", "verdict"], record["goals"]) if record["goals"] else ()
     return "\n".join([f"# {record['title']}\n", ran, *record["machine"], "", *goals, *record["tables"]]).strip() + "\n"
+
+
+def decision_figures(decisions: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Returns a page with the tables of all decisions, a section for each."""
+    lines = ["# Figures of decisions\n", "Measured once, to compare alternatives. Each table has its date.\n"]
+    for name, tables in decisions.items():
+        lines.append(f"## {name}\n\nFigures of [{name}.md](/decisions/{name}.md).\n")
+        for each in tables:
+            facts = "{date}, {machine}. {method}".format(**each)
+            lines += [f"### {each['title']}\n", facts, "", *table(each["columns"], each["rows"])]
+    return "\n".join(lines)
 
 
 def machine_lines(facts: Mapping[str, Any]) -> Iterator[str]:

@@ -1,6 +1,10 @@
-"""Verdicts of comparisons from prepared results, and the page of the records."""
+"""Verdicts of comparisons from prepared results, the page of the records, and the tables of decisions."""
+
+import json
+from datetime import date
 
 from fst_bench.goal import compared
+from fst_bench.page import decision_figures
 from fst_bench.report import RECORDS, markdown, read_records
 from fst_bench.result import RAW_SHARE, Run
 from suite import CHECKOUT
@@ -36,3 +40,18 @@ def test_page_shows_goals_of_all_records():
     gpu = markdown({"cuda": records["cuda"] | {"goals": [row]}})
     assert "| Warm cache -> GPU, dense | 2.00 s | <= 1.00 s, safetensors | **missed** |" in gpu
     assert "## On the CPU" not in gpu
+
+
+def test_tables_of_decisions():
+    """Each file has dated tables with rows of one length, and a decision that links to it."""
+    folder = CHECKOUT / "docs" / "decisions"
+    decisions = {file.stem: json.loads(file.read_text()) for file in sorted((folder / "figures").iterdir())}
+    assert len(decisions) > 5
+    for name, tables in decisions.items():
+        assert f"](figures/{name}.json)" in (folder / f"{name}.md").read_text()
+        for each in tables:
+            assert date.fromisoformat(each["date"])
+            assert {len(row) for row in each["rows"]} == {len(each["columns"])}
+    page = decision_figures(decisions)
+    assert page.count("\n## ") == len(decisions)
+    assert "| `Tensor.copy_`, one tensor after the other | 219 ms [191] |" in page
