@@ -4,6 +4,8 @@
 //! changes is stored under its own name, as a `U8` tensor with one zstd [frame]. The metadata of its file has the checksum
 //! of the new bytes under that name. docs/deltas.md has the format.
 //!
+//! A [`sparse`] patch of a trainer is a delta, too: one file with positions and values of elements.
+//!
 //! An [`update_source`] is a whole checkpoint or a [`chain`] of deltas. [`work`] reads the frames of a chain and computes the
 //! changes of many tensors. [`decode`] computes the elements of one tensor that change, from its old bytes and the frames
 //! of all deltas of the chain; [`encode`] is the reverse for one delta. Neither of the last two uses files.
@@ -12,11 +14,13 @@ pub mod chain;
 pub mod changes;
 pub mod decode;
 mod difference;
+mod elements;
 pub mod encode;
 mod frame;
 mod frames;
 mod patch;
 pub mod properties;
+mod sparse;
 pub mod update_source;
 pub mod work;
 
@@ -24,20 +28,29 @@ use crate::digest::Algorithm;
 use crate::error::named_enum;
 
 named_enum! {
-    /// Encoding of the changes in a frame.
+    /// Encoding of the changes of a tensor.
     Encoding,
-    /// Returns the name in an index and in arguments.
+    /// Returns the name in metadata and in arguments.
     name:
     /// New bytes XOR old bytes, for all bytes of the tensor. Decodes to nonsense on any other old bytes.
     Xor = "xor",
     /// Number of the bytes that change, their positions, and their new values. The numbers have 32 bits.
     Overwrite = "overwrite",
+    /// Positions of elements, as signed integers of 32 bits in any order, and their new values. Without a frame.
+    Raw = "raw",
+    /// Numbers of elements before each change that do not change, of 16 or 32 bits, and the new values. Without a frame.
+    GapDelta = "gap_delta",
 }
 
 impl Encoding {
-    /// Returns the encoding with this name.
-    pub fn from_name(name: &str) -> Option<Encoding> {
-        Encoding::ALL.iter().copied().find(|encoding| encoding.name() == name)
+    /// Encodings of frames, which fst writes.
+    pub const OF_FRAMES: [Encoding; 2] = [Encoding::Xor, Encoding::Overwrite];
+    /// Encodings of sparse patches.
+    pub const OF_PATCHES: [Encoding; 2] = [Encoding::Raw, Encoding::GapDelta];
+
+    /// Returns the encoding with this name among others.
+    pub fn from_name(name: &str, among: &[Encoding]) -> Option<Encoding> {
+        among.iter().copied().find(|encoding| encoding.name() == name)
     }
 }
 

@@ -10,9 +10,10 @@ use fst::digest::Algorithm;
 use libfuzzer_sys::fuzz_target;
 use std::path::Path;
 
+/// Tensor of `old` with one frame, or with a patch whose last fifth is the values.
 fn tensor<'a>(old: &'a [u8], new: &[u8], encoding: Encoding, bytes: &'a [u8]) -> Tensor<'a> {
-    let (checksum, path) = (Algorithm::Xxh3.digest(new), Path::new("d.safetensors"));
-    let frames = vec![Frame { encoding, bytes, checksum, path, begin: 0 }];
+    let (checksum, path) = (Some(Algorithm::Xxh3.digest(new)), Path::new("d.safetensors"));
+    let frames = vec![Frame { encoding, bytes, values_begin: bytes.len() / 5 * 4, checksum, path, begin: 0 }];
     Tensor { name: "w", old, item_bytes: 1, tensor_bytes: old.len() as u64, region: None, frames }
 }
 
@@ -22,6 +23,9 @@ fuzz_target!(|bytes: &[u8]| {
     for &encoding in Encoding::ALL {
         // Random bytes have another checksum, if they are a frame at all.
         let _ = changes(&tensor(&old, new, encoding, bytes), &check);
+        if Encoding::OF_PATCHES.contains(&encoding) {
+            continue;
+        }
         let pair = Pair { name: "w", old: &old, new };
         let frame = frames(1, &[pair], encoding, Algorithm::Xxh3, &check).expect("a small tensor is encoded").pop();
         let Some(frame) = frame.flatten() else { continue };

@@ -8,6 +8,7 @@ use crate::checkpoint::region::{IndexRange, StridedRange};
 use crate::delta::chain::Chain;
 use crate::delta::changes::Changes;
 use crate::delta::encode::{self, Pair};
+use crate::delta::properties::Properties;
 use crate::delta::update_source;
 use crate::delta::work::{self, Held, Old};
 use crate::delta::{CHECKSUMS, Encoding, checksum_from_name};
@@ -53,13 +54,30 @@ impl UpdateSource {
     pub(super) fn call(&self, method: &str, request: &str) -> Result<String> {
         answer(|_| match method {
             // Returns the version that the first delta changes.
-            "base_version" => encode(&self.0.deltas()?.deltas().first().map(|first| &first.properties.base_version)),
+            "base_version" => {
+                let first = self.0.deltas()?.deltas().first();
+                encode(&first.and_then(|first| first.properties.base_version.as_ref()))
+            }
             // Checks that tensors have the version that the first delta changes: one, or none.
             "check_base" => encode(&self.0.deltas()?.check_base(parse::<Option<String>>(request)?.as_deref())?),
+            // Returns whether the first delta may change tensors that have a version, if any.
+            "fits" => {
+                let held = parse::<Option<String>>(request)?;
+                let mut first = self.0.deltas()?.deltas().iter().take(1);
+                encode(&first.all(|first| first.properties.fits(held.as_deref())))
+            }
             "is_delta" => encode(&self.state().is_delta),
             "is_encrypted" => encode(&self.0.files().any(Source::is_encrypted)),
             // Lists the tensors that deltas change, in the order of the deltas and of the bytes in their files.
             "names" => encode(&self.0.deltas()?.names()),
+            // Lists the encoding and the checksum of each delta, if it has one.
+            "encodings" => {
+                let properties = self.0.deltas()?.deltas().iter().map(|delta| &delta.properties);
+                let named = |each: &Properties| (each.encoding.name(), each.checksum.map(Algorithm::name));
+                encode(&properties.map(named).collect::<Vec<_>>())
+            }
+            // Lists the tensors whose last change has no checksum.
+            "unverified" => encode(&self.0.deltas()?.unverified()),
             // Returns the version that the index of a checkpoint states, if any, or in which the last delta results.
             "version" => encode(&self.state().version.first()),
             _ => Err(unknown(method)),
@@ -200,8 +218,9 @@ pub(super) unsafe fn encode_changes(
             let message = format!("{kind} {name:?} is unknown; choose one of {}", known.join(", "));
             Error::new(Kind::InvalidArgument, message)
         };
-        let encodings: Vec<_> = Encoding::ALL.iter().map(|encoding| encoding.name()).collect();
-        let encoding = Encoding::from_name(encoding).ok_or_else(|| unknown("the encoding", encoding, &encodings))?;
+        let (known, is) = (Encoding::OF_FRAMES, encoding);
+        let named = Encoding::from_name(is, &known);
+        let encoding = named.ok_or_else(|| unknown("the encoding", is, &known.map(Encoding::name)))?;
         let known = CHECKSUMS.map(Algorithm::name);
         let checksum = checksum_from_name(checksum).ok_or_else(|| unknown("the checksum", checksum, &known))?;
         let mut pairs = Vec::with_capacity(names.len());

@@ -34,10 +34,12 @@ pub struct Tensor<'a> {
 pub struct Frame<'a> {
     /// Encoding of the delta.
     pub encoding: Encoding,
-    /// Bytes of the frame.
+    /// Bytes of the frame, or the positions and values of a sparse patch.
     pub bytes: &'a [u8],
-    /// Checksum of the tensor after these changes.
-    pub checksum: Digest,
+    /// Number of the bytes before the values of a sparse patch.
+    pub values_begin: usize,
+    /// Checksum of the tensor after these changes, if there is one.
+    pub checksum: Option<Digest>,
     /// File of the frame, for errors.
     pub path: &'a Path,
     /// First byte of the frame in its file, for errors.
@@ -49,15 +51,18 @@ pub struct Frame<'a> {
 pub fn changes(tensor: &Tensor<'_>, check: Check<'_>) -> Result<Changes> {
     let Tensor { old, tensor_bytes, region, frames, .. } = tensor;
     let mut collector = Collector::new(old, tensor.item_bytes);
-    let Some(last) = frames.last() else { return Ok(collector.finish()) };
     let at = |frame: &Frame<'_>, error: Error| error.at(frame.path).tensor(tensor.name).offset(frame.begin);
     let mut patches = Vec::with_capacity(frames.len());
     for frame in frames {
-        let patch = Patch::new(frame.encoding, frame.bytes, *tensor_bytes).map_err(|error| at(frame, error))?;
+        let &Frame { encoding, bytes, values_begin, .. } = frame;
+        let patch = Patch::new(encoding, bytes, values_begin, tensor.item_bytes, *tensor_bytes);
+        let patch = patch.map_err(|error| at(frame, error))?;
         patches.push((frame, patch));
     }
-    // The checksum of the last delta implies the others.
-    let mut checksum = region.is_none().then(|| Context::new(last.checksum.algorithm));
+    // The last checksum implies those before it. Sparse patches, which may follow, have none.
+    let expected = |frame: &Frame<'_>| frame.checksum.filter(|_| region.is_none());
+    let checksum = frames.iter().enumerate().rev().find_map(|(index, frame)| Some((index, expected(frame)?)));
+    let mut context = checksum.map(|(_, expected)| Context::new(expected.algorithm));
     let (mut block, mut next) = (Vec::new(), Vec::new());
     let mut begin = 0;
     while begin < *tensor_bytes {
@@ -76,13 +81,13 @@ pub fn changes(tensor: &Tensor<'_>, check: Check<'_>) -> Result<Changes> {
                 });
             }
         }
-        for (frame, patch) in &mut patches {
+        for (index, (frame, patch)) in patches.iter_mut().enumerate() {
             let before = in_place.take().unwrap_or(&block);
             patch.apply(begin, before, &mut next).map_err(|error| at(frame, error))?;
             mem::swap(&mut block, &mut next);
-        }
-        if let Some(checksum) = &mut checksum {
-            checksum.update(&block);
+            if let Some(context) = context.as_mut().filter(|_| checksum.is_some_and(|(last, _)| last == index)) {
+                context.update(&block);
+            }
         }
         match region {
             None => match patches.as_slice() {
@@ -101,15 +106,15 @@ pub fn changes(tensor: &Tensor<'_>, check: Check<'_>) -> Result<Changes> {
     for (frame, patch) in patches {
         patch.finish().map_err(|error| at(frame, error))?;
     }
-    if let Some(checksum) = checksum {
-        let computed = checksum.finish();
-        if computed != last.checksum {
+    if let (Some((index, expected)), Some(context)) = (checksum, context) {
+        let computed = context.finish();
+        if computed != expected {
             let message = format!(
-                "the new bytes have {computed}; {} was expected. The delta is damaged, or the tensor does not have the \
-                 values of the base version; load the newest full checkpoint, and apply the deltas after it",
-                last.checksum
+                "the new bytes have {computed}; {expected} was expected. The delta is damaged, or the tensor does not \
+                 have the values of the base version; load the newest full checkpoint, and apply the deltas after it"
             );
-            return Err(at(last, Error::new(Kind::Integrity, message)));
+            let error = Error::new(Kind::Integrity, message);
+            return Err(frames.get(index).map_or(error.clone(), |frame| at(frame, error)));
         }
     }
     Ok(collector.finish())

@@ -119,6 +119,10 @@ fn frame(
             }
             writer.finish()?
         }
+        Encoding::Raw | Encoding::GapDelta => {
+            let message = format!("the encoding {:?} is read, but not written; use \"overwrite\"", encoding.name());
+            return Err(Error::new(Kind::InvalidArgument, message));
+        }
     };
     Ok(Some(NewFrame { bytes, checksum: context.finish() }))
 }

@@ -24,22 +24,26 @@ pub(super) struct FrameStream {
     pending_bytes: u64,
     /// Frames that were read before they are used: another delta has the tensors in another order.
     ready: HashMap<usize, Vec<u8>>,
-    /// Indices of the frames that were not taken, by the names of their tensors.
+    /// Indices of the frames that were not taken, by the names of the stored tensors.
     left: HashMap<String, usize>,
     window_bytes: u64,
 }
 
 impl FrameStream {
-    /// Opens the frames of the named tensors, of which the delta may have some only. Up to `window_bytes` are read ahead.
+    /// Opens the frames of the named tensors, of which the delta may have some only. The positions and values of a sparse
+    /// patch count as frames: they are read by turns, although a file has all positions first. Up to `window_bytes` are read ahead.
     pub(super) fn open(delta: &Delta, names: &[&str], window_bytes: u64, options: &Options) -> Result<FrameStream> {
-        let changed: Vec<String> =
-            names.iter().filter(|name| delta.frames.find(name).is_ok()).map(ToString::to_string).collect();
+        let stored: Vec<Vec<String>> =
+            names.iter().map(|name| delta.stored(name)).filter(|all| !all.is_empty()).collect();
+        let for_each = stored.first().map_or(1, Vec::len);
+        let changed = stored.concat();
         let selection = Selection::named(&delta.frames, &changed)?;
         let regions = Arc::clone(selection.regions());
         let stream = Stream::open(&delta.frames, regions, Arc::new(Host), options.clone(), Order::Submitted)?;
+        let last_of_each = selection.in_file_order().into_iter().filter(|index| index % for_each == for_each - 1);
         Ok(FrameStream {
             stream,
-            queue: selection.in_file_order(),
+            queue: last_of_each.flat_map(|last| last + 1 - for_each..=last).collect(),
             selection,
             submitted: 0,
             pending: HashMap::new(),
@@ -50,7 +54,7 @@ impl FrameStream {
         })
     }
 
-    /// Returns the frame of a tensor, or `None` if the delta does not change the tensor. Each is returned once.
+    /// Returns the frame in a stored tensor, or `None` if it was not opened. Each is returned once.
     pub(super) fn take(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(wanted) = self.left.remove(name) else { return Ok(None) };
         loop {

@@ -1,5 +1,6 @@
-//! Changes in one frame, applied to the blocks of a tensor in their order.
+//! Changes of one tensor in a delta, applied to the blocks of a tensor in their order.
 
+use super::elements::{self, Elements};
 use super::frame::{self, FrameReader};
 use super::{BLOCK_BYTES, Encoding};
 use crate::error::{Error, Kind, Result};
@@ -14,13 +15,17 @@ pub enum Patch<'a> {
     Xor(FrameReader<'a>),
     /// Bytes to write.
     Overwrite(Box<Overwrite<'a>>),
+    /// Elements to write.
+    Elements(Box<Elements<'a>>),
 }
 
-/// Returns the memory that applying the frame of a tensor with this number of bytes takes, in bytes.
-pub fn memory_bytes(encoding: Encoding, bytes: &[u8], tensor_bytes: u64) -> u64 {
+/// Returns the memory that applying the changes of a tensor with this number of bytes takes, in bytes. `values_begin` is
+/// as for [`Patch::new`].
+pub fn memory_bytes(encoding: Encoding, bytes: &[u8], values_begin: usize, tensor_bytes: u64) -> u64 {
     let readers = match encoding {
         Encoding::Xor => 1,
         Encoding::Overwrite => 2,
+        Encoding::Raw | Encoding::GapDelta => return elements::memory_bytes(encoding, bytes, values_begin),
     };
     readers * frame::memory_bytes(bytes, content_bytes(encoding, tensor_bytes))
 }
@@ -28,23 +33,32 @@ pub fn memory_bytes(encoding: Encoding, bytes: &[u8], tensor_bytes: u64) -> u64 
 /// Returns the number of bytes that the content of a frame has at most.
 fn content_bytes(encoding: Encoding, tensor_bytes: u64) -> u64 {
     match encoding {
-        Encoding::Xor => tensor_bytes,
         Encoding::Overwrite => {
             let change_bytes = to_u64(size_of::<u32>()) + 1;
             tensor_bytes.saturating_mul(change_bytes).saturating_add(to_u64(size_of::<u32>()))
         }
+        _ => tensor_bytes,
     }
 }
 
 impl<'a> Patch<'a> {
-    /// Begins to decode the frame of a tensor with this number of bytes. Fails with `malformed` if the frame is not
-    /// valid.
-    pub fn new(encoding: Encoding, frame: &'a [u8], tensor_bytes: u64) -> Result<Patch<'a>> {
-        let new_reader = || FrameReader::new(frame, content_bytes(encoding, tensor_bytes));
+    /// Begins to decode the changes of a tensor with this number of bytes, of which the values of a sparse patch begin at
+    /// byte `values_begin`. Fails with `malformed` if they are not valid.
+    pub fn new(
+        encoding: Encoding,
+        bytes: &'a [u8],
+        values_begin: usize,
+        item_bytes: usize,
+        tensor_bytes: u64,
+    ) -> Result<Patch<'a>> {
+        let new_reader = || FrameReader::new(bytes, content_bytes(encoding, tensor_bytes));
         Ok(match encoding {
             Encoding::Xor => Patch::Xor(new_reader()?),
             Encoding::Overwrite => {
                 Patch::Overwrite(Box::new(Overwrite::new(new_reader()?, new_reader()?, tensor_bytes)?))
+            }
+            Encoding::Raw | Encoding::GapDelta => {
+                Patch::Elements(Box::new(Elements::new(encoding, bytes, values_begin, item_bytes, tensor_bytes)?))
             }
         })
     }
@@ -66,15 +80,22 @@ impl<'a> Patch<'a> {
                 new.extend_from_slice(old);
                 overwrite.apply(begin, new)
             }
+            Patch::Elements(elements) => {
+                new.clear();
+                new.extend_from_slice(old);
+                elements.apply(begin, new);
+                Ok(())
+            }
         }
     }
 
     /// Returns the offsets of the bytes that were written to the last block, in ascending order, or `None` if the frame
-    /// has no positions. Written bytes may have their old values.
+    /// has no positions: of elements, the first bytes. Written bytes may have their old values.
     pub fn written(&self) -> Option<&[u32]> {
         match self {
             Patch::Xor(_) => None,
             Patch::Overwrite(overwrite) => Some(&overwrite.written),
+            Patch::Elements(elements) => Some(elements.written()),
         }
     }
 
@@ -83,6 +104,8 @@ impl<'a> Patch<'a> {
         match self {
             Patch::Xor(frame) => frame.finish(),
             Patch::Overwrite(overwrite) => overwrite.finish(),
+            // All positions were inside of the tensor, and so in a block.
+            Patch::Elements(_) => Ok(()),
         }
     }
 }

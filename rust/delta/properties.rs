@@ -18,14 +18,14 @@ const ZSTD: &str = "zstd";
 /// Versions and encoding of a delta.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Properties {
-    /// Version that the delta changes.
-    pub base_version: String,
+    /// Version that the delta changes, if it states one.
+    pub base_version: Option<String>,
     /// Version that it results in.
     pub version: String,
-    /// Encoding of its frames.
+    /// Encoding of its changes.
     pub encoding: Encoding,
-    /// Algorithm of its checksums.
-    pub checksum: Algorithm,
+    /// Algorithm of its checksums, if it has any.
+    pub checksum: Option<Algorithm>,
 }
 
 /// Returns whether the metadata of an index belong to a delta.
@@ -59,13 +59,33 @@ impl Properties {
         if compression != ZSTD {
             return Err(unknown(COMPRESSION, &[ZSTD]));
         }
-        let encodings: Vec<_> = Encoding::ALL.iter().map(|encoding| encoding.name()).collect();
+        let encodings = Encoding::OF_FRAMES;
+        let encoding = Encoding::from_name(value(ENCODING)?, &encodings);
         Ok(Properties {
-            base_version: value(BASE_VERSION)?.to_owned(),
+            base_version: Some(value(BASE_VERSION)?.to_owned()),
             version: value(VERSION)?.to_owned(),
-            encoding: Encoding::from_name(value(ENCODING)?).ok_or_else(|| unknown(ENCODING, &encodings))?,
-            checksum: checksum_from_name(value(CHECKSUM)?)
-                .ok_or_else(|| unknown(CHECKSUM, &CHECKSUMS.map(Algorithm::name)))?,
+            encoding: encoding.ok_or_else(|| unknown(ENCODING, &encodings.map(Encoding::name)))?,
+            checksum: Some(
+                checksum_from_name(value(CHECKSUM)?)
+                    .ok_or_else(|| unknown(CHECKSUM, &CHECKSUMS.map(Algorithm::name)))?,
+            ),
         })
     }
+
+    /// Returns whether the delta may change tensors that have this version, if any. A sparse patch numbers versions: it
+    /// fits the number of its base version, and tensors whose version is no number.
+    pub fn fits(&self, held: Option<&str>) -> bool {
+        let Some(base) = self.base_version.as_deref() else { return true };
+        if held == Some(base) || self.checksum.is_some() {
+            return held == Some(base);
+        }
+        match (number(base), held.and_then(number)) {
+            (Some(base), Some(held)) => base == held,
+            _ => true,
+        }
+    }
+}
+
+fn number(version: &str) -> Option<u64> {
+    version.parse().ok()
 }

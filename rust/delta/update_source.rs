@@ -1,7 +1,7 @@
 //! Source of an update: a whole checkpoint, or a chain of deltas.
 
 use super::chain::{Chain, Delta};
-use super::properties;
+use super::{properties, sparse};
 use crate::checkpoint::{Checkpoint, OpenOptions};
 use crate::error::{Error, Kind, Result};
 use crate::load::check;
@@ -27,14 +27,14 @@ impl UpdateSource {
         let (first, others) = paths.split_at_checked(1).unwrap_or((paths, &[]));
         let opened = Checkpoint::open_with(first, options)?;
         let path = first.first().map_or("", String::as_str);
-        if opened.listings().iter().any(is_delta) {
-            let mut deltas = vec![Arc::new(Delta::of(path, opened, options, reads)?)];
+        if has_changes(&opened) {
+            let mut deltas = vec![Arc::new(delta_of(path, opened, options, reads)?)];
             for other in others {
                 let opened = Checkpoint::open_with(&[other], options)?;
-                if !opened.listings().iter().any(is_delta) {
+                if !has_changes(&opened) {
                     return Err(mixed(&opened));
                 }
-                deltas.push(Arc::new(Delta::of(other, opened, options, reads)?));
+                deltas.push(Arc::new(delta_of(other, opened, options, reads)?));
             }
             return Ok(UpdateSource::Deltas(Chain::new(deltas)?));
         }
@@ -46,9 +46,13 @@ impl UpdateSource {
         }
         let version = match (opened.listings(), others) {
             ([listing], []) => properties::version(&listing.metadata).map(str::to_owned),
+            ([], []) => opened.file_metadata(0).and_then(sparse::version_of_whole).cloned(),
             _ => None,
         };
         let checkpoint = if others.is_empty() { opened } else { Checkpoint::open_with(paths, options)? };
+        if !others.is_empty() && has_changes(&checkpoint) {
+            return Err(mixed(&checkpoint));
+        }
         check::check_due(&checkpoint, reads)?;
         Ok(UpdateSource::Whole(Arc::new(checkpoint), version))
     }
@@ -71,6 +75,23 @@ impl UpdateSource {
             UpdateSource::Deltas(chain) => (None, chain.deltas()),
         };
         whole.into_iter().chain(deltas.iter().map(|delta| &delta.frames)).flat_map(|checkpoint| checkpoint.sources())
+    }
+}
+
+/// Returns whether the checkpoint is a delta, or has a sparse patch.
+fn has_changes(opened: &Checkpoint) -> bool {
+    opened.listings().iter().any(is_delta) || has_patch(opened)
+}
+
+fn has_patch(opened: &Checkpoint) -> bool {
+    let mut patches = opened.metadata_by_file().filter(|(_, metadata)| sparse::is_patch(metadata));
+    patches.any(|(_, metadata)| sparse::version_of_whole(metadata).is_none())
+}
+
+fn delta_of(path: &str, opened: Checkpoint, options: &OpenOptions, reads: &Options) -> Result<Delta> {
+    match has_patch(&opened) {
+        true => Delta::of_patch(path, opened, options, reads),
+        false => Delta::of(path, opened, options, reads),
     }
 }
 

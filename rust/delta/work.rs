@@ -1,6 +1,6 @@
 //! Changes of many tensors by a chain of deltas, which several threads compute while the next frames are read.
 
-use super::chain::Chain;
+use super::chain::{Chain, Delta, FramePlace};
 use super::changes::Changes;
 use super::decode::{self, Frame, Tensor};
 use super::frames::FrameStream;
@@ -46,6 +46,32 @@ impl Held {
     pub fn bytes(&self) -> u64 {
         self.region.as_ref().map_or(self.tensor_bytes, StridedRange::bytes)
     }
+
+    /// Checks that the values of a sparse patch fit the tensor.
+    fn check(&self, delta: &Delta) -> Result<()> {
+        let Some(pair) = delta.pair(&self.name) else { return Ok(()) };
+        let items = self.tensor_bytes / to_u64(self.item_bytes.max(1));
+        let message = match self.dtype {
+            dtype if dtype != Some(pair.dtype) => {
+                let ([_, values], is) = (&pair.names, dtype.map_or("of an unknown dtype", Dtype::name));
+                format!("{values:?} of the patch has dtype {}, but the target's tensor is {is}", pair.dtype)
+            }
+            _ if pair.count > items => format!("{} elements change, but the target's tensor has {items}", pair.count),
+            _ => return Ok(()),
+        };
+        let error = Error::new(Kind::Malformed, message).at(&delta.path).tensor(&*self.name).offset(pair.begin);
+        Err(self.note_base(error))
+    }
+
+    /// Adds to an error what the target is, and what to do if the checkpoint differs.
+    fn note_base(&self, error: Error) -> Error {
+        error.note(&format!(
+            "the target's tensor is {} of {} bytes; if the checkpoint has it in another dtype or layout, give \
+             fst.prepare_update the tensors of the base version as base=",
+            self.dtype.map_or("of an unknown dtype", Dtype::name),
+            self.tensor_bytes
+        ))
+    }
 }
 
 /// Old values in memory of the host.
@@ -82,7 +108,8 @@ impl Work {
     /// Begins to read the frames of tensors. `limit` is the caller's limit for staged values, in bytes.
     ///
     /// # Errors
-    /// `invalid-argument` for a name that occurs twice or that no delta changes; the errors of [`FrameStream::open`].
+    /// `invalid-argument` for a name that occurs twice or that no delta changes; `malformed` for a sparse patch with values
+    /// of another dtype; the errors of [`FrameStream::open`].
     pub fn begin(chain: &Chain, tensors: Vec<Held>, limit: Option<u64>, options: &Options) -> Result<Work> {
         let mut positions: HashMap<&str, usize> = chain.names().into_iter().zip(0..).collect();
         let mut order = Vec::with_capacity(tensors.len());
@@ -92,6 +119,9 @@ impl Work {
             order.push((positions.remove(&*held.name).ok_or_else(unknown)?, index));
         }
         order.sort_unstable();
+        for delta in chain.deltas() {
+            tensors.iter().try_for_each(|held| held.check(delta))?;
+        }
         let names: Vec<&str> = tensors.iter().map(|held| held.name.as_str()).collect();
         let deltas = chain.deltas();
         let window_bytes = limit.map_or(FRAMES_BYTES_MAX, |limit| limit.clamp(DECODERS_BYTES_MIN, FRAMES_BYTES_MAX));
@@ -170,16 +200,13 @@ impl Work {
             let Some(delta) = self.chain.deltas().get(*delta) else { continue };
             let Some(place) = delta.frame(&held.name)? else { continue };
             let encoding = delta.properties.encoding;
-            stored.push(Frame { encoding, bytes, checksum: place.checksum, path: place.path, begin: place.begin });
+            let FramePlace { path, begin, checksum, values_begin } = place;
+            stored.push(Frame { encoding, bytes, values_begin, checksum, path, begin });
         }
         let (item_bytes, tensor_bytes, region) = (held.item_bytes, held.tensor_bytes, held.region.clone());
         let tensor = Tensor { name: &held.name, old, item_bytes, tensor_bytes, region, frames: stored };
         decode::changes(&tensor, check).map_err(|error| match error.kind() {
-            Kind::Malformed | Kind::Integrity => error.note(&format!(
-                "the target's tensor is {} of {tensor_bytes} bytes; if the checkpoint has it in another dtype or layout, \
-                 give fst.prepare_update the tensors of the base version as base=",
-                held.dtype.map_or("of an unknown dtype", Dtype::name)
-            )),
+            Kind::Malformed | Kind::Integrity => held.note_base(error),
             _ => error,
         })
     }
@@ -195,10 +222,14 @@ impl Work {
         let mut frames = Vec::new();
         let mut bytes = 2 * to_u64(BLOCK_BYTES);
         for ((number, stream), delta) in state.streams.iter_mut().enumerate().zip(self.chain.deltas()) {
-            if let Some(frame) = stream.take(&held.name)? {
-                bytes += patch::memory_bytes(delta.properties.encoding, &frame, held.tensor_bytes);
-                frames.push((number, frame));
+            let Some(place) = delta.frame(&held.name)? else { continue };
+            let mut frame = Vec::new();
+            for stored in delta.stored(&held.name) {
+                let part = stream.take(&stored)?.ok_or_else(missing)?;
+                frame = if frame.is_empty() { part } else { [frame, part].concat() };
             }
+            bytes += patch::memory_bytes(delta.properties.encoding, &frame, place.values_begin, held.tensor_bytes);
+            frames.push((number, frame));
         }
         if let Some(limit) = self.limit.filter(|&limit| bytes > limit) {
             let message = format!(

@@ -25,7 +25,7 @@ def prepare_from_delta(common: Request, chain: UpdateSource, source: Source) -> 
     ties = common.group.run_on_all(lambda: _check(common, chain, source))
     known = aliases if base is None else base
     names = dict.fromkeys(name for name in chain.names() if name in known)
-    unverified: set[str] = set()
+    unverified = names.keys() & chain.unverified()
     if base is not None:
         changing = set(aliases.values()) if common.transform else {aliases[name] for name in names if name in aliases}
         changes = _base_changes(common, chain, names, ties, base)
@@ -36,7 +36,7 @@ def prepare_from_delta(common: Request, chain: UpdateSource, source: Source) -> 
             parts = [part for name in names for part in parts_of(name, aliases[name], tensors[name], layouts)]
         changing = {aliases[part.name] for part in parts}
         changes = _changes(common, chain, parts)
-        unverified = {part.stored for part in parts if math.prod(part.shape) != part.tensor.numel()}
+        unverified |= {part.stored for part in parts if math.prod(part.shape) != part.tensor.numel()}
     return Prepared([], changing, lambda: changes, False, lambda: finish_load(common, None), sorted(unverified))
 
 

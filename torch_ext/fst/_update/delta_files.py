@@ -177,22 +177,24 @@ def apply_delta(
     values = Values(base, reading)
     check_output_key(values.encrypted or (paths[0] if chain.is_encrypted() else None), output, encryption_key, decrypt)
     shown = without_secrets(path_of(base))
-    if values.version not in (None, chain.base_version()):
+    base_version = chain.base_version()
+    if values.version is not None and not chain.fits(values.version):
         raise VersionError(
             f"{shown}: is version {values.version!r}, but {without_secrets(paths[0])} changes version "
-            f"{chain.base_version()!r}; give the deltas from this version on"
+            f"{base_version!r}; give the deltas from this version on"
         )
     if missing := sorted(set(changed) - values.tensors.keys()):
         raise ValueError(
             f'{shown}: does not have tensor "{missing[0]}", which the deltas change; give the checkpoint of version '
-            f"{chain.base_version()!r}"
+            f"{base_version!r}"
         )
     assert values.checkpoint is not None
     headers = values.checkpoint.merged_metadata
 
     def shard_of(part: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str] | None]:
         tensors = dict(zip(part, values.load(list(part)), strict=True))
-        set_version(tensors, chain.base_version())
+        if base_version is not None:
+            set_version(tensors, base_version)
         parts = [Part(name, name, tuple(tensor.shape), Replicated(), tensor) for name, tensor in tensors.items()]
         prepare_parts(parts, chain).commit()
         return tensors, headers

@@ -64,9 +64,9 @@ def prepare_update(
         target: A module, a mapping of names to tensors, or a list of tensors. The tensors have values: load the first
             version with `load_module`. Parameters, buffers, views and DTensors keep their addresses.
         source: A path or a list of paths, each as in `load_file`, which together are one checkpoint. Or a delta, or a
-            chain of deltas with the oldest first, as `save_delta` writes them: only the elements that change are staged
-            and written. Deltas need a target that holds the bytes of the checkpoint, or slices of them, in the version
-            that the first delta changes.
+            chain of deltas with the oldest first, as `save_delta` writes them, or sparse patches, as TRL writes them:
+            only the elements that change are staged and written. Deltas need a target that holds the bytes of the
+            checkpoint, or slices of them, in the version that the first delta changes.
         names: For a list of tensors, their names in the checkpoint.
         version: The version of the source. `None` takes the one in the metadata of the checkpoint's index, if any.
         strict: Whether names that only the target or only the checkpoint has are errors. Names of a checkpoint that a

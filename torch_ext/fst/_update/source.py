@@ -63,9 +63,21 @@ class UpdateSource(CoreObject):
         """Returns the whole checkpoint, as an object of the core."""
         return self._object.checkpoint()
 
-    def base_version(self) -> str:
-        """Returns the version that the first delta changes."""
+    def base_version(self) -> str | None:
+        """Returns the version that the first delta changes, if it states one, which a sparse patch may not do."""
         return self.call("base_version")
+
+    def fits(self, version: str | None) -> bool:
+        """Returns whether the first delta may change tensors that have this version, if any."""
+        return self.call("fits", version)
+
+    def encodings(self) -> list[tuple[str, str | None]]:
+        """Lists the encoding and the checksum of each delta, if it has one."""
+        return self.call("encodings")
+
+    def unverified(self) -> list[str]:
+        """Lists the tensors whose last change has no checksum, because it is that of a sparse patch."""
+        return self.call("unverified")
 
     def version(self) -> str | None:
         """Returns the version that the index of a checkpoint states, if any, or in which the last delta results."""

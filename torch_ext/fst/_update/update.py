@@ -54,8 +54,8 @@ class Update:
     Attributes:
         version: The version of the tensors after the update, or `None`.
         is_delta: Whether the source was deltas.
-        unverified: Names of tensors of a delta of which this rank holds a slice, so that their checksums, which cover
-            whole tensors, were not compared.
+        unverified: Names of tensors that a sparse patch changed last, which has no checksums, and of tensors of a delta
+            of which this rank holds a slice, so that their checksums, which cover whole tensors, were not compared.
     """
 
     def __init__(

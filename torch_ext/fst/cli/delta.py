@@ -113,20 +113,19 @@ def _make(arguments: argparse.Namespace) -> int:
 
 def _show(arguments: argparse.Namespace) -> int:
     from fst._core.checkpoint import Checkpoint
-    from fst._core.ops import call
     from fst._update.source import UpdateSource
 
     deltas: list[dict[str, Any]] = []
     for path in arguments.deltas:
         chain, frames = UpdateSource([path]), Checkpoint([path])
-        metadata = call("index_metadata", path)
+        [(encoding, checksum)] = chain.encodings()
         deltas.append(
             {
                 "path": path,
                 "base_version": chain.base_version(),
                 "version": chain.version(),
-                "encoding": metadata["delta_encoding"],
-                "checksum": metadata["checksum_format"],
+                "encoding": encoding,
+                "checksum": checksum,
                 "tensors": len(chain.names()),
                 "bytes": _bytes_of(frames),
             }
@@ -142,7 +141,7 @@ def _show(arguments: argparse.Namespace) -> int:
     for delta in deltas:
         *texts, tensors, size_bytes = list(delta.values())[:7]
         share = f" ({delta['share']:.1%})" if "share" in delta else ""
-        rows.append([*texts, f"{tensors:,}", format_size(size_bytes) + share])
+        rows.append([*(text or "-" for text in texts), f"{tensors:,}", format_size(size_bytes) + share])
     print(table(rows, right=[5, 6], flexible=[0]))
     return 0
 

@@ -117,7 +117,8 @@ def _chain(newest: UpdateSource, version: str | None) -> UpdateSource:
         ValueError: The deltas do not lead back to the version.
     """
     chain, paths = newest, [newest.paths[0].rstrip("/")]
-    while (base := chain.base_version()) != version:
+    while not chain.fits(version):
+        base = chain.base_version()
         directory, slash, _ = paths[0].rpartition("/")
         older = f"{directory}{slash}weight_v{base}"
         found = None
