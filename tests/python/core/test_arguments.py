@@ -80,7 +80,7 @@ WRONG_TYPES = {
     "lengths": (lambda path, wrong: fst.load_slices(path, ["w"], [0], [0], wrong), WRONG_NUMBERS, "lengths"),
     "out": (lambda path, wrong: fst.load_into(path, ["w"], wrong), [ZEROS, [None], [[1.0]], None], "out"),
     "device": (fst.load_file, [1.5, b"cpu", ["cpu"]], "device"),
-    "dtype": (lambda path, wrong: fst.load_file(path, dtype=wrong), ["float32", float, 6], "dtype"),
+    "dtype": (lambda path, wrong: fst.load_file(path, dtype=wrong), [float, 6], "dtype"),
     "dtype by position": (lambda path, wrong: fst.load_file(path, "cpu", wrong), [torch.float32], "positional"),
     # An iterator can be consumed only once.
     "iterator of paths": (lambda path, wrong: fst.load_files(wrong), [iter(["m"])], "list or tuple"),
