@@ -35,8 +35,8 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // Exports the headers as uint8, for another process that opens the same files.
   at::Tensor headers() const;
 
-  // Returns the names of all tensors, in the order of the files and of the bytes in each file, or, while files of a remote
-  // index are not open, in the order of the index.
+  // Returns the names of all tensors, in the order of the files and of the bytes in each file, or, while files of a
+  // remote index are not open, in the order of the index.
   std::vector<std::string> names() const;
 
   // Returns the metadata of the only file. Throws if there are several.
