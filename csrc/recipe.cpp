@@ -83,7 +83,7 @@ void fill_numbers(const RecipePlan& plan, const std::vector<at::Tensor>& tensors
       std::vector<int64_t> scales_shape(part.scales_shape.begin(), part.scales_shape.end());
       auto part_scales = scales[part.scales].view(scales_shape);
       if (scales_shape.size() > 2 && scales_shape.size() == code_shape.size()) {
-        // Scales of one matrix are those of all.
+        // All matrices share the scales of one.
         std::copy(code_shape.begin(), code_shape.end() - 2, scales_shape.begin());
         part_scales = part_scales.expand(scales_shape);
       }

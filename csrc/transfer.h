@@ -24,7 +24,7 @@ class DeviceTransfer {
   AnyTransfer& open();
 
   // Returns the windows in which a transfer to a GPU is fastest, as the number of outputs before the end of each: the
-  // caller adds the outputs of a window in this order, starts it, and allocates those of the next one meanwhile.
+  // caller adds the outputs of a window in this order, starts it, and allocates the outputs of the next one.
   rust::Vec<size_t> window_ends(const rust::Vec<size_t>& order);
 
   // Adds an output for the elements of the selection's tensor `index` that begin at byte `begin`. The output determines

@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Open checkpoint and the mappings of its files.
 pub(super) struct Checkpoint {
     files: LazyCheckpoint,
-    /// Mappings of all files, and those of the files that were opened first.
+    /// Mappings of all files, and of the files that were opened first.
     mappings: Arc<Mappings>,
     part_mappings: Arc<Mappings>,
     last_recipe: LastRecipe,
@@ -341,7 +341,7 @@ impl Checkpoint {
         Box::new(Checkpoint { shares_disk: AtomicBool::new(shares_disk), ..Checkpoint::new(&Arc::new(files)) })
     }
 
-    /// Returns which processes read the bytes between those of a selection.
+    /// Returns which processes read the bytes that a selection leaves out.
     fn reads(&self) -> Reads {
         if self.shares_disk.load(Ordering::Relaxed) { Reads::BesideOthers } else { Reads::Alone }
     }

@@ -35,7 +35,7 @@ impl LazyCheckpoint {
     /// keys belong to whole checkpoints. `prepare` gets each checkpoint once its files are open.
     ///
     /// # Errors
-    /// The errors of [`Checkpoint::open_with`]; for an index, those of files come later.
+    /// The errors of [`Checkpoint::open_with`]; behind an index, files are opened later.
     pub fn open(
         paths: &[String],
         options: &OpenOptions,
@@ -142,7 +142,7 @@ impl LazyCheckpoint {
     }
 }
 
-/// Returns whether the files are those of one index in a store.
+/// Returns whether one index in a store lists the files.
 fn is_lazy(files: &Files) -> bool {
     let Files { places, listings, versions, .. } = files;
     let is_index = matches!(listings.as_slice(), [listing] if listing.listed > 0);

@@ -101,7 +101,7 @@ impl Dequantized {
             for (dim, (scale, range)) in cells.iter_mut().zip(region).enumerate() {
                 // The last dimension has the columns, and the dimension before it the rows.
                 let Some(axis) = (dim + 2).checked_sub(region.len()) else {
-                    // One matrix of scales is that of all.
+                    // All matrices share the scales of one.
                     if scale.length > 1 {
                         *scale = *range;
                     }

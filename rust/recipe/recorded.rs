@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// Recorded views.
 #[derive(Deserialize)]
 pub struct Recorded {
-    /// Tensors that views show. Each comes after those of its inputs.
+    /// Tensors that views show, each after the tensors of its inputs.
     bases: Vec<RecordedBase>,
     /// The views.
     views: Vec<RecordedView>,
@@ -34,7 +34,7 @@ enum RecordedBase {
         codes: usize,
         scales: usize,
         scheme: String,
-        /// Rows and columns of a block, or empty for that of the scheme.
+        /// Rows and columns of a block, or empty for the scheme's own.
         block: Vec<i64>,
         /// Shape of the scales.
         grid: Vec<u64>,
@@ -59,7 +59,7 @@ struct Reader<'a> {
 }
 
 impl Recipe {
-    /// Returns the recipe whose outputs are recorded views. Their names are those of the first tensors that they read.
+    /// Returns the recipe whose outputs are recorded views. The first tensor that each reads names it.
     ///
     /// # Errors
     /// `invalid-argument` if a view does not lie inside its tensor, the views of a joined tensor do not fit each other, or

@@ -65,7 +65,7 @@ pub struct Dequantized {
     pub scales: Arc<Stored>,
     /// The global scale.
     pub global_scale: Option<Arc<Stored>>,
-    /// Shape of the scales, with a dimension for each one of the codes, or that of one scale.
+    /// Shape of the scales, with a dimension for each one of the codes, or the shape of one scale.
     pub grid: Vec<u64>,
     /// Dtype to which the numbers are rounded before they are cast to the dtype of the output, or `None` to round once.
     pub dtype: Option<Dtype>,
@@ -154,7 +154,7 @@ impl Dequantized {
             return Err(Error::new(Kind::InvalidArgument, message));
         }
         let [leading @ .., _, _] = grid else { return Dequantized::new(scheme, block, codes, scales, None) };
-        // Scales of one matrix are those of all.
+        // All matrices share the scales of one.
         let mut checked = grid.to_vec();
         if leading.iter().all(|&size| size == 1) && grid.len() == codes.shape.len() {
             checked.iter_mut().zip(&codes.shape).take(leading.len()).for_each(|(size, &own)| *size = own);

@@ -313,7 +313,7 @@ def load_views_into(
 
     Args:
         checkpoints: The checkpoints whose tensors the views show.
-        views: The views, as rust/recipe/recorded.rs has them. Positions of tensors count those of all checkpoints.
+        views: The views, as rust/recipe/recorded.rs has them. Positions count the tensors of all checkpoints.
         held: The tensors in memory that the views show.
         out: The tensors to fill, which share no elements.
     """

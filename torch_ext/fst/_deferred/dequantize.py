@@ -41,7 +41,7 @@ def record_scaled(codes: DeferredTensor, scales: DeferredTensor, dtype: torch.dt
     columns *= numbers_per_code
     shape = tuple(grid_leaf.meta.shape)
     grid_rows, grid_columns = shape[-2:] if len(shape) > 1 else (1, 1)
-    # Scales of one matrix are those of all.
+    # All matrices share the scales of one.
     matrices = [size for size in (shape[:-2] if len(shape) > 1 else shape) if size != 1]
     if (
         leaf.meta.dtype not in (*_FLOAT8, *_PAIRS)

@@ -76,7 +76,7 @@ class UpdateSource(CoreObject):
         return self.call("encodings")
 
     def unverified(self) -> list[str]:
-        """Lists the tensors whose last change has no checksum, because it is that of a sparse patch."""
+        """Lists the tensors whose last change has no checksum, because a sparse patch made it."""
         return self.call("unverified")
 
     def version(self) -> str | None:
