@@ -23,7 +23,6 @@ use crate::recipe::pieces::{NumbersPiece, Piece, Plan, Quantization};
 use crate::recipe::quantize;
 use crate::recipe::recorded::Recorded;
 use crate::recipe::requests::Request;
-use crate::recipe::view::Base;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -159,9 +158,8 @@ impl RecipeOutputs {
                 request.layout = Layout { offset: 0, sizes, strides: target.strides.iter().map(stride).collect() };
             }
             let plan = Plan::new(&self.recipe, &self.requests, check)?;
-            let is_computed = |request: &Request| matches!(request.view.base, Base::Codes(_) | Base::Scales(_));
             // Computed outputs take several loads, of which none sees all bytes of a file.
-            if !plan.numbers.is_empty() || self.requests.iter().any(is_computed) {
+            if !plan.numbers.is_empty() || self.requests.iter().any(|request| request.view.base.is_quantized()) {
                 load::check::check_whole_files(&self.files, &Options::from_env()?)?;
             }
             let none = vec![None; self.requests.len()];

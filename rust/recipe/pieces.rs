@@ -98,7 +98,7 @@ impl Plan {
             let output = recipe.outputs().get(request.output);
             let output = output.ok_or_else(|| Error::new(Kind::Internal, "no such output"))?;
             let target = Elements { memory: Memory::Output(index), layout: request.layout.clone() };
-            if matches!(request.view.base, Base::Codes(_) | Base::Scales(_)) {
+            if request.view.base.is_quantized() {
                 continue;
             }
             let mut planner = Planner { plan: &mut plan, dtype: request.dtype, output: index };

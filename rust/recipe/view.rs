@@ -193,6 +193,11 @@ impl Stored {
 }
 
 impl Base {
+    /// Returns whether the tensor has the codes or the scales of numbers that a load converts.
+    pub fn is_quantized(&self) -> bool {
+        matches!(self, Base::Codes(_) | Base::Scales(_))
+    }
+
     /// Returns the shape of the tensor.
     pub fn shape(&self) -> &[u64] {
         match self {
