@@ -5,12 +5,12 @@
 
 Servers are installed as by servers.py. Small random models of several classes are saved, and each rank builds and
 loads them with the server's own classes: with the load format `auto`, and with `fst`. The digests of all parameters and
-buffers must be equal. The output has the bytes of parameters on a rank, and the bytes that it has read with fst.
+buffers must be equal. Files are cold, and each rank may read 1.02 times the pages that have a byte of what it keeps.
+With --rounds, the time and the memory of load formats are measured instead, each load in a process of its own.
 """
 
 import argparse
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -19,14 +19,16 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import environments
+from load_figures import PAGE, LoadedError, bytes_read, digest, drop_pages, needed_pages
+from load_times import print_times, time_formats
 
 import servers
 
@@ -36,6 +38,11 @@ RANKS = 2
 Load = Callable[..., None]
 # Minutes for all models of a server.
 TIMEOUT_MIN = 30
+# Readers with which ranks read cold files. The counter of `bytes_read` of each has the same place.
+READERS = ("pread", "auto")
+# Bytes that a rank reads at most, over the pages that have its bytes, and, of long rows, over its bytes.
+SURPLUS_MAX = 1.02
+WIDE_MAX = 1.1
 
 # Classes of transformers with their arguments beyond those that all have.
 _SIZES = {"vocab_size": 4096, "hidden_size": 1024, "num_hidden_layers": 2, "max_position_embeddings": 128}
@@ -67,15 +74,16 @@ MODELS: dict[str, dict[str, Any]] = {
     # Its loader computes with parameters.
     "Mamba2": {"num_heads": 16, "head_dim": 128, "state_size": 64, "n_groups": 2},
 }
-# Models that are saved, or loaded, in another way: FP8 with a scale for each tensor or for each block, ranks that have
+# Models that are saved, or loaded, in another way: with rows of 16 KiB, of which a rank has half, FP8 with a scale for each tensor or for each block, ranks that have
 # whole experts, and ranks that have whole layers.
-VARIANTS = ("Llama-fp8", "Llama-fp8_blocks", "Qwen3Moe-fp8_blocks", "Qwen3Moe-experts", "Llama-stages")
+VARIANTS = ("Llama-wide", "Llama-fp8", "Llama-fp8_blocks", "Qwen3Moe-fp8_blocks", "Qwen3Moe-experts", "Llama-stages")
 # Models that only one server builds on a CPU without AMX.
 ONLY = {
     **dict.fromkeys(("GptOss", "Mamba2", "Llama-fp8", "Qwen3Moe-experts", "Llama-stages"), "vllm"),
     **dict.fromkeys(("Llama-fp8_blocks", "Qwen3Moe-fp8_blocks"), "sglang"),
 }
 _BLOCK = 128
+_WIDE = 8192
 
 
 def main() -> None:
@@ -83,15 +91,24 @@ def main() -> None:
     parser.add_argument("servers", nargs="*", choices=[[], *servers.SERVERS], help="the servers; all if none is named")
     names = [*MODELS, *VARIANTS]
     parser.add_argument("--models", nargs="+", choices=names, default=names, help="the models; by default all")
-    parser.add_argument("--formats", nargs="*", default=[], metavar="FORMAT", help="other load formats to measure")
-    parser.add_argument("--install", nargs="*", default=[], metavar="RELEASE", help="packages that these need")
-    parser.add_argument("--rank", nargs=3, metavar=("RANK", "PORT", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--formats", nargs="+", default=["auto", "fst"], metavar="FORMAT", help="what --rounds measures"
+    )
+    parser.add_argument("--rounds", type=int, default=0, help="measure time and memory of formats this many times")
+    parser.add_argument("--install", nargs="*", default=[], metavar="RELEASE", help="packages that formats need")
+    parser.add_argument("--environment", type=Path, help="folder of the server's environment, which is kept")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--ports", type=int, nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     names = options.servers or list(servers.SERVERS)
-    if options.rank:
-        rank, port, folder = options.rank
-        load = LOADERS[names[0]](int(rank), int(port), RANKS)
-        _run_rank(load, int(rank), [Path(folder) / model for model in options.models], options.formats)
+    if options.rank is not None:
+        make_load = LOADERS[names[0]]
+        if options.rounds:
+            time_formats(make_load, options.rank, RANKS, options)
+        else:
+            load = make_load(options.rank, options.ports[0], RANKS)
+            _run_rank(load, options.rank, [options.folder / model for model in options.models])
         return
     failed = [name for name in names if not _run(name, options)]
     if failed:
@@ -103,19 +120,21 @@ def _run(name: str, options: argparse.Namespace) -> bool:
     models = [model for model in options.models if ONLY.get(model, name) == name]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        python = servers.install(servers.SERVERS[name], folder / "venv")
+        started = time.monotonic()
+        python = servers.install(servers.SERVERS[name], options.environment or folder / "venv")
         for release in options.install:
             environments.install_release(python, release)
+        print(f"{servers.SERVERS[name].release}: installed in {time.monotonic() - started:.0f} s", flush=True)
         for model in models:
             program = f"import first_loads; first_loads.save_model({model!r}, {str(folder / model)!r})"
             subprocess.run([python, "-c", program], cwd=Path(__file__).parent, env=environ(), check=True)
-        port = free_port()
-        command = [python, __file__, name, "--models", *models, "--formats", *options.formats, "--rank"]
+        ports = free_ports(max(1, options.rounds * len(models) * len(options.formats)))
+        command = [python, __file__, name, "--models", *models, "--formats", *options.formats]
+        command += ["--rounds", str(options.rounds), "--folder", str(folder), "--ports", *map(str, ports), "--rank"]
         ranks = []
         for rank in range(RANKS):
             log = (folder / f"rank{rank}.log").open("w")
-            arguments = [*command, str(rank), str(port), str(folder)]
-            ranks.append(subprocess.Popen(arguments, env=environ(), stdout=log, stderr=subprocess.STDOUT))
+            ranks.append(subprocess.Popen([*command, str(rank)], env=environ(), stdout=log, stderr=subprocess.STDOUT))
         try:
             for process in ranks:
                 process.wait(TIMEOUT_MIN * 60)
@@ -123,22 +142,34 @@ def _run(name: str, options: argparse.Namespace) -> bool:
             for process in ranks:
                 process.kill()
         logs = [(folder / f"rank{rank}.log").read_text() for rank in range(RANKS)]
-    print(servers.SERVERS[name].release)
-    results = [line for log in logs for line in log.splitlines() if line.startswith("{")]
+    results = [json.loads(line) for log in logs for line in log.splitlines() if line.startswith('{"model"')]
+    if options.rounds:
+        return print_times(results)
     messages = [line for line in logs[0].splitlines() if "fst loaded" in line or "fst passes" in line]
-    print(*results, *messages, sep="\n", flush=True)
-    is_equal = len(results) == RANKS * len(models) and all(json.loads(line)["differ"] == [] for line in results)
+    print(*map(json.dumps, results), *dict.fromkeys(messages), sep="\n", flush=True)
+    is_equal = len(results) == RANKS * len(models) and all(result["differ"] == [] for result in results)
     if not is_equal:
         print(logs[0][-10_000:])
-    return is_equal
+    return is_equal and all(map(_reads_what_it_needs, results))
 
 
-def free_port() -> int:
-    """Returns a port that no program of this machine listens on."""
-    with contextlib.closing(socket.socket()) as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
+def _reads_what_it_needs(result: dict[str, Any]) -> bool:
+    limit = SURPLUS_MAX * result["needed_bytes"]
+    if result["model"].endswith("-wide"):
+        limit = min(limit, WIDE_MAX * result["parameter_bytes"])
+    surplus = [reader for reader in READERS if result[reader] > limit]
+    if surplus:
+        print(f"{result['model']}: rank {result['rank']} reads more than it needs with {', '.join(surplus)}")
+    return not surplus
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns ports that no program of this machine listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for listening in sockets:
+            listening.bind(("127.0.0.1", 0))
+        return [listening.getsockname()[1] for listening in sockets]
 
 
 def environ() -> dict[str, str]:
@@ -148,8 +179,6 @@ def environ() -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
-        # Counted by the kernel, as reads for a GPU are.
-        "FST_READER": "pread",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "SGLANG_NCCL_SO_PATH": "none",
@@ -165,7 +194,8 @@ def save_model(title: str, path: str) -> None:
     torch.manual_seed(0)
     name, _, variant = title.partition("-")
     suffix = "TextConfig" if name == "Gemma3" else "Config"
-    config = getattr(transformers, f"{name}{suffix}")(**_SIZES, **MODELS[name])
+    sizes = _SIZES | MODELS[name] | ({"intermediate_size": _WIDE} if variant == "wide" else {})
+    config = getattr(transformers, f"{name}{suffix}")(**sizes)
     getattr(transformers, f"{name}ForCausalLM")(config).bfloat16().save_pretrained(path, max_shard_size="30MB")
     if variant.startswith("fp8"):
         _quantize(Path(path), has_blocks=variant == "fp8_blocks")
@@ -195,92 +225,64 @@ def _quantize(folder: Path, *, has_blocks: bool) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def _run_rank(load: Load, rank: int, models: list[Path], others: list[str]) -> None:
-    """Loads models with `auto`, `fst` and other formats, and prints a line for each model."""
+def _run_rank(load: Load, rank: int, models: list[Path]) -> None:
+    """Loads models with `auto` and with `fst`, and prints a line for each model."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     for path in models:
         result: dict[str, Any] = {"model": path.name, "rank": rank}
         try:
-            own, expected = _loaded(load, path, "auto")
-            read, found = _loaded(load, path, "fst")
-            result["differ"] = [name for name, digest in expected.items() if found.get(name) != digest]
-            result |= {"tensors": len(expected), "auto": own, "fst": read}
+            result["parameter_bytes"], expected = _loaded(load, path, "auto")
+            differ: set[str] = set()
+            for reader in READERS:
+                with _counted_fill(rank, path, reader, result):
+                    _, found = _loaded(load, path, "fst")
+                differ |= {name for name, digest in expected.items() if found.get(name) != digest}
+            result |= {"tensors": len(expected), "differ": sorted(differ)}
         except Exception as error:
             traceback.print_exc()
             result["differ"] = [repr(error)]
-        for load_format in others:
-            try:
-                figures, found = _loaded(load, path, load_format)
-                result[load_format] = figures | {"is_equal": found == expected}
-            except Exception as error:
-                traceback.print_exc()
-                result[load_format] = repr(error)
         print(json.dumps(result), flush=True)
 
 
-def _loaded(load: Load, path: Path, load_format: str) -> tuple[dict[str, float], dict[str, str]]:
-    """Returns figures of a load, and a digest of each parameter and buffer.
-
-    The figures are: bytes of parameters, bytes that system calls have read, CPU time in seconds, and by how much
-    anonymous memory grew at most, in MiB, with the parameters.
-    """
+def _loaded(load: Load, path: Path, load_format: str) -> tuple[int, dict[str, str]]:
+    """Returns the bytes of the parameters, and a digest of each parameter and buffer."""
     results = []
-    meter = _Meter()
 
     def inspect(model: Any) -> None:
-        figures = meter.end()
-        figures["parameter_bytes"] = sum(parameter.nbytes for parameter in model.parameters())
         named = [*model.named_parameters(), *model.named_buffers()]
-        results.append((figures, {name: digest(tensor) for name, tensor in named}))
+        nbytes = sum(parameter.nbytes for parameter in model.parameters())
+        results.append((nbytes, {name: digest(tensor) for name, tensor in named}))
         raise LoadedError
 
     with contextlib.suppress(LoadedError):
-        load(str(path), load_format, inspect, meter.begin)
+        load(str(path), load_format, inspect)
     [result] = results
     return result
 
 
-class LoadedError(Exception):
-    """Ends a load before the server processes the weights, for which its build for CPUs may lack kernels."""
+@contextlib.contextmanager
+def _counted_fill(rank: int, path: Path, reader: str, result: dict[str, Any]) -> Iterator[None]:
+    """Counts what fst reads to fill a model, with cold files and one rank after the other within the block."""
+    import torch.distributed as dist
 
+    from fst.plugins._recording import Recording
 
-class _Meter:
-    """What this process reads and uses between two points."""
+    fill = Recording.fill
 
-    def begin(self) -> None:
-        self._is_running, self._peak, self._anonymous = True, 0, _anonymous_kib()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self._thread.start()
-        self._read, self._cpu = _bytes_read(), time.process_time()
+    def count(recording: Recording, *arguments: Any) -> None:
+        result["needed_bytes"] = needed_pages(recording) * PAGE
+        for turn in range(RANKS):
+            dist.barrier()
+            if turn == rank:
+                drop_pages(path)
+                before = bytes_read()
+                fill(recording, *arguments)
+                # System calls read through the page cache, and `auto` reads past it.
+                index = READERS.index(reader)
+                result[reader] = bytes_read()[index] - before[index]
 
-    def end(self) -> dict[str, float]:
-        cpu, read = time.process_time() - self._cpu, _bytes_read() - self._read
-        self._is_running = False
-        self._thread.join()
-        anonymous = (self._peak - self._anonymous) >> 10
-        return {"read_bytes": read, "cpu_s": round(cpu, 2), "anonymous_mib": anonymous}
-
-    def _sample(self) -> None:
-        while self._is_running:
-            self._peak = max(self._peak, _anonymous_kib())
-            time.sleep(0.005)
-
-
-def _anonymous_kib() -> int:
-    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")]
-    return int(line.split()[1])
-
-
-def _bytes_read() -> int:
-    """Returns the number of bytes that system calls of this process have read."""
-    return int(Path("/proc/self/io").read_text().split()[1])
-
-
-def digest(tensor: Any) -> str:
-    """Returns a digest of the values of a tensor."""
-    import torch
-
-    return hashlib.sha256(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+    with mock.patch.object(Recording, "fill", count), mock.patch.dict(os.environ, FST_READER=reader):
+        yield
 
 
 def _vllm(rank: int, port: int, ranks: int) -> Load:

@@ -38,12 +38,13 @@ def main() -> None:
     parser.add_argument("server", choices=[*servers.SERVERS])
     parser.add_argument("--classes", nargs="+", metavar="NAME", help="architectures; by default all of the server")
     parser.add_argument("--out", type=Path, help="file to which a JSON object is appended for each class")
+    parser.add_argument("--environment", type=Path, help="folder of the server's environment, which is kept")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
         sys.exit(_scan(options.server, options.classes, options.out))
     with tempfile.TemporaryDirectory() as folder:
-        python = servers.install(servers.SERVERS[options.server], Path(folder) / "venv")
+        python = servers.install(servers.SERVERS[options.server], options.environment or Path(folder) / "venv")
         command = [python, __file__, *sys.argv[1:], "--inside"]
         sys.exit(subprocess.run(command, env=first_loads.environ() | {"VLLM_MLA_DISABLE": "1"}, check=False).returncode)
 
@@ -114,7 +115,7 @@ def _compare(server: str, architectures: list[str]) -> dict[str, str]:
     messages: list[str] = []
     _keep_messages(server, messages)
     folder = Path(tempfile.mkdtemp())
-    load = first_loads.LOADERS[server](0, first_loads.free_port(), 1)
+    load = first_loads.LOADERS[server](0, first_loads.free_ports(1)[0], 1)
     errors: list[str] = []
     try:
         for save in (saved_by_transformers, saved_by_server):

@@ -56,6 +56,8 @@ CUDA_KERNELS = {
     "tilelang",
     "tokenspeed-mla",
 }
+# Metadata of fst in an environment, which are its last files.
+_METADATA = "torch_fst-0.dist-info"
 SERVERS = {
     "vllm": Server(VLLM, ("test_vllm.py", "test_vllm_updates.py"), frozenset(MEDIA)),
     # SGLang's rotary embedding imports a function of vLLM on the CPU.
@@ -100,7 +102,9 @@ def _run(server: Server) -> bool:
 
 
 def install(server: Server, folder: Path) -> Path:
-    """Creates an environment with a server and the entry points of fst. Returns its Python."""
+    """Creates an environment with a server and the entry points of fst, unless it exists. Returns its Python."""
+    if any(folder.glob(f"lib/*/site-packages/{_METADATA}/entry_points.txt")):
+        return folder / "bin" / "python"
     python = environments.create(folder)
     for release in (server.release, *server.added):
         environments.install_release(python, release)
@@ -137,8 +141,8 @@ def _belongs_to_pytorch(name: str) -> bool:
 def _add_entry_points(site_packages: Path) -> None:
     """Adds the metadata by which servers find fst, whose package comes from the checkout."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-    folder = site_packages / "torch_fst-0.dist-info"
-    folder.mkdir()
+    folder = site_packages / _METADATA
+    folder.mkdir(exist_ok=True)
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-fst\nVersion: 0\n")
     lines = []
     for group, points in project["entry-points"].items():

@@ -106,7 +106,11 @@ def test_values_that_are_needed_end_the_record(checkpoint):
         lambda tensor: memory.copy_(tensor * 2),
         lambda tensor: tensor.sum().item(),
         lambda tensor: memory.add_(tensor),
-        lambda tensor: memory.view(torch.int32).copy_(tensor.view(torch.int32)),
+        # A cast of bits, a part of them in a new tensor, and a column of elements that others of the file divide.
+        lambda tensor: memory.copy_(tensor.view(torch.int32)),
+        lambda tensor: memory.view(torch.int32).copy_(tensor.view(torch.int32).clone()),
+        lambda tensor: memory.view(torch.int16)[::2].copy_(tensor.view(torch.int16)[::2]),
+        lambda tensor: memory.copy_(tensor.view(torch.int32).zero_()),
         lambda tensor: torch.empty_like(memory, device="meta").copy_(tensor),
     ):
         log = WriteLog([memory])
@@ -116,3 +120,33 @@ def test_values_that_are_needed_end_the_record(checkpoint):
         # Programs may catch the exception.
         assert '"float"' in log.obstacle
         assert not memory.any()
+
+
+def test_views_of_bits_are_copied(checkpoint):
+    """Also as elements of another size, transposed, and again as the first dtype."""
+    tensors = {"float": checkpoint.read("float"), "half": checkpoint.read("half")}
+    copies = [
+        lambda memory, tensors: memory.view(torch.int32).copy_(tensors["float"].view(torch.int32)),
+        lambda memory, tensors: (
+            memory.view(torch.int32).view(20, 20).t().copy_(tensors["float"].view(torch.int32).view(20, 20))
+        ),
+        lambda memory, tensors: memory[:100].copy_(tensors["half"][200:].view(torch.float32)),
+        lambda memory, tensors: memory[8:28].copy_(tensors["float"].view(torch.uint8).view(torch.float32)[40:60]),
+        lambda memory, tensors: memory.view(torch.bfloat16)[:400].copy_(tensors["half"].view(torch.bfloat16)),
+        lambda memory, tensors: memory.view(torch.int16)[::4].copy_(tensors["half"].view(torch.int16)[:200]),
+    ]
+    for copy in copies:
+        expected = torch.zeros(400)
+        copy(expected, tensors)
+        log = WriteLog([memory := torch.zeros(400)])
+        with log.record():
+            copy(
+                memory,
+                {
+                    name: DeferredTensor(View(meta, Stored(meta, checkpoint, name)), CPU)
+                    for name, meta in checkpoint.tensors.items()
+                },
+            )
+        assert log.writes()
+        log.fill()
+        assert torch.equal(memory.view(torch.int32), expected.view(torch.int32))

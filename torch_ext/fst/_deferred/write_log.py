@@ -16,6 +16,7 @@ from fst._deferred.tensor import DeferredTensor, NotRecordedError, record_operat
 from fst._deferred.view import Stored, View
 
 _COPY = torch.ops.aten.copy_.default
+_VIEW_AS_DTYPE = torch.ops.aten.view.dtype
 _FILLS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor, torch.ops.aten.zero_.default)
 
 # Memory for copies of values that a program computes, and of memory that it changes, in bytes.
@@ -53,6 +54,18 @@ class _Filled(NamedTuple):
     @property
     def meta(self) -> Tensor:
         return self.stored.meta
+
+
+class _Bits(NamedTuple):
+    """Bits of a tensor that is not loaded yet, as elements of another dtype.
+
+    Attributes:
+        meta: A meta tensor of the bits as they were interpreted first. Views count its elements.
+        base: The tensor in whose place this one is.
+    """
+
+    meta: Tensor
+    base: Any
 
 
 class WriteLog:
@@ -209,14 +222,18 @@ class WriteLog:
         if function in _FILLS and self._fill_deferred(function, *args):
             return args[0]
         try:
-            result = record_operator(function, args, kwargs)
+            if function is _VIEW_AS_DTYPE and not isinstance(args[0].source.base, _Filled):
+                result = _view_bits(*args)
+            else:
+                result = record_operator(function, args, kwargs)
         except Exception as error:
             raise self._noted(error, _first_deferred(function, args, kwargs)) from None
-        is_filled = not only_views(function) and any(
-            isinstance(value, DeferredTensor) and isinstance(value.source.base, _Filled)
+        # Neither can be part of a tensor that is computed.
+        is_own = not only_views(function) and any(
+            isinstance(value, DeferredTensor) and isinstance(value.source.base, (_Filled, _Bits))
             for _, value in arguments(function, args, kwargs)
         )
-        if result is None or is_filled:
+        if result is None or is_own:
             name = _name(_first_deferred(function, args, kwargs))
             raise self._refusal(f'{function} needs the values of "{name}"')
         for tensor in result if isinstance(result, (list, tuple)) else [result]:
@@ -233,6 +250,11 @@ class WriteLog:
             except RuntimeError as error:
                 raise self._noted(error, source) from None
         target = target.detach()
+        if isinstance(view.base, _Bits):
+            stored = _stored_bits(view.meta, view.base.base, target)
+            if stored is None:
+                raise self._refusal(f'a copy to {target.dtype} needs the values of "{_name(source)}"')
+            view, target = stored
         if isinstance(view.base, _Filled):
             fill = view.base.fill
             self._add(_storage_key(target), Write(target, None, lambda: fill(target)))
@@ -249,7 +271,9 @@ class WriteLog:
         stored, meta = target.source.base, target.source.meta
         others = [reference() for reference in self._deferred]
         shared = [
-            other for other in others if other is not None and other is not target and other.source.base is stored
+            other
+            for other in others
+            if other is not None and other is not target and _without_bits(other.source.base) is stored
         ]
         if not isinstance(stored, Stored) or not target.source.is_whole() or shared:
             return False
@@ -340,9 +364,34 @@ def _first_deferred(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 def _stored(tensor: DeferredTensor) -> Stored:
     """Returns a stored tensor whose values a deferred tensor has."""
-    base = tensor.source.base
-    return base.stored if isinstance(base, _Filled) else first_stored(tensor.source)
+    meta, base = tensor.source
+    return base.stored if isinstance(base, _Filled) else first_stored(View(meta, _without_bits(base)))
+
+
+def _without_bits(base: Any) -> Any:
+    return base.base if isinstance(base, _Bits) else base
+
+
+def _view_bits(tensor: DeferredTensor, dtype: torch.dtype) -> DeferredTensor:
+    """Records a view of the bits as another dtype."""
+    meta, base = tensor.source
+    view = _VIEW_AS_DTYPE(meta, dtype)
+    known = base if isinstance(base, _Bits) else _Bits(view, base)
+    # pyrefly: ignore[bad-argument-type]
+    return DeferredTensor(View(view, known), tensor.device)  # type: ignore[arg-type]
 
 
 def _name(tensor: DeferredTensor) -> str:
     return _stored(tensor).name
+
+
+def _stored_bits(view: Tensor, base: Any, target: Tensor) -> tuple[View, Tensor] | None:
+    """Returns what a copy of bits copies, both in the dtype in which they are stored, or None if that is impossible."""
+    dtype = base.meta.dtype
+    # A cast would need the values.
+    if target.dtype != view.dtype:
+        return None
+    try:
+        return View(view.view(dtype), base), target.view(dtype)
+    except RuntimeError:
+        return None
