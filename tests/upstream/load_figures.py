@@ -18,7 +18,10 @@ class LoadedError(Exception):
 def digest(tensor: Any) -> str:
     """Returns a digest of the values of a tensor."""
     import torch
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+    if is_traceable_wrapper_subclass(tensor):
+        tensor = tensor.dequantize()
     return hashlib.sha256(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
