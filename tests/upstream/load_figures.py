@@ -39,6 +39,7 @@ class Meter:
         cpu, wall = time.process_time() - self._cpu, time.perf_counter() - self._wall
         self._is_running = False
         self._thread.join()
+        self._peak = max(self._peak, _anonymous_kib())
         return {"cpu_s": round(cpu, 3), "wall_s": round(wall, 3), "anonymous_mib": (self._peak - self._anonymous) >> 10}
 
     def _sample(self) -> None:

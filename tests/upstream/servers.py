@@ -110,7 +110,12 @@ def install(server: Server, folder: Path) -> Path:
         environments.install_release(python, release)
     requirements = _requirements(python, server)
     environments.install(python, *requirements, keep=_belongs_to_pytorch)
-    _add_entry_points(environments.site_packages(folder))
+    site_packages = environments.site_packages(folder)
+    # Programs ask for the version of the package of this name, which the release for CPUs does not have.
+    alias = site_packages / f"vllm-{VLLM.partition('==')[2]}+cpu.dist-info"
+    alias.mkdir(exist_ok=True)
+    (alias / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM.partition('==')[2]}+cpu\n")
+    _add_entry_points(site_packages)
     return python
 
 
