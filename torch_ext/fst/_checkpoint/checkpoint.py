@@ -63,6 +63,16 @@ class OpenCheckpoint(Checkpoint):
             self._methods.clear()
             self._is_lazy = False
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether loads return the tensors as they are stored, whose bytes ranks can read for each other."""
+        return not self.rules
+
+    @property
+    def agreed(self) -> dict[str, str]:
+        """Options that change what loads return, as texts, which must be equal on all ranks of a load."""
+        return {"recipe": str(self.rules)}
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Returns how `pickle` and `copy` open the same paths again."""
         return OpenCheckpoint, self._arguments

@@ -52,6 +52,11 @@ class Reading(NamedTuple):
     encryption_key: EncryptionKey | None = None
     rules: tuple[str, ...] | None = ()
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether reads return the tensors as they are stored."""
+        return self.rules == ()
+
 
 # Neither verified nor decrypted by a key of the call, and as stored.
 PLAIN = Reading()

@@ -393,8 +393,8 @@ def _open(paths: Paths, reading: Reading) -> Loads:
     contain them, and do not say which tensors they have not verified.
     """
     is_traced = torch.compiler.is_compiling()
-    is_stored = reading.rules == ()
-    if reading.encryption_key is None and (is_traced or (is_stored and not permits_unverified(reading.verify))):
+    is_operator = reading.is_stored and not permits_unverified(reading.verify)
+    if reading.encryption_key is None and (is_traced or is_operator):
         if reading.rules is None:
             raise ValueError("compiled programs have no dequantize; pass recipe=fst.Recipe.dequantizing(paths)")
         return OperatorLoads(paths_of(paths), reading.verify, reading.rules)

@@ -21,14 +21,17 @@ _SHOWN_LENGTH = 200
 
 
 class AgreedOptions(NamedTuple):
-    """Options that must be equal on all ranks. `device` and `dtype` are `None` where they may differ."""
+    """Options that must be equal on all ranks. `device` and `dtype` are `None` where they may differ.
+
+    `reading` has `OpenCheckpoint.agreed`, as `comparable` returns it.
+    """
 
     device: str | None
     dtype: str | None
     strategy: str
     window_bytes: int
     verify: bool
-    recipe: str
+    reading: dict[str, str]
 
 
 class Summary(NamedTuple):
@@ -71,9 +74,12 @@ def summarize(
 
 def check_options(summaries: Sequence[Summary]) -> AgreedOptions:
     """Returns the options of all ranks. Raises a ValueError if they differ."""
-    for index, field in enumerate(AgreedOptions._fields):
-        check_equal(field, [summary.options[index] for summary in summaries])
-    return AgreedOptions(*summaries[0].options)
+    agreed = [AgreedOptions(*summary.options) for summary in summaries]
+    for field in AgreedOptions._fields[:-1]:
+        check_equal(field, [getattr(options, field) for options in agreed])
+    for name in agreed[0].reading:
+        check_equal(name, [options.reading[name] for options in agreed])
+    return agreed[0]
 
 
 def agree_on_plan(

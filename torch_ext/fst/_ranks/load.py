@@ -94,10 +94,14 @@ def prepare_load(selection: ShardSelection, strategy: str, window_bytes: Size | 
     """Returns the encoded requests, and the message that all ranks need from this rank to run the load."""
     checkpoint, requests, group, device, dtype = selection
     window_bytes = size_of(group.window_bytes if window_bytes is None else window_bytes, "window_bytes")
-    rules = comparable(str(checkpoint.rules))
-    options = AgreedOptions(device.type, comparable(str(dtype)), strategy, window_bytes, checkpoint.is_verified, rules)
+    device_and_dtype = device.type, comparable(str(dtype))
+    options = AgreedOptions(*device_and_dtype, strategy, window_bytes, checkpoint.is_verified, _agreed(checkpoint))
     encoded, summary = summarize(checkpoint, requests, options, device)
     return encoded, json.dumps(summary).encode()
+
+
+def _agreed(checkpoint: OpenCheckpoint) -> dict[str, str]:
+    return {name: comparable(text) for name, text in checkpoint.agreed.items()}
 
 
 def run_load(selection: ShardSelection, encoded: Tensor, gathered: Sequence[bytes]) -> list[Tensor]:
@@ -113,7 +117,7 @@ def run_load(selection: ShardSelection, encoded: Tensor, gathered: Sequence[byte
         if device.type == "meta":
             check_options(summaries)
             return group.run_on_all(like)
-        if checkpoint.rules:
+        if not checkpoint.is_stored:
             check_options(summaries)
             return group.run_on_all(lambda: _load_outputs(selection))
         plan, loaded = agree_on_plan(
@@ -202,8 +206,7 @@ def fill_on_device(
     """
     requests = [request for request, _ in shards]
     window_bytes = group.window_bytes if window_bytes is None else window_bytes
-    rules = comparable(str(checkpoint.rules))
-    options = AgreedOptions(None, None, strategy, window_bytes, checkpoint.is_verified, rules)
+    options = AgreedOptions(None, None, strategy, window_bytes, checkpoint.is_verified, _agreed(checkpoint))
 
     def check_outputs() -> tuple[tuple[set[str], list[Tensor], Tensor], bytes]:
         indirect = _indirect_names(checkpoint, shards, group)
@@ -218,7 +221,7 @@ def fill_on_device(
         (indirect, tensors, encoded), gathered = group.gather_results(check_outputs)
         device = tensors[0].device if tensors else group.device
         summaries, have_indirect = zip(*map(json.loads, gathered), strict=True)
-        if checkpoint.rules:
+        if not checkpoint.is_stored:
             check_options([Summary(*summary) for summary in summaries])
             regions = [region_of(shard, checkpoint.shapes[name], group.rank, group.size) for name, shard in requests]
             names = [name for name, _ in requests]

@@ -105,7 +105,7 @@ def load_distributed(
     with defer_interrupts():
         if mesh.get_coordinate() is None:
             load_device, load_dtype, selected = read_arguments()
-            checkpoint = OpenCheckpoint(paths, encryption_key=reading.encryption_key, rules=reading.rules)
+            checkpoint = OpenCheckpoint(paths, None, *reading._replace(verify=""))
             by_name = _mesh_placements(placements, checkpoint, selected, mesh)
             like = checkpoint.load_tensors(list(by_name), _META, load_dtype)
             empty = [tensor.new_empty([0] * tensor.ndim, device=load_device) for tensor in like]

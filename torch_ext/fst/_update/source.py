@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._checkpoint.options import Reading
+from fst._checkpoint.options import PLAIN, Reading
 from fst._core import ops
 from fst._core.arguments import Paths, paths_of
 from fst._core.core_object import CoreObject
@@ -134,14 +134,14 @@ class Source(NamedTuple):
     checkpoint: OpenCheckpoint | None = None
 
 
-def source_of(opened: UpdateSource, verify: str = "", rules: Sequence[str] | None = ()) -> Source:
+def source_of(opened: UpdateSource, reading: Reading = PLAIN) -> Source:
     """Returns the source of an update of this process alone."""
     if opened.is_delta():
-        _refuse_rules(opened.paths, rules)
+        _check_stored(opened.paths, reading)
         return Source(opened.paths, opened.version(), deltas=opened)
     # Loads into new tensors verify what they read.
-    checkpoint = OpenCheckpoint(opened.paths, verify=verify, rules=rules, opened=opened.checkpoint())
-    if verify:
+    checkpoint = OpenCheckpoint(opened.paths, None, *reading, opened=opened.checkpoint())
+    if reading.verify:
         checkpoint.verify_whole_files()
     return Source(opened.paths, opened.version(), checkpoint=checkpoint)
 
@@ -152,29 +152,31 @@ def open_source(paths: list[str], group: Group, reading: Reading) -> Source:
     What digests of whole files cover is compared now, since batches read some tensors of a file at a time.
     """
 
-    verify, encryption_key, rules = reading
+    def open_update() -> UpdateSource:
+        return UpdateSource(paths, reading.verify, reading.encryption_key)
+
     if group.process_group is None:
-        return source_of(UpdateSource(paths, verify, encryption_key), verify, rules)
+        return source_of(open_update(), reading)
 
     def open_first() -> tuple[UpdateSource | None, bytes]:
         if group.rank > 0:
             return None, b""
-        opened = UpdateSource(paths, verify, encryption_key)
+        opened = open_update()
         return opened, json.dumps([opened.is_delta(), opened.version()]).encode()
 
     opened, gathered = group.gather_results(open_first)
     is_delta, version = json.loads(gathered[0])
     if is_delta:
-        group.run_on_all(lambda: _refuse_rules(paths, rules))
-        deltas = group.run_on_all(lambda: opened or UpdateSource(paths, verify, encryption_key))
+        group.run_on_all(lambda: _check_stored(paths, reading))
+        deltas = group.run_on_all(lambda: opened or open_update())
         return Source(paths, version, deltas=deltas)
     core = None if opened is None else opened.checkpoint()
     return Source(paths, version, checkpoint=open_for_group(paths, group, reading, core))
 
 
-def _refuse_rules(paths: Sequence[str], rules: Sequence[str] | None) -> None:
-    """Raises a ValueError if rules are for deltas, which change stored bytes."""
-    if rules != ():
+def _check_stored(paths: Sequence[str], reading: Reading) -> None:
+    """Raises a ValueError if options compute tensors, since deltas change stored bytes."""
+    if not reading.is_stored:
         raise ValueError(
             f"{without_secrets(paths[0])}: is a delta, to which recipe and dequantize do not apply, since a changed "
             "scale changes every number of its block; apply it with fst delta apply, and load the full checkpoint"
