@@ -66,6 +66,9 @@ pub trait Device: Send + Sync + 'static {
     /// Returns the NUMA node nearest to the device, or `None` if the machine has only one node or does not say.
     fn node(&self) -> Option<Node>;
 
+    /// Moves this thread, which a load has started to read, near the device, if an experiment asks for it.
+    fn place_reader(&self) {}
+
     /// Returns whether [`Device::copy`] can cast elements like this.
     fn can_cast(&self, cast: Cast) -> bool;
 

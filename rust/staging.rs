@@ -9,6 +9,7 @@
 //! is in the queue of the load, with the event of its copy. The slot of a load of one chunk is in the pool with that event
 //! instead, so that the load need not wait.
 
+pub mod ahead;
 pub mod pool;
 pub mod shared_slot;
 
@@ -149,6 +150,20 @@ impl<D: Device> Staging<D> {
         state.slot_count -= usize::from(!matches!(taken, Ok(Some(_))));
         self.changed.notify_one();
         taken
+    }
+
+    /// Pins slots until the load has `count` of them, unless a worker pins one or a bound leaves no room. The load gets
+    /// each at once.
+    ///
+    /// # Errors
+    /// The error of `check`, or `out-of-memory`.
+    fn pin_ahead(&self, count: usize, check: Check<'_>) -> Result<()> {
+        while self.state.lock().slot_count < count {
+            check()?;
+            let Some(slot) = self.grow(self.request.bytes, check)? else { break };
+            self.release(slot);
+        }
+        Ok(())
     }
 
     /// Returns the requirements for the next slot, for a chunk of `bytes` bytes. The slots of a ramp are as short as its chunks,

@@ -28,11 +28,15 @@ NO_BYTECODE = "anywhere"
 TIMEOUT_SECONDS = 300
 
 
+def settings() -> dict[str, str]:
+    """Returns the settings of processes that measure."""
+    return SETTINGS | {key: text for key, text in os.environ.items() if text == NO_BYTECODE}
+
+
 def plain_environment() -> dict[str, str]:
     """Returns the environment of a process that measures no other library."""
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(PACKAGE.parent)]))
-    kept = {key: text for key, text in os.environ.items() if text == NO_BYTECODE}
-    return os.environ | SETTINGS | kept | {"PYTHONPATH": path}
+    return os.environ | settings() | {"PYTHONPATH": path}
 
 
 def run_child(

@@ -38,13 +38,14 @@ def load_average() -> float:
 
 
 def commit() -> str:
-    """Returns the commit of the measured sources."""
+    """Returns the commit of the measured sources: that of the checkout, or of the variable FST_COMMIT in a copy without
+    its history."""
     git = ["git", "-C", str(PACKAGE), "describe", "--always", "--dirty"]
     try:
         done = subprocess.run(git, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        return "unknown"
-    return done.stdout.strip() or "unknown"
+        return os.environ.get("FST_COMMIT", "unknown")
+    return done.stdout.strip() or os.environ.get("FST_COMMIT", "unknown")
 
 
 def field(path: str, name: str) -> str:

@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from .child import SETTINGS
+from .child import settings
 from .directories import ENVIRONMENTS, PACKAGE
 from .loaders.base import Loader
 from .loaders.fastsafetensors import Fastsafetensors
@@ -105,7 +105,7 @@ class Peer:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(OPTION_PREFIXES)}
         first = [self.release.directory] if self.release else own_directory()
         path = [*map(str, first), inherited.get("PYTHONPATH", ""), str(PACKAGE.parent)]
-        return inherited | SETTINGS | dict(self.settings) | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+        return inherited | settings() | dict(self.settings) | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
 
     def open(self) -> Loader:
         """Imports the library. Raises UnsupportedError if its release is not the pinned one."""

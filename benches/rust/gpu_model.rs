@@ -355,6 +355,7 @@ fn destination(tensor: usize, region: &TensorRegion) -> Destination {
 /// Allocates and fills all tensors, in one or more windows. Returns the number of chunks.
 fn transfer(selection: &Selection, options: &Options, serial: &mut Serial, allocator: &mut Option<Allocator>) -> usize {
     let (checkpoint, regions) = (selection.checkpoint(), selection.regions());
+    IS_MODELLED.store(true, Ordering::Relaxed);
     let mut transfer = serial.run(|| {
         let cuda = Arc::new(Cuda::open(0, 0).unwrap());
         let transfer = Transfer::open(checkpoint, Arc::clone(regions), cuda, options.clone()).unwrap();
@@ -376,7 +377,6 @@ fn transfer(selection: &Selection, options: &Options, serial: &mut Serial, alloc
         if block.bytes < batch.scratch_bytes() as u64 {
             block = scratch(batch.scratch_bytes().next_power_of_two(), allocator);
         }
-        IS_MODELLED.store(true, Ordering::Relaxed);
         // SAFETY: the driver accesses no memory.
         let done =
             unsafe { if ends.len() == 1 { transfer.fill(&batch, block) } else { transfer.submit(batch, block) } };

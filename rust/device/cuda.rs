@@ -33,7 +33,7 @@ use crate::num::to_u64;
 use crate::options::Options;
 use crate::options::experiments::{self, Switch};
 use crate::os::mutex::Mutex;
-use crate::os::numa::Node;
+use crate::os::numa::{self, Node};
 use crate::os::retry::Check;
 use crate::plan::SlotCopy;
 use crate::profile::{self, Count, Stage};
@@ -352,6 +352,12 @@ impl Device for Cuda {
 
     fn node(&self) -> Option<Node> {
         self.gpu.node
+    }
+
+    fn place_reader(&self) {
+        if let Some(cpus) = &self.gpu.reader_cpus {
+            numa::move_to(cpus);
+        }
     }
 
     fn can_cast(&self, cast: Cast) -> bool {

@@ -5,6 +5,7 @@ use crate::device::{CopyInFlight, Device, DeviceLimits, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
+use crate::options::experiments::{self, Switch};
 use crate::os::mutex::Mutex;
 use crate::os::numa::Node;
 use crate::os::retry::Check;
@@ -16,6 +17,7 @@ use crate::reader::uring::Rings;
 use crate::reader::{self, ChosenReader, Opened, ReadLimits, Reader};
 use crate::remote::transfer::limits::REQUESTS_START;
 use crate::source::Source;
+use crate::staging::ahead::PinAhead;
 use crate::staging::shared_slot::SharedSlot;
 use crate::staging::{self, PAGE_BYTES, Request, Staging, pool};
 use std::mem;
@@ -47,6 +49,8 @@ pub struct StagedEngine<D: Device> {
     /// Largest number of workers that read parts of one chunk.
     workers_per_slot: usize,
     node: Option<Node>,
+    /// Dropped before the slots.
+    ahead: Mutex<Option<PinAhead>>,
     memory: Mutex<ChunkMemory<D>>,
 }
 
@@ -133,6 +137,7 @@ impl<D: Device> StagedEngine<D> {
             workers_max: threads.max(1),
             // Slots for requests to stores are filled by one request.
             workers_per_slot: workers_per_slot.min(threads).max(1),
+            ahead: Mutex::new(None),
             memory: Mutex::new(ChunkMemory::None),
         })
     }
@@ -185,11 +190,15 @@ impl<D: Device> StagedEngine<D> {
         Request { bytes, node: self.node, staging_bytes: self.staging_bytes }
     }
 
+    /// Returns the largest number of slots of `slot_bytes` bytes that a batch uses.
+    fn slot_count_max(&self, staged_bytes: usize, slot_bytes: usize) -> usize {
+        (self.staging_bytes.min(staged_bytes) / slot_bytes).clamp(1, self.workers_max + D::copies_ahead())
+    }
+
     /// Ensures staging for a batch, with as many slots as the options allow, but no more or larger ones than the batch needs.
     fn ensure_staging(&self, needs: &BatchNeeds, check: Check<'_>) -> Result<()> {
         let request = self.request(needs);
-        let useful = self.workers_max + D::copies_ahead();
-        let count = (self.staging_bytes.min(needs.staged_bytes) / request.bytes).clamp(1, useful);
+        let count = self.slot_count_max(needs.staged_bytes, request.bytes);
         let present = match &*self.memory.lock() {
             ChunkMemory::Staging(staging, _) if staging.suffices(count, &request) => Some(Arc::clone(staging)),
             _ => None,
@@ -274,9 +283,26 @@ impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
         unsafe { self.run_whole(chunk, inspected, check) }.map(|()| true)
     }
 
+    fn make_ready(&self, bytes: u64) {
+        let Some(count) = experiments::value(Switch::PinAhead).filter(|_| D::PINS) else { return };
+        let request = Request { bytes: self.slot_bytes, node: self.node, staging_bytes: self.staging_bytes };
+        let count = count.min(self.slot_count_max(to_usize(bytes), self.slot_bytes));
+        // The thread would take longer to start than such slots to be found.
+        if bytes < to_u64(self.slot_bytes) || pool::count_pinned(&request) >= count {
+            return;
+        }
+        let slot_count_max = self.slot_count_max(usize::MAX, self.slot_bytes);
+        let staging = Arc::new(Staging::new(Arc::clone(&self.device), slot_count_max, request));
+        *self.ahead.lock() = PinAhead::start(&staging, count);
+        *self.memory.lock() = ChunkMemory::Staging(staging, Arc::default());
+    }
+
     fn end_reads(&self) {}
 
     fn drain(&self, check: Check<'_>) -> Result<()> {
+        // The slots of the thread return to the pool with the others.
+        let ahead = self.ahead.lock().take();
+        drop(ahead);
         match mem::replace(&mut *self.memory.lock(), ChunkMemory::None) {
             ChunkMemory::Staging(staging, _) => staging.drain(check),
             ChunkMemory::Slot(_) | ChunkMemory::None => Ok(()),

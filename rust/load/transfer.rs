@@ -134,6 +134,7 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
             None => (None, checkpoint.sources().cloned().collect()),
         };
         let engine = open_engine(&sources, &device, options, verifier.is_some())?;
+        engine.make_ready(regions.iter().map(TensorRegion::bytes).fold(0, u64::saturating_add));
         Ok(Transfer { planner: Planner { regions, device, engine }, observer, verifier })
     }
 
@@ -211,7 +212,8 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
         // A chunk is hashed as a whole.
         let turns = if verifier.is_some() { 1 } else { per_chunk };
         let order = verifier.map(|verifier| verifier.begin(&batch.chunks));
-        let filled = threads::for_each(threads, batch.chunks.len() * turns, |index| {
+        let start = || self.planner.device.place_reader();
+        let filled = threads::for_each_after(start, threads, batch.chunks.len() * turns, |index| {
             let turn = Turn { chunk: index / turns, index: index % turns };
             let index = order.as_ref().map_or(Some(turn.chunk), |order| order.get(turn.chunk).copied());
             let run = |chunk| {

@@ -30,10 +30,14 @@ pub enum Switch {
     QueryMicroseconds,
     /// `huge_pages`: whether slots ask for huge pages, 0 or 1, whatever the kernel's counts say.
     HugePages,
+    /// `pin_ahead`: number of slots that a thread pins while a large load opens its files and allocates tensors.
+    PinAhead,
+    /// `reader_node`: whether threads that read run on the CPUs near the GPU, 0 or 1.
+    ReaderNode,
 }
 
 /// Number of switches.
-const COUNT: usize = 7;
+const COUNT: usize = 9;
 
 /// Name of each switch and its values.
 const SWITCHES: [(Switch, &str, RangeInclusive<usize>); COUNT] = [
@@ -44,6 +48,8 @@ const SWITCHES: [(Switch, &str, RangeInclusive<usize>); COUNT] = [
     (Switch::FirstChunkKib, "first_chunk_kib", 0..=64 << 10),
     (Switch::QueryMicroseconds, "query_us", 1..=100_000),
     (Switch::HugePages, "huge_pages", 0..=1),
+    (Switch::PinAhead, "pin_ahead", 0..=64),
+    (Switch::ReaderNode, "reader_node", 0..=1),
 ];
 
 type Values = [Option<usize>; COUNT];

@@ -1,6 +1,7 @@
 //! NUMA nodes. On a machine with several nodes, a GPU reads memory of its own node fastest.
 
 use memmap2::MmapRaw;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::fs;
 use std::path::Path;
 
@@ -22,6 +23,36 @@ pub fn of_device(system: &Path, id: &str) -> Option<Node> {
     let node = fs::read_to_string(path).ok()?.trim().parse().ok().filter(|_| has_several)?;
     tracing::debug!(id, node, "NUMA node of the device");
     Some(Node(node))
+}
+
+/// Returns the CPUs near a PCI device, from a directory as `/sys`, or `None` if they are unknown.
+pub fn cpus_near(system: &Path, id: &str) -> Option<CpuSet> {
+    let path = system.join("bus/pci/devices").join(id.to_lowercase()).join("local_cpulist");
+    parse_cpus(&fs::read_to_string(path).ok()?)
+}
+
+/// Parses a list such as `0-15,32`. Returns `None` for an empty or a wrong one.
+fn parse_cpus(list: &str) -> Option<CpuSet> {
+    let mut cpus = CpuSet::new();
+    for range in list.trim().split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let last = last.parse().ok().filter(|last| *last < CpuSet::MAX_CPU)?;
+        (first.parse().ok()?..=last).for_each(|cpu| cpus.set(cpu));
+    }
+    (cpus.count() > 0).then_some(cpus)
+}
+
+/// Moves this thread to those of the CPUs on which it may run, and does nothing if there are none.
+pub fn move_to(cpus: &CpuSet) {
+    let Ok(mut allowed) = sched_getaffinity(None) else { return };
+    let before = allowed;
+    (0..CpuSet::MAX_CPU).filter(|cpu| !cpus.is_set(*cpu)).for_each(|cpu| allowed.unset(cpu));
+    if allowed.count() == 0 || allowed == before {
+        return;
+    }
+    if let Err(error) = sched_setaffinity(None, &allowed) {
+        tracing::debug!(%error, "a reader cannot move to the NUMA node of the device");
+    }
 }
 
 /// Requests that pages not yet allocated come from `node`, if it has free memory.

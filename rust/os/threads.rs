@@ -10,6 +10,16 @@ use std::thread;
 ///
 /// After an error no further job starts, and the first error is returned.
 pub fn for_each(threads: usize, count: usize, job: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
+    for_each_after(|| {}, threads, count, job)
+}
+
+/// Runs jobs as [`for_each`] does. Each thread but the caller's calls `start` first.
+pub fn for_each_after(
+    start: impl Fn() + Sync,
+    threads: usize,
+    count: usize,
+    job: impl Fn(usize) -> Result<()> + Sync,
+) -> Result<()> {
     let next = AtomicUsize::new(0);
     let stop = AtomicBool::new(false);
     let failure: Mutex<Option<Error>> = Mutex::new(None);
@@ -28,7 +38,11 @@ pub fn for_each(threads: usize, count: usize, job: impl Fn(usize) -> Result<()> 
     thread::scope(|scope| {
         for _ in 1..threads.min(count) {
             // A container may refuse more threads. The threads that have started do the work.
-            if let Err(error) = thread::Builder::new().name("fst".into()).spawn_scoped(scope, work) {
+            let run = || {
+                start();
+                work();
+            };
+            if let Err(error) = thread::Builder::new().name("fst".into()).spawn_scoped(scope, run) {
                 tracing::debug!(%error, "cannot start as many threads as requested");
                 break;
             }

@@ -292,6 +292,13 @@ pub fn take_pinned(request: &Request) -> Option<Slot> {
     Some(Slot::new(block, pool))
 }
 
+/// Returns the number of free slots that [`take_pinned`] could return.
+pub fn count_pinned(request: &Request) -> usize {
+    let blocks = POOL.get().blocks.lock();
+    let is_ready = |block: &&Block| block.fits(request) && block.copy.is_none() && block.pinned.is_some();
+    blocks.free.iter().filter(is_ready).count()
+}
+
 /// Waits for a slot. Calls `check` from time to time, and ends with its error.
 ///
 /// # Errors

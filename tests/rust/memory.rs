@@ -4,9 +4,14 @@ use crate::files::{self, PAGE_BYTES};
 use crate::smaps::mappings;
 use fst::os::huge_pages::{advise_for_disk, free_bytes_of, huge_page_bytes, is_order, is_reporting};
 use fst::os::memory::{populate, read};
+use fst::os::{numa, threads};
 use fst::staging::pool::Block;
 use memmap2::{MmapMut, MmapOptions};
+use rustix::thread::{CpuSet, sched_getaffinity};
 use std::fs::{self, OpenOptions};
+use std::sync::Barrier;
+use std::thread;
+use tempfile::TempDir;
 
 const PAGES: usize = 64;
 
@@ -111,4 +116,46 @@ fn missing_pages_of_a_mapped_file_are_errors() {
     file.set_len(2 * PAGE_BYTES as u64).unwrap();
     // SAFETY: nothing writes to the mapping.
     assert_eq!(unsafe { read(address + 1, &mut into) }, Err(2 * PAGE_BYTES - 1));
+}
+
+#[test]
+fn readers_move_to_the_cpus_near_a_device_on_which_they_may_run() {
+    let system = TempDir::new().unwrap();
+    let folder = system.path().join("bus/pci/devices/0000:3b:00.0");
+    std::fs::create_dir_all(&folder).unwrap();
+    let near = || numa::cpus_near(system.path(), "0000:3B:00.0");
+    assert_eq!(near(), None);
+    for (list, cpus) in [
+        ("0-1,3\n", Some(&[0, 1, 3][..])),
+        ("7", Some(&[7])),
+        ("\n", None),
+        ("3-1", None),
+        ("0-4096", None),
+        ("all", None),
+    ] {
+        std::fs::write(folder.join("local_cpulist"), list).unwrap();
+        let found = near().map(|found| (0..CpuSet::MAX_CPU).filter(|cpu| found.is_set(*cpu)).collect::<Vec<_>>());
+        assert_eq!(found.as_deref(), cpus, "{list:?}");
+    }
+    let allowed = sched_getaffinity(None).unwrap();
+    let (mut one, mut other) = (CpuSet::new(), CpuSet::new());
+    for cpu in 0..CpuSet::MAX_CPU {
+        match allowed.is_set(cpu) {
+            true if one.count() == 0 => one.set(cpu),
+            true => {}
+            false => other.set(cpu),
+        }
+    }
+    let caller = thread::current().id();
+    for (cpus, expected) in [(&one, &one), (&other, &allowed)] {
+        let both = Barrier::new(2);
+        let start = || numa::move_to(cpus);
+        threads::for_each_after(start, 2, 2, |_| {
+            both.wait();
+            let found = sched_getaffinity(None).unwrap();
+            assert_eq!(&found, if thread::current().id() == caller { &allowed } else { expected });
+            Ok(())
+        })
+        .unwrap();
+    }
 }

@@ -28,7 +28,8 @@ def main() -> None:
     args = parser.parse_args()
     out = args.out.absolute()
     if args.what in EXPERIMENTS:
-        run_experiment(args.what, Context(args.driver, *AMOUNTS[args.small], out / "files"), out)
+        limit = EXPERIMENTS[args.what][1]
+        run_experiment(args.what, Context(args.driver, *AMOUNTS[args.small], out / "files", limit), out)
         return
     options = [f"--driver={args.driver}", *(["--small"] if args.small else [])]
     done = run_steps(args.what, steps_of(args.what, out, options), out)

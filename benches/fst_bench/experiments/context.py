@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,20 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @dataclass(frozen=True)
 class Context:
-    """Work of an experiment: `total_bytes` that each measurement copies, how often it is repeated, the device, and the
-    folder of the files that are loaded."""
+    """Work of an experiment: `total_bytes` that each measurement copies, how often it is repeated, the device, the
+    folder of the files that are loaded, and the time limit."""
 
     library: str
     total_bytes: int
     repeats: int
     device: str
     files: Path
+    limit_seconds: float
+    begin: float = field(default_factory=time.monotonic)
+
+    def has_time(self, seconds: float) -> bool:
+        """Returns whether this number of seconds, and a tenth of the limit for the end, are left."""
+        return time.monotonic() - self.begin + seconds < 0.9 * self.limit_seconds
 
     @cached_property
     def driver(self) -> Driver:

@@ -1,7 +1,8 @@
 """Two commands that use a GPU for minutes: each step has its own process and time limit, and keeps its results at once.
 
 A step that fails or hangs costs only itself. The most valuable steps come first, because a machine may be lost at any
-time. Nothing is written outside of the output folder; what the steps need but nobody keeps is removed at the end.
+time. Nothing is written outside of the output folder. At the end, it has two small files for each command, since what
+comes back from a rented machine may be limited: `lease-N.json` with all results, and `lease-N.log` with all output.
 """
 
 import json
@@ -31,25 +32,35 @@ from .reads import reads, starts
 CHECKOUT = Path(__file__).resolve().parents[3]
 # Seconds of each command.
 BUDGETS = {"1": 420, "2": 300}
+# Seconds that a step gets after SIGINT, at most: pytest then prints the failures so far.
+GRACE_SECONDS = 5
+# Characters of the output of a step that are kept, and printed.
+KEPT, PRINTED = 500_000, 2500
 # Each experiment with its time limit in seconds, and the decision that its rows drive.
 EXPERIMENTS: dict[str, tuple[Callable[[Context], Rows], int, str]] = {
-    "probe": (probe, 10, "whether slots get huge pages, and how many threads feed a GPU"),
+    "probe": (
+        probe,
+        35,
+        "whether PyTorch finds the GPU, and whether slots get huge pages",
+    ),
     "reads": (reads, 30, "whether reads or the link bound a second load, and slots that stay in L3"),
-    "files": (files, 30, "nothing: it writes the files of the next experiments"),
+    "files": (files, 20, "nothing: it writes the files of the next experiments"),
     "loads": (loads, 60, "what all others are compared with"),
     "allocation": (allocation, 25, "windows, beside which tensors are allocated"),
-    "launches": (launches, 40, "whether fst.warm_up loads what the first kernel needs"),
+    "launches": (launches, 30, "whether fst.warm_up loads what the first kernel needs"),
     "starts": (starts, 5, "whether a load may start its threads more than once"),
-    "copies": (copies, 45, "one stream or two, an event after each copy, and the size of chunks"),
-    "registration": (registration, 45, "huge pages for slots, one registration at a time, fst.warm_up"),
+    "copies": (copies, 40, "one stream or two, an event after each copy, and the size of chunks"),
+    "registration": (registration, 40, "huge pages for slots, one registration at a time, fst.warm_up"),
     "waits": (waits, 15, "how workers wait for a slot"),
     "objects": (objects, 10, "the module only for loads with kernels, and streams that are kept"),
-    "designs": (designs, 75, "which switches become defaults"),
+    "designs": (designs, 80, "which switches become defaults"),
     "models": (models, 30, "where loads of many tensors spend their time"),
 }
 TESTS = (("load", "core"), ("save", "checkpoint"))
+# What a dry run on the CPU tests instead, since it only has to show that tests run.
+SMALL_TESTS = {"load": "core/test_formatting.py", "save": "save/test_shards.py"}
 WORKERS = 8
-# Folders that are removed at the end, and the variables that lead there.
+# Folders of the work that are not kept, and the variables that lead there.
 SCRATCH = {
     "files": ["XDG_CACHE_HOME", "HYPOTHESIS_STORAGE_DIRECTORY", "TORCHINDUCTOR_CACHE_DIR", "HF_HOME", "MPLCONFIGDIR"],
     "scratch": ["TMPDIR", "CUDA_CACHE_PATH", "TRITON_CACHE_DIR"],
@@ -64,25 +75,33 @@ class Step(NamedTuple):
     command: Sequence[str]
 
 
+def work_of(out: Path) -> Path:
+    """Returns the folder in which steps work, which is removed at the end."""
+    return out / "work"
+
+
 def steps_of(what: str, out: Path, options: Sequence[str]) -> list[Step]:
     """Returns the steps of a command, in the order of their value."""
+    work = work_of(out)
     if what == "1":
         command = [sys.executable, "-m", "fst_bench.experiments", *options]
-        return [Step(name, limit, [*command, name, str(out)]) for name, (_, limit, _) in EXPERIMENTS.items()]
-    tests = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", f"--rootdir={CHECKOUT}"]
-    tests += ["-c", str(CHECKOUT / "pyproject.toml"), f"--basetemp={out / 'scratch' / 'pytest'}"]
-    steps = [
-        Step(f"tests-{'-'.join(names)}", 100, [*tests, *_parallel(), *(_tests(name) for name in names)])
-        for names in TESTS
-    ]
-    folders = [f"--out={out / 'figures'}", f"--report={out / 'figures'}", f"--cache-dir={out / 'files'}"]
-    figures = ["--device=cuda", "--no-install", "--workloads=dense,moe,adapter", "--actions=load", "--states=warm"]
-    peers = ["--peers=fst,safetensors,instanttensor", "--ceilings=none", "--gib=2", "--minutes=1.3"]
-    return [*steps, Step("figures", 95, [sys.executable, "-m", "fst_bench", *figures, *peers, *folders])]
-
-
-def _tests(folder: str) -> str:
-    return str(CHECKOUT / "tests" / "python" / folder)
+        return [Step(name, limit, [*command, name, str(work)]) for name, (_, limit, _) in EXPERIMENTS.items()]
+    is_small = "--small" in options
+    tests = [sys.executable, "-m", "pytest", "-m", "not gpu" if is_small else "gpu", "--tb=short", "--durations=5"]
+    # A file that cannot be imported, for lack of a library, costs only its own tests.
+    tests += ["--continue-on-collection-errors", "-p", "no:cacheprovider", f"--rootdir={CHECKOUT}"]
+    tests += ["-c", str(CHECKOUT / "pyproject.toml"), f"--basetemp={work / 'scratch' / 'pytest'}"]
+    steps = []
+    for names in TESTS:
+        chosen = [SMALL_TESTS[names[0]]] if is_small else names
+        paths = [str(CHECKOUT / "tests" / "python" / name) for name in chosen]
+        steps.append(Step(f"tests-{'-'.join(names)}", 100, [*tests, *([] if is_small else _parallel()), *paths]))
+    folders = [f"--out={work / 'figures'}", f"--report={work / 'figures'}", f"--cache-dir={work / 'files'}"]
+    amount = ["--device=cuda", "--workloads=dense,moe,adapter", "--peers=fst,safetensors,instanttensor", "--gib=2"]
+    if is_small:
+        amount = ["--device=cpu", "--workloads=adapter", "--peers=fst", "--gib=0.01", "--rounds=1"]
+    figures = ["--no-install", "--actions=load", "--states=warm", "--ceilings=none", "--minutes=1.3"]
+    return [*steps, Step("figures", 95, [sys.executable, "-m", "fst_bench", *figures, *amount, *folders])]
 
 
 def _parallel() -> list[str]:
@@ -90,17 +109,15 @@ def _parallel() -> list[str]:
         import xdist  # noqa: F401
     except ImportError:
         return []
-    return ["--numprocesses", str(WORKERS), "--dist", "loadfile"]
+    return ["--numprocesses", str(WORKERS)]
 
 
 def run_steps(what: str, steps: Sequence[Step], out: Path, budget: float | None = None) -> dict[str, str]:
-    """Runs steps within the budget of a command. Returns what went wrong with each, or an empty text.
-
-    The output of a step is in `STEP.log`. `lease-N.json` lists the steps so far.
-    """
-    out.mkdir(parents=True, exist_ok=True)
+    """Runs steps within the budget of a command. Returns what went wrong with each, or an empty text."""
     end = time.monotonic() + (budget or BUDGETS[what])
-    environment = _environment(out)
+    work = work_of(out)
+    work.mkdir(parents=True, exist_ok=True)
+    environment = _environment(work)
     record: dict[str, Any] = {
         "commit": commit(),
         "begin": time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -108,18 +125,38 @@ def run_steps(what: str, steps: Sequence[Step], out: Path, budget: float | None 
         "steps": [],
     }
     try:
-        for step in steps:
-            started = time.monotonic()
-            limit = min(step.seconds, end - started)
-            status = _run(step, limit, out, environment) if limit >= 1 else "no time was left"
-            seconds = round(time.monotonic() - started, 1)
-            record["steps"].append({"name": step.name, "seconds": seconds, "status": status})
-            _write(out / f"lease-{what}.json", record)
-            print(f"{step.name}: {status or 'done'} after {seconds} s", flush=True)
+        with (out / f"lease-{what}.log").open("w") as log:
+            for step in steps:
+                started = time.monotonic()
+                limit = min(step.seconds, end - started)
+                status = _run(step, limit, work, environment) if limit >= 1 else "no time was left"
+                seconds = round(time.monotonic() - started, 1)
+                results = _results(work, step.name)
+                record["steps"].append({"name": step.name, "seconds": seconds, "status": status, "results": results})
+                _write(out / f"lease-{what}.json", record)
+                output = _text(work / f"{step.name}.log")
+                log.write(f"=== {step.name}\n{output}\n")
+                log.flush()
+                print(f"=== {step.name}: {status or 'done'} after {seconds} s\n{output[-PRINTED:]}", flush=True)
     finally:
-        for folder in SCRATCH:
-            shutil.rmtree(out / folder, ignore_errors=True)
+        shutil.rmtree(work, ignore_errors=True)
     return {step["name"]: step["status"] for step in record["steps"]}
+
+
+def _results(work: Path, name: str) -> dict[str, Any]:
+    """Returns what a step has written: its record, or each file of its folder."""
+    with suppress(OSError, ValueError):
+        record: dict[str, Any] = json.loads((work / f"{name}.json").read_text())
+        return record
+    files = sorted(file for file in (work / name).rglob("*") if file.suffix in (".json", ".md"))
+    return {str(file.relative_to(work / name)): _text(file) for file in files}
+
+
+def _text(path: Path) -> str:
+    """Returns the end of a file, or an empty text if there is none."""
+    with suppress(OSError):
+        return path.read_text(errors="replace")[-KEPT:]
+    return ""
 
 
 def _card() -> str:
@@ -131,22 +168,31 @@ def _card() -> str:
     return ""
 
 
-def _environment(out: Path) -> dict[str, str]:
+def _environment(work: Path) -> dict[str, str]:
+    """Returns the variables of a step, which works in another folder: paths to modules must not be relative."""
     environment = plain_environment() | {"FST_REQUIRE_GPU": "1", "PYTHONDONTWRITEBYTECODE": NO_BYTECODE}
+    modules = [Path(path).absolute() for path in environment["PYTHONPATH"].split(os.pathsep)]
+    if list((CHECKOUT / "torch_ext" / "fst").glob("libfst_*.so")):
+        modules.append(CHECKOUT / "torch_ext")
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, modules))
     for folder, variables in SCRATCH.items():
-        (out / folder).mkdir(exist_ok=True)
-        environment |= dict.fromkeys(variables, str(out / folder))
+        (work / folder).mkdir(exist_ok=True)
+        environment |= dict.fromkeys(variables, str(work / folder))
     return environment
 
 
-def _run(step: Step, limit: float, out: Path, environment: Mapping[str, str]) -> str:
+def _run(step: Step, limit: float, work: Path, environment: Mapping[str, str]) -> str:
     """Runs a step, ends all of its processes, and returns what went wrong."""
-    with (out / f"{step.name}.log").open("wb") as log:
+    grace = min(GRACE_SECONDS, limit / 4)
+    with (work / f"{step.name}.log").open("wb") as log:
         output: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-        process = subprocess.Popen(step.command, env=environment, cwd=out, start_new_session=True, **output)
+        process = subprocess.Popen(step.command, env=environment, cwd=work, start_new_session=True, **output)
         try:
-            status = process.wait(limit)
+            status = process.wait(limit - grace)
         except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(grace)
             return f"ended after {limit:.0f} s"
         finally:
             with suppress(ProcessLookupError):

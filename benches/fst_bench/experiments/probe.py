@@ -1,6 +1,7 @@
 """Properties of the machine that decide how staging memory is made."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..machine import field
@@ -28,7 +29,7 @@ ATTRIBUTES = {
 
 
 def probe(context: Context) -> Rows:
-    """Reads the settings of the kernel and the attributes of the GPU."""
+    """Reads the settings of the kernel, the versions of libraries and the attributes of the GPU."""
     for what, text in _texts(context):
         yield row(f"{what}: {text}", [])
 
@@ -42,6 +43,7 @@ def _texts(context: Context) -> Iterator[tuple[str, str]]:
     yield "processor", field("/proc/cpuinfo", "model name")
     for cache in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index[23]")):
         yield f"L{_read(cache / 'level')} cache", f"{_read(cache / 'size')} for CPUs {_read(cache / 'shared_cpu_list')}"
+    yield from _libraries()
     try:
         driver = context.driver
     except DriverError as error:
@@ -56,6 +58,22 @@ def _texts(context: Context) -> Iterator[tuple[str, str]]:
             yield what, str(driver.integer("cuDeviceGetAttribute", attribute, 0))
         except DriverError as error:
             yield what, str(error)
+
+
+def _libraries() -> Iterator[tuple[str, str]]:
+    """Imports what the next steps import, which takes long the first time on a new machine."""
+    try:
+        import torch
+
+        yield "PyTorch", f"{torch.__version__}, CUDA {torch.cuda.is_available()}"
+
+        import fst
+
+        yield "fst", f"{fst.__version__} of {Path(fst.__file__).parent}"
+    except (ImportError, OSError) as error:
+        yield "cannot be imported", str(error)
+    wanted = ("pytest", "xdist", "hypothesis", "numpy", "safetensors", "instanttensor")
+    yield "missing libraries", ", ".join(name for name in wanted if find_spec(name) is None) or "none"
 
 
 def _read(path: Path) -> str:

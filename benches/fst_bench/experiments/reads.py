@@ -15,8 +15,9 @@ SLOT_BYTES = 4 * MIB
 # As large as a part of a slot may be, so that Python's lock is taken rarely.
 PART_BYTES = 2 * MIB
 THREADS = (1, 8, 16)
-# Slots of a load whose workers share them, and of one worker each: the first ones fit an L3 cache.
-SLOTS = (5, 32)
+# Slots of a load whose workers share them, of one worker each, and as many as have the bytes of 32 slots of 8 MiB: the
+# first ones fit an L3 cache.
+SLOTS = (5, 32, 64)
 ROUNDS = 3
 
 
@@ -25,7 +26,7 @@ def reads(context: Context) -> Rows:
     with _file(context) as file:
         size = os.fstat(file).st_size
         for threads in THREADS:
-            for slots in SLOTS:
+            for slots in SLOTS[: context.repeats]:
                 for huge in (False, True):
                     with _slots(slots, huge) as memory:
                         times, cpu = [], []
@@ -100,7 +101,7 @@ def _read(file: int, size: int, memory: memoryview, threads: int) -> None:
 
 
 def write(path: Path, size: int, head: bytes = b"") -> None:
-    """Writes `head` and then `size` bytes of weights to a file, which then is in the page cache and on the disk."""
+    """Writes `head` and then `size` bytes of weights to a file, which then is in the page cache. Waits for no disk."""
     # The highest bit of no exponent is set, so that no value is NaN or infinite.
     block = bytes(byte & 0xBF for byte in os.urandom(64 << 10)) * 256
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -110,6 +111,5 @@ def write(path: Path, size: int, head: bytes = b"") -> None:
             left = left[os.write(file, left) :]
         while size > 0:
             size -= os.write(file, memoryview(block)[:size])
-        os.fsync(file)
     finally:
         os.close(file)

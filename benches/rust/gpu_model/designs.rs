@@ -6,7 +6,7 @@ use std::process::Command;
 pub const SETS: [&str; 6] = ["stream", "event", "copy", "reads", "malloc", "pages"];
 
 /// Designs, each with its switches and the arguments of this program.
-const DESIGNS: [(&str, &str, &[&str]); 10] = [
+const DESIGNS: [(&str, &str, &[&str]); 15] = [
     ("as shipped", "", &[]),
     ("first chunks of 0.5, 1, 2 MiB", "first_chunk_kib=512", &[]),
     ("first chunk of 1, 2 MiB", "first_chunk_kib=1024", &[]),
@@ -17,6 +17,11 @@ const DESIGNS: [(&str, &str, &[&str]); 10] = [
     ("four copies ahead", "copies_ahead=4", &[]),
     ("slots of 2 MiB", "", &["chunk_mib=2"]),
     ("slots pinned before", "", &["prepared"]),
+    ("one slot pinned ahead", "pin_ahead=1", &[]),
+    ("two slots pinned ahead", "pin_ahead=2", &[]),
+    ("five slots pinned ahead", "pin_ahead=5", &[]),
+    ("one ahead, windows of 256 MiB", "pin_ahead=1,window_mib=256", &[]),
+    ("readers near the GPU", "reader_node=1", &["near_us=5"]),
 ];
 
 /// Milliseconds of a first and of a second load.

@@ -4,12 +4,15 @@
 use super::COPY_STREAMS;
 use super::driver::{Context, Event, Stream};
 use crate::error::Result;
+use crate::options::experiments::{self, Switch};
 use crate::os::mutex::Mutex;
 use crate::os::numa::{self, Node};
 use crate::os::per_process::PerProcess;
 use cudarc::driver::sys;
+use rustix::thread::CpuSet;
 use std::mem::{self, ManuallyDrop};
 use std::ops::Deref;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Copy streams of one load at a time: two loads on one stream would wait for each other's callers.
@@ -20,6 +23,8 @@ pub struct Gpu {
     ordinal: i32,
     pub(super) context: Arc<Context>,
     pub(super) node: Option<Node>,
+    /// CPUs on which readers run, if an experiment asks for it.
+    pub(super) reader_cpus: Option<CpuSet>,
     spare: Mutex<Spare>,
 }
 
@@ -51,8 +56,11 @@ impl Gpu {
         }
         let context = Context::retain(ordinal)?;
         let id = context.pci_id().inspect_err(|error| tracing::debug!(%error, "the GPU has no PCI address"));
-        let node = id.ok().and_then(|id| numa::of_pci_device(&id));
-        let gpu = Arc::new(Gpu { ordinal, context, node, spare: Mutex::default() });
+        let node = id.as_ref().ok().and_then(|id| numa::of_pci_device(id));
+        let places_readers = experiments::value(Switch::ReaderNode) == Some(1);
+        let near = |id: &String| numa::cpus_near(Path::new("/sys"), id);
+        let reader_cpus = id.as_ref().ok().filter(|_| places_readers).and_then(near);
+        let gpu = Arc::new(Gpu { ordinal, context, node, reader_cpus, spare: Mutex::default() });
         gpus.push(Arc::clone(&gpu));
         Ok(gpu)
     }

@@ -46,7 +46,7 @@ costs! {
     copy_us record_us query_us stream_wait_us launch_us
     pin_us pin_page_us page_us malloc_us module_us stream_us event_us
     wake_us kernel_us kernel_gbps reader_gbps readers_gbps
-    load_us empty_us result_us thread_us dram_gbps
+    load_us empty_us result_us thread_us dram_gbps cache_mib near_us far_gbps
 }
 
 /// Use of a resource.
@@ -117,6 +117,8 @@ struct State {
     /// Numbers of the units of memory whose pages exist.
     pages: HashSet<usize>,
     readers: usize,
+    /// Numbers of the units of memory into which files were read.
+    slots: HashSet<usize>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -140,6 +142,8 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 
 thread_local! {
     static LATE: Cell<u64> = const { Cell::new(0) };
+    /// Whether the thread has moved near the GPU.
+    static IS_NEAR: Cell<bool> = const { Cell::new(false) };
     static THREAD: u32 = {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         NEXT.fetch_add(1, Ordering::Relaxed)
@@ -203,11 +207,18 @@ impl State {
 
     /// Takes memory bandwidth for bytes that pass `times` times, from a time on. Returns the time at which they have passed.
     fn pass(&self, from: u64, bytes: usize, times: f64) -> u64 {
-        if self.costs.dram_gbps == 0.0 {
+        if self.costs.dram_gbps == 0.0 || times == 0.0 {
             return from;
         }
         let taken = self.time_of(bytes, self.costs.dram_gbps / times);
         reserve(&DRAM_FREE, from, |begin| begin + taken).1
+    }
+
+    /// Returns the share of the bytes in slots that leave the cache before a copy reads them, or `None` for a model without a
+    /// cache. Slots take turns.
+    fn missed_share(&self) -> Option<f64> {
+        let slots_mib = (self.slots.len() * PAGES_BYTES) as f64 / f64::from(1 << 20);
+        (self.costs.cache_mib > 0.0).then(|| (1.0 - self.costs.cache_mib / slots_mib).max(0.0))
     }
 
     fn push(&mut self, kind: Kind, asked: u64, begin: u64, end: u64, bytes: usize) {
@@ -269,7 +280,11 @@ pub(crate) fn copy(stream: usize, bytes: usize) {
         let dead_us = dead_us + if state.is_after_event { dead_event_us } else { 0.0 };
         let begin = ready.max(state.engine_free);
         let moves = begin + state.time(dead_us);
-        let end = (moves + state.time_of(bytes, state.costs.link_gbps)).max(state.pass(moves, bytes, 1.0));
+        let end = (moves + state.time_of(bytes, state.costs.link_gbps)).max(state.pass(
+            moves,
+            bytes,
+            state.missed_share().unwrap_or(1.0),
+        ));
         state.push(Kind::Dead, called, begin, moves, stream);
         state.push(Kind::Transfer, called, moves, end, bytes);
         (state.engine_free, state.engine_stream, state.is_after_event) = (end, stream, false);
@@ -371,6 +386,7 @@ pub unsafe extern "C" fn timed_start(costs: *const Costs) {
     // SAFETY: the caller's promise.
     state.costs = unsafe { *costs };
     state.spans.clear();
+    state.slots.clear();
     LATE.set(0);
     IS_ON.store(true, Ordering::Relaxed);
 }
@@ -439,11 +455,18 @@ pub extern "C" fn timed_pages(address: usize, bytes: usize) {
 pub extern "C" fn timed_read(address: usize, bytes: usize) {
     spend(|state| {
         let asked = now();
-        let made = state.visit_pages(asked, address, bytes, 0.0);
+        let Costs { reader_gbps, readers_gbps, near_us, far_gbps, .. } = state.costs;
+        let moved = if near_us > 0.0 && !IS_NEAR.replace(true) { asked + state.time(near_us) } else { asked };
+        let made = state.visit_pages(moved, address, bytes, 0.0);
         state.readers += 1;
-        let Costs { reader_gbps, readers_gbps, .. } = state.costs;
-        let read = made + state.time_of(bytes, reader_gbps.min(readers_gbps / state.readers as f64));
-        let end = read.max(state.pass(made, bytes, 2.0));
+        state.slots.extend(address / PAGES_BYTES..(address + bytes).div_ceil(PAGES_BYTES));
+        // On two nodes, every second thread runs on the other one.
+        let is_far = far_gbps > 0.0 && near_us == 0.0 && THREAD.with(|thread| thread % 2 == 1);
+        let own_gbps = if is_far { far_gbps } else { reader_gbps };
+        let read = made + state.time_of(bytes, own_gbps.min(readers_gbps / state.readers as f64));
+        // The page cache, and slots that are read and written back.
+        let passes = state.missed_share().map_or(2.0, |missed| 1.0 + 2.0 * missed);
+        let end = read.max(state.pass(made, bytes, passes));
         state.push(Kind::Read, asked, asked, end, bytes);
         end
     });
