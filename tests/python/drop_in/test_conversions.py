@@ -1,5 +1,6 @@
 """Models that transformers converts while it loads them, through `fst.patch`: the same bits, filled once."""
 
+import gc
 import logging
 
 import pytest
@@ -193,6 +194,31 @@ def test_models_have_no_deferred_tensors_after_a_failure(tmp_path, monkeypatch):
         load(tmp_path)
     [model] = found
     assert not any(isinstance(tensor, DeferredTensor) for tensor in model.state_dict().values())
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_python_searches_no_cycles_while_a_load_is_recorded(tmp_path, monkeypatch, is_on):
+    found = []
+
+    class Fail(loading.ConversionOps):
+        """Has an error when it is recorded, and another one when transformers loads the model."""
+
+        def convert(self, *_, **__):
+            found.append(gc.isenabled())
+            raise ValueError("no conversion")
+
+    load = llama(monkeypatch, tmp_path, [])
+    mapping = [converter("model.norm.weight", "model.norm.weight", Fail())]
+    monkeypatch.setitem(mappings._checkpoint_conversion_mapping_cache, "llama", mapping)
+    if not is_on:
+        gc.disable()
+    try:
+        with fst.patch(), pytest.raises(RuntimeError):
+            load(tmp_path)
+        assert gc.isenabled() == is_on
+    finally:
+        gc.enable()
+    assert found == [False, is_on]
 
 
 def test_loader_has_the_known_form():

@@ -14,7 +14,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from fst._deferred.slice import DeferredSlice
 from fst._deferred.tensor import DeferredTensor, load_deferred
-from fst._patch.light import light_loader
+from fst._patch.light import light_loader, paused_collector
 from fst._patch.quantized import QuantizedLoad, check_names, check_scales
 from fst._patch.saving import reverting
 
@@ -68,7 +68,7 @@ def recording(original: FunctionType, is_active: Callable[[], bool]) -> Callable
             obstacle = quantized.obstacle() or _obstacle(state_dict, load_config)
             if not obstacle:
                 slices = {name: DeferredSlice(found) for name, found in state_dict.items()}
-                with quantized.recorded():
+                with quantized.recorded(), paused_collector():
                     result = run(light_loader(original, load_config.weight_mapping or [], quantized.kinds), slices)
                 info, _ = result
                 obstacle = next(iter([*info.conversion_errors.values(), *info.error_msgs]), "")
