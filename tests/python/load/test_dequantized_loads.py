@@ -154,6 +154,7 @@ def test_layers_share_rules(tmp_path):
     assert loaded["l.2.e.1.weight"].dtype is torch.float16
 
 
+QUANTIZED = {"q.weight": codes(4, 4), "q.weight_scale_inv": torch.ones(1, 1)}
 REFUSALS = {
     "missing scale": ({"q.weight": codes(4, 4)}, FP8, r'"q.weight" holds .*float8_e4m3fn codes, but .* no scale'),
     "wrong grid": (
@@ -172,6 +173,44 @@ REFUSALS = {
         {"q.weight": packed(2, 8), "q.weight_scale_2": torch.ones(())},
         None,
         'is quantized, but the checkpoint has no "q.weight_scale"',
+    ),
+    "NVFP4 without its global scale": (
+        {"q.weight": packed(2, 8), "q.weight_scale": torch.ones(2, 1).to(torch.float8_e4m3fn)},
+        None,
+        'is quantized, but the checkpoint has no "q.weight_scale_2"',
+    ),
+    "blocks without scales": (QUANTIZED | {"e.up_blocks": packed(2, 8, 3, 16)}, None, 'no scale .* "e.up_scales"'),
+    "scales without blocks": (QUANTIZED | {"e.up_scales": packed(2, 8, 3)}, None, '"e.up_scales" holds scales, but'),
+    "integers without scales": (
+        QUANTIZED | {"w.weight": packed(4, 4).view(torch.int8)},
+        None,
+        '"w.weight" holds .*int8',
+    ),
+    "4-bit floats without scales": (
+        QUANTIZED | {"w.up": packed(4, 4).view(torch.float4_e2m1fn_x2)},
+        None,
+        '"w.up" holds .*float4',
+    ),
+    "scales of a plain weight": (
+        QUANTIZED | {"w.weight": torch.ones(4, 4), "w.weight_scale_inv": torch.ones(1, 1)},
+        None,
+        '"w.weight_scale_inv" holds scales, but',
+    ),
+    "two scales": (QUANTIZED | {"q.weight_scale": torch.ones(1, 1)}, None, '"q.weight_scale" holds scales, but'),
+    "two tensors of one name": (
+        {"q.weight_packed": packed(8, 32), "q.weight_scale": packed(8, 2), "q.weight": torch.ones(8, 64)},
+        None,
+        '"q.weight" is stored, and also dequantized from "q.weight_packed"',
+    ),
+    "one scale in place of blocks": (
+        {"q.weight": codes(256, 256), "q.weight_scale_inv": torch.ones(1, 1)},
+        FP8,
+        r"needs scales of shape \[2, 2\]",
+    ),
+    "rows in place of blocks": (
+        {"q.weight": codes(256, 256), "q.weight_scale_inv": torch.ones(256, 1)},
+        FP8,
+        r"needs scales of shape \[2, 2\]",
     ),
     "plain": ({"q.weight": torch.ones(2)}, None, "no tensor is quantized; leave out dequantize"),
 }

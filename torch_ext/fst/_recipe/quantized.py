@@ -24,6 +24,8 @@ _ACTIVATIONS = (
 )
 # Last components of names that belong to schemes which are not known.
 _UNKNOWN = ("g_idx", "qweight", "qzeros", "weight_g_idx", "weight_zero_point", "absmax", "quant_map", "SCB")
+# Codes and scales among the names that an expression reads.
+_PARTS = slice(0, 1), slice(1, None)
 # Usual blocks of FP8 weights, if neither a configuration nor the scales tell.
 _BLOCK = (128, 128)
 
@@ -90,25 +92,59 @@ def quantized_tensors(stored: Mapping[str, Tensor], settings: Mapping[str, Any])
     consumed: set[str] = set()
     blocks = _block(settings)
     for name, codes in stored.items():
-        last = name.rpartition(".")[2]
+        last = _last(name)
         if last in _UNKNOWN:
             raise ValueError(f'"{name}" belongs to a quantization that is not known')
         if last in _ACTIVATIONS:
             consumed.add(name)
             continue
-        found = _dequantization(name, codes, stored, blocks)
+        found = _dequantization(name, codes, stored, blocks, bool(settings.get("weight_block_size")))
         if found is None:
             continue
         output, expression, shape, reads = found
         outputs[output] = Dequantized(expression, tuple(reads), shape)
         consumed.update(reads)
-    for name, codes in stored.items():
-        # Scales are float8, too. INT8 without scales may be numbers.
-        if name not in consumed and codes.dtype in _CODES and codes.dtype != torch.int8 and codes.dim() > 1:
+    consumed |= {name for name in stored if _is_shape_of_packed(name, stored)}
+    _check_rest({name: tensor for name, tensor in stored.items() if name not in consumed}, stored, outputs)
+    return Quantized(outputs, frozenset(consumed))
+
+
+def _check_rest(rest: Mapping[str, Tensor], stored: Mapping[str, Tensor], outputs: Mapping[str, Dequantized]) -> None:
+    """Checks that the tensors that are not quantized are neither codes nor scales, nor named like outputs.
+
+    Args:
+        rest: The tensors that no output reads.
+        stored: All tensors.
+        outputs: The dequantized tensors.
+    """
+    of_codes, of_scales = ({_last(name) for each in outputs.values() for name in each.reads[part]} for part in _PARTS)
+    for name, tensor in rest.items():
+        if name in outputs:
+            raise ValueError(f'"{name}" is stored, and also dequantized from "{outputs[name].reads[0]}"')
+        if _is_scale(name, tensor, stored) or (_last(name) in of_scales and tensor.dim() > 1):
+            raise ValueError(f'"{name}" holds scales, but the checkpoint has no codes of them; complete the checkpoint')
+        # Integers may be numbers, unless their name is that of codes.
+        is_integer = tensor.dtype in (torch.int8, torch.uint8)
+        is_named = _last(name) in of_codes or name.endswith("_blocks")
+        if tensor.dim() > 1 and (is_named if is_integer else tensor.dtype in (*_CODES, *_FP4_PACKED)):
+            scales = f"{name.removesuffix('_blocks')}_scales" if name.endswith("_blocks") else f"{name}_scale_inv"
             raise ValueError(
-                f'"{name}" holds {codes.dtype} codes, but the checkpoint has no scale of it, such as "{name}_scale_inv"'
+                f'"{name}" holds {tensor.dtype} codes, but the checkpoint has no scale of it, such as "{scales}"'
             )
-    return Quantized(outputs, frozenset(consumed | {name for name in stored if _is_shape_of_packed(name, stored)}))
+
+
+def _is_scale(name: str, tensor: Tensor, stored: Mapping[str, Tensor]) -> bool:
+    """Returns whether a tensor has the name of scales of weights. Others, such as "logit_scale", may be parameters."""
+    if name.endswith(("_scale_inv", "weight_scale", "weight_scale_2", "weight_global_scale")):
+        return True
+    if name.endswith("_scales"):
+        return tensor.dtype in (torch.uint8, torch.float8_e8m0fnu) or f"{name.removesuffix('_scales')}_blocks" in stored
+    return name.endswith("_scale") and name.removesuffix("_scale") in stored
+
+
+def _last(name: str) -> str:
+    """Returns the last component of a name."""
+    return name.rpartition(".")[2]
 
 
 def _is_shape_of_packed(name: str, stored: Mapping[str, Tensor]) -> bool:
@@ -116,7 +152,7 @@ def _is_shape_of_packed(name: str, stored: Mapping[str, Tensor]) -> bool:
 
 
 def _dequantization(
-    name: str, codes: Tensor, stored: Mapping[str, Tensor], block: tuple[int, int] | None
+    name: str, codes: Tensor, stored: Mapping[str, Tensor], block: tuple[int, int] | None, is_block_of_all: bool
 ) -> tuple[str, str, tuple[int, ...], list[str]] | None:
     """Returns the output, the expression, the shape and the names of quantized codes, or `None` for other tensors."""
     shape = tuple(codes.shape)
@@ -136,7 +172,8 @@ def _dequantization(
         # As compressed-tensors, unlike gpt-oss, takes the exponent 255: as infinity.
         scheme = "nvfp4_div" if factor in stored else "fp4"
         return weight, _dequant(reads, scheme), (*shape[:-1], shape[-1] * 2), reads
-    if codes.dtype == torch.uint8 and f"{name}_scale_2" in stored:
+    is_nvfp4 = name + "_scale" in stored and stored[name + "_scale"].dtype == torch.float8_e4m3fn
+    if codes.dtype == torch.uint8 and (is_nvfp4 or f"{name}_scale_2" in stored):
         reads = [name, f"{name}_scale", f"{name}_scale_2"]
         return name, _dequant(_all(reads, stored), "nvfp4"), (*shape[:-1], shape[-1] * 2), reads
     candidates = [f"{name}_scale_inv", f"{name}_scale"]
@@ -148,7 +185,7 @@ def _dequantization(
         return name, _dequant([name, scales], "fp4"), (*shape[:-1], shape[-1] * 2), [name, scales]
     if codes.dtype not in _CODES:
         return None
-    suffix = _block_text(name, shape, scales, tuple(stored[scales].shape), block)
+    suffix = _block_text(name, shape, scales, tuple(stored[scales].shape), block, is_block_of_all)
     return name, _dequant([name, scales], "", suffix), shape, [name, scales]
 
 
@@ -164,18 +201,24 @@ def _all(names: list[str], stored: Mapping[str, Tensor]) -> list[str]:
 
 
 def _block_text(
-    name: str, shape: tuple[int, ...], scales: str, grid: tuple[int, ...], block: tuple[int, int] | None
+    name: str,
+    shape: tuple[int, ...],
+    scales: str,
+    grid: tuple[int, ...],
+    block: tuple[int, int] | None,
+    is_block_of_all: bool,
 ) -> str:
     """Returns the block of a tensor as an argument, or "" if the shape of the scales tells it."""
-    if math.prod(grid) == 1 or len(shape) < 2:
+    if len(shape) < 2 or (math.prod(grid) == 1 and not (is_block_of_all and len(grid) > 1)):
         return ""
     rows, columns = shape[-2:]
     *_, grid_rows, grid_columns = (1, *grid)
-    if (grid_rows, grid_columns) == (rows, 1) and len(grid) == len(shape):
-        return ""
     candidates = [block] if block else [_BLOCK]
-    # One scale for some columns of a row.
-    candidates += [(1, columns // grid_columns)] if grid_rows == rows and columns % grid_columns == 0 else []
+    if not is_block_of_all:
+        if (grid_rows, grid_columns) == (rows, 1) and len(grid) == len(shape):
+            return ""
+        # One scale for some columns of a row.
+        candidates += [(1, columns // grid_columns)] if grid_rows == rows and columns % grid_columns == 0 else []
     for each in candidates:
         if each and (math.ceil(rows / each[0]), math.ceil(columns / each[1])) == (grid_rows, grid_columns):
             return f"block={each[0]}x{each[1]}"
