@@ -225,3 +225,20 @@ def test_compile(tmp_path, mode):
         expected = (x @ tensors["weight"].cuda().t()) * tensors["scale"].cuda()
         torch.testing.assert_close(result, expected)
         assert first.data_ptr() != second.data_ptr()
+
+
+def test_streams_of_recipes(tmp_path):
+    """Batches load on another stream than the current one, which may change between them."""
+    tensors = {f"{number}": torch.randn(256, 1024) for number in range(12)}
+    fst.save_file(tensors, tmp_path / "model.safetensors")
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+    with fst.stream(
+        tmp_path / "model.safetensors", "cuda", recipe=["{n} = permute({n}, 1, 0)"], window_bytes=4 << 20
+    ) as outputs:
+        for number in range(12):
+            with torch.cuda.stream(streams[number // 3 % 2]):
+                name, output = next(outputs)
+                torch.cuda._sleep(DELAY_CYCLES)
+                doubled = output * 2
+                del output
+                assert doubled.cpu().equal(tensors[name].t() * 2)

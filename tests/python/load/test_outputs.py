@@ -2,12 +2,16 @@
 
 import copy
 import pickle
+import threading
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
 import fst
+from fst._checkpoint.outputs import OutputLoader
 from rawfile import assert_all_same, assert_same
 
 TENSORS = {
@@ -190,3 +194,54 @@ def test_a_stream_ends_early_and_repeats_its_error(path, tmp_path):
         next(stream)
     with pytest.raises(StopIteration):
         next(stream)
+
+
+def test_outputs_on_a_gpu_load_ahead_on_their_own_stream(monkeypatch):
+    """The caller's stream waits for the copies of a batch, and not for those of the next one."""
+    log, local = [], threading.local()
+    is_loaded = [threading.Event() for _ in range(3)]
+    side, device = SimpleNamespace(device=torch.device("cuda", 1)), torch.device("cuda", 1)
+    current = SimpleNamespace(wait_stream=lambda stream: log.append(("wait", stream is side)))
+
+    @contextmanager
+    def stream(used):
+        local.stream = used
+        yield
+        local.stream = None
+
+    class Made:
+        """Outputs on a GPU, whose memory holds one of them at first."""
+
+        is_full = True
+
+        def load_tensors(self, names, device, **_):
+            if device.type == "meta":
+                return [torch.empty(4, device="meta") for _ in names]
+            [number] = map(int, names)
+            if number == 1 and self.is_full:
+                self.is_full = False
+                raise torch.OutOfMemoryError("memory is full")
+            log.append(("load", number, device, local.stream is side))
+            is_loaded[number].set()
+            return [SimpleNamespace(record_stream=lambda stream: log.append(("use", number, stream is current)))]
+
+    for name, value in {
+        "is_available": lambda: True,
+        "Stream": lambda _: side,
+        "stream": stream,
+        "current_stream": lambda _: current,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    loader = OutputLoader(Made(), [(number, str(number)) for number in range(3)], None, "cuda", 40, {})
+    returned = []
+    for number in (0, 2):
+        # Before it is requested. The one between does not fit, and is loaded again when it is requested.
+        assert is_loaded[number].wait(60)
+        returned.append(loader.next_batch()[0])
+        if number == 0:
+            returned.append(loader.next_batch()[0])
+    assert returned == [[0], [1], [2]]
+    assert log == [
+        step for number in range(3) for step in [("load", number, device, True), ("wait", True), ("use", number, True)]
+    ]
+    assert loader.next_batch() == ([], [], [])

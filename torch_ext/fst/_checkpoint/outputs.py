@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import accumulate
 from typing import Any
 
@@ -17,6 +18,8 @@ from fst._core.index_range import FlatRegions
 
 _CPU, _META = torch.device("cpu"), torch.device("meta")
 _Device = torch.device | str
+_Items = list[tuple[int, str]]
+_Batch = tuple[list[int], list[str], list[Tensor]]
 
 
 class Outputs:
@@ -150,7 +153,10 @@ class Outputs:
 
 
 class OutputLoader:
-    """Load of outputs in batches that fit a window. On the CPU, the next batch loads while one is returned.
+    """Load of outputs in batches of half a window. The next batch loads while one is returned.
+
+    On a GPU, batches load on a CUDA stream of the loader. The stream that is current when a batch is returned waits for
+    this batch, and for no later one.
 
     Args:
         outputs: All outputs.
@@ -164,13 +170,13 @@ class OutputLoader:
     def __init__(
         self,
         outputs: Outputs,
-        items: list[tuple[int, str]],
+        items: _Items,
         regions: FlatRegions | None,
         device: _Device,
         window_bytes: int,
         options: dict[str, Any],
     ) -> None:
-        self._outputs, self._device, self._options = outputs, device, options
+        self._outputs, self._options = outputs, options
         names = [name for _, name in sorted(items)]
         if regions is None:
             likes = outputs.load_tensors(names, _META, **options)
@@ -181,17 +187,21 @@ class OutputLoader:
         self._regions = regions
         self._size = len(items)
         self._total_bytes = sum(like.nbytes for like in likes)
-        ahead = torch.device(device).type == "cpu"
+        self._device = torch.device(device)
+        self._stream: torch.cuda.Stream | None = None
+        if self._device.type == "cuda" and torch.cuda.is_available():
+            self._stream = torch.cuda.Stream(self._device)
+            # The current device of another thread may be another one.
+            self._device = self._stream.device
         sizes = [likes[position].nbytes for position, _ in items]
-        self._batches = _split(items, sizes, max(window_bytes // (2 if ahead else 1), 1))
-        self._executor = ThreadPoolExecutor(1, "fst-recipe") if ahead else None
-        self._pending: Future[tuple[list[int], list[str], list[Tensor]]] | None = None
+        self._batches = _split(items, sizes, max(window_bytes // 2, 1))
+        self._executor = ThreadPoolExecutor(1, "fst-recipe")
+        self._pending: tuple[_Items, Future[_Batch]] | None = None
         self._error: BaseException | None = None
         self._lock = threading.Lock()
-        if self._executor is not None:
-            self._pending = self._begin()
+        self._begin()
 
-    def next_batch(self) -> tuple[list[int], list[str], list[Tensor]]:
+    def next_batch(self) -> _Batch:
         """Returns the positions, names and tensors of the next batch, or empty lists after the last."""
         with self._lock:
             if self._error is not None:
@@ -204,30 +214,37 @@ class OutputLoader:
                 self._stop()
                 raise
 
-    def _next(self) -> tuple[list[int], list[str], list[Tensor]]:
-        if self._executor is None:
-            batch = next(self._batches, None)
-            return ([], [], []) if batch is None else self._load(batch)
+    def _next(self) -> _Batch:
         if self._pending is None:
             return [], [], []
-        loaded = self._pending.result()
-        self._pending = self._begin()
+        batch, future = self._pending
+        try:
+            loaded = future.result()
+        except torch.OutOfMemoryError:
+            # The caller may have freed earlier outputs since.
+            loaded = self._load(batch)
+        if self._stream is not None:
+            # Before the next batch is queued on the stream.
+            current = torch.cuda.current_stream(self._device)
+            current.wait_stream(self._stream)
+            for tensor in loaded[2]:
+                tensor.record_stream(current)
+        self._begin()
         return loaded
 
-    def _begin(self) -> "Future[tuple[list[int], list[str], list[Tensor]]] | None":
+    def _begin(self) -> None:
         batch = next(self._batches, None)
-        return None if batch is None or self._executor is None else self._executor.submit(self._load, batch)
+        self._pending = None if batch is None else (batch, self._executor.submit(self._load, batch))
 
-    def _load(self, batch: list[tuple[int, str]]) -> tuple[list[int], list[str], list[Tensor]]:
+    def _load(self, batch: _Items) -> _Batch:
         positions, names = [position for position, _ in batch], [name for _, name in batch]
-        if self._regions is None:
-            return positions, names, self._outputs.load_tensors(names, self._device, **self._options)
-        starts, lengths, steps = (
-            [number for position in positions for number in part[self._begins[position] : self._begins[position + 1]]]
-            for part in self._regions
-        )
-        loaded = self._outputs.load_boxes(names, starts, lengths, steps, self._device, **self._options)
-        return positions, names, loaded
+        begins, regions, options = self._begins, self._regions, self._options
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            if regions is None:
+                return positions, names, self._outputs.load_tensors(names, self._device, **options)
+            parts = [slice(begins[position], begins[position + 1]) for position in positions]
+            starts, lengths, steps = ([number for part in parts for number in numbers[part]] for numbers in regions)
+            return positions, names, self._outputs.load_boxes(names, starts, lengths, steps, self._device, **options)
 
     def close(self) -> None:
         """Ends the load and frees the outputs that were not returned."""
@@ -237,8 +254,7 @@ class OutputLoader:
     def _stop(self) -> None:
         self._batches = iter(())
         self._pending = None
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     def size(self) -> int:
         """Returns the number of all outputs."""
@@ -249,8 +265,8 @@ class OutputLoader:
         return self._total_bytes
 
 
-def _split(items: Sequence[tuple[int, str]], sizes: Sequence[int], limit_bytes: int) -> Iterator[list[tuple[int, str]]]:
-    batch: list[tuple[int, str]] = []
+def _split(items: _Items, sizes: Sequence[int], limit_bytes: int) -> Iterator[_Items]:
+    batch: _Items = []
     total = 0
     for item, size in zip(items, sizes, strict=True):
         if batch and total + size > limit_bytes:

@@ -77,8 +77,7 @@ def stream(
             `load_file`, is a ValueError, since it has the digests of whole files, except for `.tensors` files and
             encrypted ones, which are read and verified when they are opened.
         encryption_key: As in `load_file`.
-        recipe, dequantize: As in `load_file`. Outputs come in the order of the rules, in batches of half a window on
-            the CPU, and of a window on a GPU.
+        recipe, dequantize: As in `load_file`. Outputs come in the order of the rules, in batches of half a window.
 
     Returns:
         An iterator over pairs of a name and a tensor, with a method `close` and an attribute `total_bytes`. After an
