@@ -1,12 +1,10 @@
 #include "dequantize.h"
 
-#include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 
 #include <array>
-#include <limits>
 #include <string>
 
 #include "cast.h"
@@ -77,19 +75,6 @@ void check_dtype(c10::ScalarType dtype) {
   }
 }
 
-// Repeats the scales of blocks for rows and columns, unless there is one for all.
-at::Tensor expand(const at::Tensor& scales, const std::array<int64_t, 2>& sizes, const std::array<int64_t, 2>& block) {
-  auto expanded = scales;
-  for (size_t axis = 0; axis < 2; ++axis) {
-    const auto dim = static_cast<int64_t>(axis) - 2;
-    if (expanded.size(dim) != 1) {
-      const auto numbers = at::arange(sizes[axis], scales.options().dtype(at::kLong));
-      expanded = expanded.index_select(dim, numbers.floor_divide(block[axis]));
-    }
-  }
-  return expanded;
-}
-
 // Computes in the core, and returns whether it has an implementation for the device.
 bool run_in_core(const Quantized& quantized, const at::Tensor& codes, const at::Tensor& out) {
   const auto device = out.device();
@@ -139,27 +124,6 @@ void run_into(const Quantized& quantized, const at::Tensor& out) {
   mark_changed({out});
 }
 
-// Computes in PyTorch, for devices other than the CPU.
-void quantize_with_torch(const at::Tensor& tensor, const CodesLayout& layout, const at::Tensor& codes,
-                         const at::Tensor& scales) {
-  const int64_t rows = tensor.size(-2);
-  const int64_t columns = tensor.size(-1);
-  const std::array<int64_t, 2> block = {layout.block_rows == 0 ? rows : layout.block_rows,
-                                        layout.block_columns == 0 ? columns : layout.block_columns};
-  const std::array<int64_t, 2> grid = {scales.size(-2), scales.size(-1)};
-  const auto numbers = tensor.to(at::kFloat);
-  const auto padded =
-      at::constant_pad_nd(numbers, {0, grid[1] * block[1] - columns, 0, grid[0] * block[0] - rows}).abs();
-  const auto blocks = padded.unflatten(-1, {grid[1], block[1]}).unflatten(-3, {grid[0], block[0]});
-  const auto quotients = blocks.amax({-3, -1}) / layout.divisor;
-  const_cast<at::Tensor&>(scales).copy_(quotients.masked_fill(quotients.eq(0), std::numeric_limits<float>::epsilon()));
-  auto results = (numbers / expand(scales, {rows, columns}, block)).clamp(layout.least, layout.most);
-  if (codes.scalar_type() == at::kChar) {
-    results = results.round().nan_to_num(0);
-  }
-  const_cast<at::Tensor&>(codes).copy_(results);
-}
-
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor> quantize_tensor(const at::Tensor& tensor, const std::string& scheme,
@@ -180,14 +144,17 @@ std::tuple<at::Tensor, at::Tensor> quantize_tensor(const at::Tensor& tensor, con
   if (tensor.numel() == 0 || tensor.is_meta()) {
     return {codes, scales};
   }
-  if (tensor.is_cpu()) {
-    call_core([&] {
-      quantize(strided(tensor), rust::Str(scheme), slice_of(to_list(block)), mutable_address_of(codes),
-               mutable_address_of(scales), at::get_num_threads());
-    });
-  } else {
-    quantize_with_torch(tensor, layout, codes, scales);
+  if (!tensor.is_cpu()) {
+    // The CPU computes for all devices, so that each scheme has one definition.
+    const auto [host_codes, host_scales] = quantize_tensor(tensor.cpu(), scheme, block);
+    copy_elements(codes, host_codes);
+    copy_elements(scales, host_scales);
+    return {codes, scales};
   }
+  call_core([&] {
+    quantize(strided(tensor), rust::Str(scheme), slice_of(to_list(block)), mutable_address_of(codes),
+             mutable_address_of(scales), at::get_num_threads());
+  });
   return {codes, scales};
 }
 

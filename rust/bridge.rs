@@ -222,14 +222,12 @@ mod ffi {
         begin: &'a [i64],
     }
 
-    /// Shapes and block of a quantized tensor.
+    /// Shapes of a quantized tensor.
     struct QuantizedLayout {
         /// Shape of the codes as matrices.
         code_shape: Vec<i64>,
         /// Shape of the numbers.
         shape: Vec<i64>,
-        block_rows: i64,
-        block_columns: i64,
     }
 
     /// Codes and scales of a tensor that is quantized.
@@ -238,14 +236,6 @@ mod ffi {
         scalar_type: i8,
         /// Shape of the scales.
         scales: Vec<i64>,
-        block_rows: i64,
-        block_columns: i64,
-        /// Number by which the largest magnitude of a block is divided.
-        divisor: f32,
-        /// Smallest code.
-        least: f32,
-        /// Largest code.
-        most: f32,
     }
 
     /// Order in which a stream returns its tensors.

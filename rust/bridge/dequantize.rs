@@ -2,7 +2,7 @@
 
 use super::ffi;
 use super::guard::{guard, guard_with_log};
-use super::selection::{signed, signed_size};
+use super::selection::signed;
 use crate::cast::dequantize;
 use crate::cast::quantize::{self, Codes};
 use crate::cast::quantized::{Form, Layout, Quantized, Strided};
@@ -16,13 +16,7 @@ use crate::os::sigint::Watch;
 pub(super) fn lay_out_quantized(tensor: &ffi::QuantizedTensor) -> Result<ffi::QuantizedLayout> {
     guard(|| {
         let layout = Memory::new(tensor)?.quantized(tensor)?.layout()?;
-        let [block_rows, block_columns] = layout.block;
-        Ok(ffi::QuantizedLayout {
-            code_shape: signed(&layout.code_shape)?,
-            shape: signed(&layout.shape)?,
-            block_rows: signed_size(block_rows)?,
-            block_columns: signed_size(block_columns)?,
-        })
+        Ok(ffi::QuantizedLayout { code_shape: signed(&layout.code_shape)?, shape: signed(&layout.shape)? })
     })
 }
 
@@ -68,16 +62,7 @@ pub(super) fn lay_out_codes(scheme: &str, shape: &[i64], block: &[i64]) -> Resul
         };
         let mut scales = signed(leading)?;
         scales.extend(signed(&quantize::grid([*rows, *columns], block))?);
-        let [least, most] = codes.limits();
-        Ok(ffi::CodesLayout {
-            scalar_type: codes.dtype().scalar_type().unwrap_or_default(),
-            scales,
-            block_rows: signed_size(block[0])?,
-            block_columns: signed_size(block[1])?,
-            divisor: codes.divisor(),
-            least,
-            most,
-        })
+        Ok(ffi::CodesLayout { scalar_type: codes.dtype().scalar_type().unwrap_or_default(), scales })
     })
 }
 

@@ -219,7 +219,7 @@ pub(super) fn signed(sizes: &[u64]) -> Result<Vec<i64>> {
     sizes.iter().map(|&size| signed_size(size)).collect()
 }
 
-pub(super) fn signed_size(size: u64) -> Result<i64> {
+fn signed_size(size: u64) -> Result<i64> {
     i64::try_from(size).map_err(|_| Error::new(Kind::InvalidArgument, format!("{size} exceeds a 64-bit size")))
 }
 

@@ -48,7 +48,7 @@ impl Codes {
     }
 
     /// Returns the divisor of the largest magnitude. That of integers is half of their range.
-    pub fn divisor(self) -> f32 {
+    fn divisor(self) -> f32 {
         match self {
             Codes::F8E4M3 => 448.0,
             Codes::F8E5M2 => 57344.0,
@@ -57,7 +57,7 @@ impl Codes {
     }
 
     /// Returns the smallest and the largest code.
-    pub fn limits(self) -> [f32; 2] {
+    fn limits(self) -> [f32; 2] {
         match self {
             Codes::F8E4M3 | Codes::F8E5M2 => [-self.divisor(), self.divisor()],
             Codes::I8 => [-128.0, 127.0],

@@ -85,7 +85,7 @@ def quantize(tensor: Tensor, scheme: str, *, block: Sequence[int] | None = None)
     code: 448 for "f8e4m3", 57344 for "f8e5m2", and 127.5 for "i8". The scale of a block of zeros is 2 ** -23. A code is
     the quotient of number and scale, limited to the range of the codes and rounded to nearest, ties to even. The
     results have the bits of compressed-tensors for float32 tensors, and of torchao except in blocks of zeros.
-    `dequantize` with the same block computes the numbers again.
+    `dequantize` with the same block computes the numbers again. A tensor on a GPU is copied to the CPU, which computes.
 
     The function works in `torch.compile(fullgraph=True)`, `torch.export` and AOTInductor. It is not differentiable.
 
