@@ -25,7 +25,7 @@ from .loaders.base import Loader
 from .loaders.fastsafetensors import Fastsafetensors
 from .loaders.fst import Fst, FstInto
 from .loaders.obstore import Obstore
-from .loaders.safetensors import Safetensors, SafetensorsFlushed, SafetensorsPrefetch
+from .loaders.safetensors import Safetensors, SafetensorsCopied, SafetensorsFlushed, SafetensorsPrefetch
 from .loaders.streams import InstantTensor, RunaiStreamer
 from .loaders.tensorizer import FstTensors, Tensorizer
 from .loaders.verified import FstDigests, FstEncrypted, FstManifest, FstSignature, ModelSigningFirst, Sha256sumFirst
@@ -150,6 +150,7 @@ _PEERS = (
     Peer("fst-into", FstInto, None, "into existing tensors", (), schemes=("http", "s3")),
     Peer("fst-exchange", exchange, None, "exchange", SHARDED),
     Peer("safetensors", Safetensors, SAFETENSORS, "", ACTIONS),
+    Peer("safetensors-copied", SafetensorsCopied, SAFETENSORS, "parts of rows copied", SHARDED),
     Peer("safetensors-flushed", SafetensorsFlushed, SAFETENSORS, "flushed to the disk", ("save",)),
     Peer("safetensors-rc", Safetensors, SAFETENSORS_NEXT),
     Peer("safetensors-rc-prefetch", SafetensorsPrefetch, SAFETENSORS_NEXT, "prefetch"),
