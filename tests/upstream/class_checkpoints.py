@@ -13,7 +13,7 @@ from typing import Any
 
 import first_loads
 
-PARAMETERS_MAX = 40_000_000
+PARAMETERS_MAX = 160_000_000
 
 # What the attributes of a configuration are at most, by parts of their names. The first match counts.
 LIMITS = {
@@ -32,14 +32,23 @@ LIMITS = {
 }
 _PATTERNS = [(re.compile(pattern), limit) for pattern, limit in LIMITS.items()]
 # Values of attributes that a configuration lacks.
-DEFAULTS = LIMITS | {
-    r"eps(ilon)?$": 1e-5,
-    r"theta|rotary_emb_base|rope_base": 10000.0,
-    r"act(ivation)?(_func|_fn|_function)?$": "silu",
-    r"scoring_func": "softmax",
-    r"scal(e|ing)|factor|multiplier|alpha": 1.0,
-    r"bias|^use_|^is_|norm_|^has_|^add_|^tie_|parallel|shared|^attn_|^enable|^no_|_only$": False,
-}
+DEFAULTS = (
+    {
+        r"layer_types$|layers_block_type$|layers_types$": ["full_attention", "full_attention"],
+        r"(pattern|freq|sizes|layers|thetas|thresholds)_list$|_pattern$": [1, 1],
+        r"^pooling$": "avg",
+        r"attn_implementation": "eager",
+    }
+    | LIMITS
+    | {
+        r"eps(ilon)?$": 1e-5,
+        r"theta|rotary_emb_base|rope_base": 10000.0,
+        r"act(ivation)?(_func|_fn|_function)?$": "silu",
+        r"scoring_func": "softmax",
+        r"scal(e|ing)|factor|multiplier|alpha": 1.0,
+        r"bias|^use_|^is_|norm_|^has_|^add_|^tie_|parallel|shared|^attn_|^enable|^no_|_only$": False,
+    }
+)
 _LISTS = re.compile("layer_types$|layers_block_type$|layers_types$")
 
 
@@ -108,7 +117,7 @@ def saved_by_server(architecture: str, path: Path, load: first_loads.Load) -> st
                 errors.append(error)
             else:
                 return "parameters"
-    raise errors[-1]
+    raise RuntimeError("; ".join(map(repr, errors)))
 
 
 def _names_of_server(path: Path, load: first_loads.Load) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from unittest import mock
@@ -15,6 +16,7 @@ from torch import nn
 
 import fst
 from fst._core.group import RankError
+from fst._deferred.tensor import NotRecordedError
 from fst.compat.tensorizer import TensorSerializer
 from fst.plugins._first_load import load_recorded
 from fst.plugins._options import Options
@@ -149,6 +151,15 @@ def test_models_that_are_not_recorded_get_whole_tensors(tmp_path):
         except Exception:
             model.seen.append("error")
 
+    def copy_in_thread(model, tensor):
+        def copy():
+            with contextlib.suppress(NotRecordedError):
+                model.experts.w.data[1].copy_(tensor)
+
+        thread = threading.Thread(target=copy, name="own")
+        thread.start()
+        thread.join()
+
     def replace(model, tensor):
         model.experts.w = nn.Parameter(model.experts.w.data.clone(), requires_grad=False)
 
@@ -161,6 +172,7 @@ def test_models_that_are_not_recorded_get_whole_tensors(tmp_path):
             "replaces the parameter",
         ),
         (replace, "replaces the parameter"),
+        (copy_in_thread, "it starts the thread own"),
         (lambda model, tensor: tensor.data_ptr(), "RuntimeError"),
     ]:
         model = extended(extend)

@@ -1,5 +1,9 @@
 """Logs of writes: the values are those that the program would have written itself."""
 
+import contextlib
+import queue
+import threading
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -150,3 +154,43 @@ def test_views_of_bits_are_copied(checkpoint):
         assert log.writes()
         log.fill()
         assert torch.equal(memory.view(torch.int32), expected.view(torch.int32))
+
+
+def test_memory_that_is_used_without_operators_has_its_values(checkpoint):
+    """Also through an array that shares it, and after values are copied to a new tensor."""
+    values = checkpoint.read("float")
+    tensor = DeferredTensor(View(meta := checkpoint.tensors["float"], Stored(meta, checkpoint, "float")), CPU)
+    # Larger than what is written at once.
+    log = WriteLog([memory := torch.zeros(2000)])
+    with log.record():
+        memory[:400].copy_(tensor)
+        assert memory.tolist()[:400] == values.tolist()
+        array = memory.numpy()
+        memory[400:800].copy_(tensor)
+        memory[800:].fill_(3)
+        assert (array[400:800] == values.numpy()).all()
+        array[:800] = 2
+        padded = torch.zeros_like(tensor).new_zeros(1200)
+        padded[800:].copy_(tensor)
+        assert (padded.numpy()[800:] == values.numpy()).all()
+    log.fill()
+    assert memory.tolist() == [2] * 800 + [3] * 1200
+    # Methods are PyTorch's again.
+    assert "numpy" not in vars(torch.Tensor)
+
+
+def test_other_threads_cannot_write(checkpoint):
+    """Values that a thread which runs already would copy are missing otherwise."""
+    log = WriteLog([memory := torch.zeros(400)])
+    tasks: queue.Queue = queue.Queue()
+
+    def work():
+        with contextlib.suppress(NotRecordedError):
+            memory.copy_(tasks.get())
+
+    (thread := threading.Thread(target=work)).start()
+    with log.record():
+        meta = checkpoint.tensors["float"]
+        tasks.put(log.track(DeferredTensor(View(meta, Stored(meta, checkpoint, "float")), CPU)))
+        thread.join()
+    assert "aten.copy_.default changes" in log.obstacle

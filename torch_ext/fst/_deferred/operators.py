@@ -7,9 +7,12 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fst._deferred.tensor import DeferredTensor
+
+_FACTORIES = ("empty", "full", "ones", "zeros")
 
 
 class Watch(TorchDispatchMode):
@@ -31,9 +34,13 @@ class Watch(TorchDispatchMode):
 
 
 @contextmanager
-def work_in_this_thread() -> Iterator[None]:
-    """Makes executors of threads run what this thread submits in this thread, at once."""
-    thread, submit = threading.get_ident(), ThreadPoolExecutor.submit
+def work_in_this_thread(starts: Callable[[str], object]) -> Iterator[None]:
+    """Makes executors of threads run what this thread submits in this thread, at once.
+
+    Args:
+        starts: Called with the name of any other thread that this thread starts.
+    """
+    thread, submit, start = threading.get_ident(), ThreadPoolExecutor.submit, threading.Thread.start
 
     def submit_here(executor: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
@@ -45,13 +52,61 @@ def work_in_this_thread() -> Iterator[None]:
             future.set_exception(error)
         return future
 
-    # pyrefly: ignore[method-assign]
-    ThreadPoolExecutor.submit = submit_here
+    def start_other(other: threading.Thread) -> None:
+        # The thread of progress bars uses no tensors.
+        if threading.get_ident() == thread and not type(other).__module__.startswith("tqdm"):
+            starts(other.name)
+        start(other)
+
+    with _replaced(ThreadPoolExecutor, submit=submit_here), _replaced(threading.Thread, start=start_other):
+        yield
+
+
+@contextmanager
+def exposed_memory(expose: Callable[[Tensor, str], object]) -> Iterator[None]:
+    """Calls a function before this thread gets memory of a tensor that it can use without operators.
+
+    Args:
+        expose: Takes the tensor, and the name of the method that gives its memory.
+    """
+    thread = threading.get_ident()
+
+    def watched(name: str) -> Callable[..., Any]:
+        method = getattr(Tensor, name)
+
+        def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == thread:
+                with _disable_current_modes():
+                    expose(tensor, name)
+            return method(tensor, *args, **kwargs)
+
+        return call
+
+    # `__array__` calls `numpy`.
+    with _replaced(Tensor, **{name: watched(name) for name in ("numpy", "tolist", "__dlpack__")}):
+        yield
+
+
+@contextmanager
+def _replaced(kind: type, **methods: Callable[..., Any]) -> Iterator[None]:
+    """Replaces methods of a class within the block. The class may have inherited them."""
+    own = {name: vars(kind)[name] for name in methods if name in vars(kind)}
+    for name, method in methods.items():
+        setattr(kind, name, method)
     try:
         yield
     finally:
-        # pyrefly: ignore[method-assign]
-        ThreadPoolExecutor.submit = submit
+        for name in methods:
+            delattr(kind, name)
+        for name, method in own.items():
+            setattr(kind, name, method)
+
+
+@cache
+def is_factory(function: Any) -> bool:
+    """Returns whether an operator makes a tensor, and takes only the shape and the dtype of another one."""
+    name = function._schema.name.removeprefix("aten::")
+    return name in {f"{kind}_like" for kind in _FACTORIES} | {f"new_{kind}" for kind in _FACTORIES}
 
 
 @cache

@@ -1,6 +1,6 @@
 """Tensors that record what is done with them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,8 @@ class DeferredTensor(Tensor):
     """
 
     source: View
+    # Returns the error for what cannot be recorded, and may note the reason elsewhere: a program can catch the error.
+    refuse: Callable[[str], NotRecordedError] = NotRecordedError
 
     @staticmethod
     def __new__(cls, source: View, device: torch.device) -> "DeferredTensor":
@@ -54,7 +56,9 @@ class DeferredTensor(Tensor):
         if recorded is not None:
             return recorded
         if function._schema.is_mutable:
-            raise NotRecordedError(f"{function} changes a tensor whose values are not loaded yet")
+            reason = f"{function} changes a tensor whose values are not loaded yet"
+            deferred = [value for value in args if isinstance(value, DeferredTensor)]
+            raise deferred[0].refuse(reason) if deferred else NotRecordedError(reason)
         return function(*map(_with_values, args), **{key: _with_values(value) for key, value in kwargs.items()})
 
 

@@ -9,14 +9,22 @@ import torch
 from torch import Tensor
 
 from fst._core.urls import without_secrets
+from fst._deferred.bits import VIEW_AS_DTYPE, Bits, view_bits, without_bits
 from fst._deferred.fill import fill_views, first_stored
-from fst._deferred.operators import Watch, arguments, has_deferred, only_views, work_in_this_thread
+from fst._deferred.operators import (
+    Watch,
+    arguments,
+    exposed_memory,
+    has_deferred,
+    is_factory,
+    only_views,
+    work_in_this_thread,
+)
 from fst._deferred.order import Layout, extent
 from fst._deferred.tensor import DeferredTensor, NotRecordedError, record_operator
 from fst._deferred.view import Stored, View
 
 _COPY = torch.ops.aten.copy_.default
-_VIEW_AS_DTYPE = torch.ops.aten.view.dtype
 _FILLS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor, torch.ops.aten.zero_.default)
 
 # Memory for copies of values that a program computes, and of memory that it changes, in bytes.
@@ -56,18 +64,6 @@ class _Filled(NamedTuple):
         return self.stored.meta
 
 
-class _Bits(NamedTuple):
-    """Bits of a tensor that is not loaded yet, as elements of another dtype.
-
-    Attributes:
-        meta: A meta tensor of the bits as they were interpreted first. Views count its elements.
-        base: The tensor in whose place this one is.
-    """
-
-    meta: Tensor
-    base: Any
-
-
 class WriteLog:
     """Log of the writes to memory, which run later, as if each had run at its time.
 
@@ -96,6 +92,8 @@ class WriteLog:
         # Storages whose values were read before anything was written, and whose first writes change all values.
         self._read: set[int] = set()
         self._replaced: set[int] = set()
+        # Storages that the program may use through other objects, such as arrays of NumPy.
+        self._exposed: set[int] = set()
         self._kept: dict[int, Tensor] = {}
         self._kept_bytes = 0
         self._deferred: list[weakref.ref[DeferredTensor]] = []
@@ -103,11 +101,12 @@ class WriteLog:
     @contextmanager
     def record(self) -> Iterator[None]:
         """Logs the operators of this thread within the block. Executors of threads run their work in this thread."""
-        with work_in_this_thread(), Watch(self.handle):
+        with work_in_this_thread(self._refuse_thread), exposed_memory(self._expose), Watch(self.handle):
             yield
 
     def track(self, tensor: DeferredTensor) -> DeferredTensor:
         """Adds a tensor to those of which `kept_name` tells whether the program still has them."""
+        tensor.refuse = self._refusal
         self._deferred.append(weakref.ref(tensor))
         return tensor
 
@@ -190,7 +189,7 @@ class WriteLog:
         """Logs a write of known values. Returns whether it was logged, or else must run."""
         target, *others = args
         key = _storage_key(target)
-        if key not in self._pending and _storage_bytes(target) <= _SMALL_BYTES:
+        if key in self._exposed or (key not in self._pending and _storage_bytes(target) <= _SMALL_BYTES):
             return False
         values = [value for value in others if isinstance(value, Tensor)]
         if any(self._is_known(_storage_key(value)) for value in values):
@@ -221,16 +220,21 @@ class WriteLog:
             return args[0]
         if function in _FILLS and self._fill_deferred(function, *args):
             return args[0]
+        if is_factory(function):
+            tensor = args[0]
+            return function(
+                tensor.source.meta, *args[1:], **{**kwargs, "device": kwargs.get("device") or tensor.device}
+            )
         try:
-            if function is _VIEW_AS_DTYPE and not isinstance(args[0].source.base, _Filled):
-                result = _view_bits(*args)
+            if function is VIEW_AS_DTYPE and not isinstance(args[0].source.base, _Filled):
+                result = view_bits(*args)
             else:
                 result = record_operator(function, args, kwargs)
         except Exception as error:
             raise self._noted(error, _first_deferred(function, args, kwargs)) from None
         # Neither can be part of a tensor that is computed.
         is_own = not only_views(function) and any(
-            isinstance(value, DeferredTensor) and isinstance(value.source.base, (_Filled, _Bits))
+            isinstance(value, DeferredTensor) and isinstance(value.source.base, (_Filled, Bits))
             for _, value in arguments(function, args, kwargs)
         )
         if result is None or is_own:
@@ -250,8 +254,8 @@ class WriteLog:
             except RuntimeError as error:
                 raise self._noted(error, source) from None
         target = target.detach()
-        if isinstance(view.base, _Bits):
-            stored = _stored_bits(view.meta, view.base.base, target)
+        if isinstance(view.base, Bits):
+            stored = view.base.copied(view.meta, target)
             if stored is None:
                 raise self._refusal(f'a copy to {target.dtype} needs the values of "{_name(source)}"')
             view, target = stored
@@ -273,7 +277,7 @@ class WriteLog:
         shared = [
             other
             for other in others
-            if other is not None and other is not target and _without_bits(other.source.base) is stored
+            if other is not None and other is not target and without_bits(other.source.base) is stored
         ]
         if not isinstance(stored, Stored) or not target.source.is_whole() or shared:
             return False
@@ -284,6 +288,20 @@ class WriteLog:
     def _add(self, key: int, write: Write) -> None:
         self._pending.setdefault(key, []).append(write)
         self._written.add(key)
+        if key in self._exposed:
+            self._run([key])
+
+    def _expose(self, tensor: Tensor, name: str) -> None:
+        """Runs the writes to the memory of a tensor, at once from now on: the program can use it without operators."""
+        key = _storage_key(tensor)
+        if isinstance(tensor, DeferredTensor) or key in self._exposed:
+            return
+        self._exposed.add(key)
+        if self._is_known(key):
+            self.settle(name, [key], [key])
+
+    def _refuse_thread(self, name: str) -> None:
+        self._refusal(f"it starts the thread {name}, whose operators are not recorded")
 
     def _run(
         self,
@@ -365,33 +383,8 @@ def _first_deferred(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
 def _stored(tensor: DeferredTensor) -> Stored:
     """Returns a stored tensor whose values a deferred tensor has."""
     meta, base = tensor.source
-    return base.stored if isinstance(base, _Filled) else first_stored(View(meta, _without_bits(base)))
-
-
-def _without_bits(base: Any) -> Any:
-    return base.base if isinstance(base, _Bits) else base
-
-
-def _view_bits(tensor: DeferredTensor, dtype: torch.dtype) -> DeferredTensor:
-    """Records a view of the bits as another dtype."""
-    meta, base = tensor.source
-    view = _VIEW_AS_DTYPE(meta, dtype)
-    known = base if isinstance(base, _Bits) else _Bits(view, base)
-    # pyrefly: ignore[bad-argument-type]
-    return DeferredTensor(View(view, known), tensor.device)  # type: ignore[arg-type]
+    return base.stored if isinstance(base, _Filled) else first_stored(View(meta, without_bits(base)))
 
 
 def _name(tensor: DeferredTensor) -> str:
     return _stored(tensor).name
-
-
-def _stored_bits(view: Tensor, base: Any, target: Tensor) -> tuple[View, Tensor] | None:
-    """Returns what a copy of bits copies, both in the dtype in which they are stored, or None if that is impossible."""
-    dtype = base.meta.dtype
-    # A cast would need the values.
-    if target.dtype != view.dtype:
-        return None
-    try:
-        return View(view.view(dtype), base), target.view(dtype)
-    except RuntimeError:
-        return None
