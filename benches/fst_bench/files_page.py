@@ -186,7 +186,9 @@ def verified_goals(run: Run) -> Iterator[Goal]:
         title = f"{route}, manifest: half the time of sha256sum, then safetensors"
         yield Goal(title, mine, bound, text.seconds)
         # The signature of a file has one SHA-256 of all bytes, which no two threads can share.
-        plain, one_stream = run.median(of("fst"), READ), quotient(run.workloads[workload]["bytes"], run.rate("sha256"))
+        # A run may be without this workload.
+        plain = run.median(of("fst"), READ)
+        one_stream = None if plain is None else quotient(run.workloads[workload]["bytes"], run.rate("sha256"))
         floor = None if plain is None or one_stream is None else plain + one_stream
         title = f"{route}, signature: time over a load and OpenSSL's SHA-256 of memory"
         yield Goal(title, quotient(run.median(of("fst-signature"), READ), floor), FLOOR_COST, text.quotient)
