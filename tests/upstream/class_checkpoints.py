@@ -38,6 +38,8 @@ DEFAULTS = (
         r"(pattern|freq|sizes|layers|thetas|thresholds)_list$|_pattern$": [1, 1],
         r"^pooling$": "avg",
         r"attn_implementation": "eager",
+        r"^position_embedding_type$": "absolute",
+        r"^hidden_act$": "gelu_pytorch_tanh",
     }
     | LIMITS
     | {

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import environments
 import first_loads
 from class_checkpoints import digests_of, saved_by_server, saved_by_transformers, with_attributes
 
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("server", choices=[*servers.SERVERS])
     parser.add_argument("--classes", nargs="+", metavar="NAME", help="architectures; by default all of the server")
     parser.add_argument("--out", type=Path, help="file to which a JSON object is appended for each class")
+    parser.add_argument("--install", nargs="*", default=[], metavar="RELEASE", help="packages that classes need")
     parser.add_argument("--environment", type=Path, help="folder of the server's environment, which is kept")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -45,6 +47,8 @@ def main() -> None:
         sys.exit(_scan(options.server, options.classes, options.out))
     with tempfile.TemporaryDirectory() as folder:
         python = servers.install(servers.SERVERS[options.server], options.environment or Path(folder) / "venv")
+        for release in options.install:
+            environments.install_release(python, release)
         command = [python, __file__, *sys.argv[1:], "--inside"]
         sys.exit(subprocess.run(command, env=first_loads.environ() | {"VLLM_MLA_DISABLE": "1"}, check=False).returncode)
 
