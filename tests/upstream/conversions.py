@@ -7,15 +7,18 @@ Prints the types whose models differ, were loaded tensor by tensor, or could not
 
 import argparse
 import contextlib
+import copy
 import importlib
 import logging
 import re
 import sys
 import tempfile
 from collections import Counter
+from functools import partial
 
 import torch
 import transformers
+from model_sizes import ARGUMENTS
 from transformers import (
     CONFIG_MAPPING,
     AutoModel,
@@ -126,13 +129,22 @@ def builders(config):
             yield kind._from_config
 
 
+def configurations(kind):
+    """Returns functions that make small configurations of a type."""
+    make = CONFIG_MAPPING[kind]
+    if kind in ARGUMENTS:
+        # Configurations keep the lists that they get.
+        return [lambda: make(**copy.deepcopy(ARGUMENTS[kind]))]
+    return [partial(lambda *limits: shrink(make(), *limits), *limits) for limits in SHRINKINGS]
+
+
 def save(kind, folder):
     """Saves a small model of a type. Returns the model, and its tensors as transformers loads them."""
     errors = []
-    for limit_of, fills in SHRINKINGS:
+    for make_config in configurations(kind):
         for make in builders(CONFIG_MAPPING[kind]()):
             try:
-                config = shrink(CONFIG_MAPPING[kind](), limit_of, fills)
+                config = make_config()
                 with torch.device("meta"):
                     size = sum(parameter.numel() for parameter in make(config).parameters())
                 if not 0 < size <= PARAMETERS_MAX:
@@ -153,9 +165,14 @@ def load(model, folder):
 
 
 def is_same(actual, expected):
-    traits = [(type(tensor), tensor.dtype, tensor.stride(), tensor.requires_grad) for tensor in (actual, expected)]
+    # The stride of a dim with one index has no effect.
+    strides = [
+        [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+        for tensor in (actual, expected)
+    ]
+    traits = [(type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad) for tensor in (actual, expected)]
     bits = [tensor.detach().reshape(-1).contiguous().view(torch.uint8) for tensor in (actual, expected)]
-    return traits[0] == traits[1] and torch.equal(*bits)
+    return traits[0] == traits[1] and strides[0] == strides[1] and torch.equal(*bits)
 
 
 def compare(kind, log):
