@@ -24,7 +24,7 @@ from .directories import ENVIRONMENTS, PACKAGE
 from .loaders.base import Loader
 from .loaders.fastsafetensors import Fastsafetensors
 from .loaders.fst import Fst, FstInto
-from .loaders.obstore import Obstore
+from .loaders.obstore import Obstore, ObstoreRanges
 from .loaders.safetensors import Safetensors, SafetensorsCopied, SafetensorsFlushed, SafetensorsPrefetch
 from .loaders.streams import InstantTensor, RunaiStreamer
 from .loaders.tensorizer import FstTensors, Tensorizer
@@ -162,6 +162,7 @@ _PEERS = (
     Peer("tensorizer", Tensorizer, TENSORIZER, "", (*LOADS, *VERIFIED), schemes=("http",), suffix=TENSORS_SUFFIX),
     Peer("tensorizer-8", eight_readers, TENSORIZER, "num_readers=8", VERIFIED, {}, ("http",), TENSORS_SUFFIX),
     Peer("obstore", Obstore, OBSTORE, actions=(), schemes=("http", "s3")),
+    Peer("obstore-ranges", ObstoreRanges, OBSTORE, "get_ranges", (), schemes=("http", "s3")),
     Peer("runai-streamer-s3", RunaiStreamer, RUNAI_STREAMER_S3, "", (), PATH_STYLE, ("s3",)),
     Peer("fst-blake3", digests, None, "digests, BLAKE3", (*VERIFIED, *SHARDED), suffix=BLAKE3_SUFFIX),
     Peer("fst-blake3-exchange", digests_exchange, None, "exchange, digests, BLAKE3", SHARDED, suffix=BLAKE3_SUFFIX),

@@ -1,5 +1,6 @@
 """Services that remote checkpoints are loaded from, each with the same files, on the loopback device."""
 
+import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
@@ -87,11 +88,12 @@ def _server_process(files: Path, **pace: float) -> Any:
     return ServerProcess().server(objects, **pace)
 
 
-def drain(url: str, size_bytes: int, connections: int) -> float:
+def drain(url: str, size_bytes: int, connections: int, is_kept: bool = False) -> float:
     """Returns the rate at which a server sends all bytes of an object. Connections are opened before the clock.
 
-    Bytes are received and not kept. Each connection has a thread and one buffer, which stays in the processor's cache.
-    The interpreter does no work for each byte: it waits in `readinto`.
+    Each connection has a thread. Bytes are received into one buffer of the thread, which stays in the processor's
+    cache, or, if `is_kept`, into memory that is new, so that the kernel clears its pages. The interpreter does no work
+    for each byte: it waits in `readinto`.
     """
     parts = urlsplit(url)
     target = url.partition(parts.netloc)[2]
@@ -107,9 +109,14 @@ def drain(url: str, size_bytes: int, connections: int) -> float:
             answer = client.getresponse()
             if answer.status != 206:
                 raise RuntimeError(f"the server answered {answer.status} {answer.reason}")
-            while count := answer.readinto(buffer):
+            target_bytes = kept[begin:end] if kept else buffer
+            while count := answer.readinto(target_bytes[:BUFFER_BYTES]):
                 received += count
+                if kept:
+                    target_bytes = target_bytes[count:]
         return received
+
+    kept = memoryview(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)) if is_kept else None
 
     clients = [HTTPConnection(parts.netloc, timeout=60) for _ in range(connections)]
     try:
@@ -122,9 +129,10 @@ def drain(url: str, size_bytes: int, connections: int) -> float:
             client.close()
 
 
-def drained(url: str, size_bytes: int, counts: Sequence[int]) -> dict[str, Any]:
+def drained(url: str, size_bytes: int, counts: Sequence[int], is_kept: bool) -> dict[str, Any]:
     """Returns the ceiling of a server: the best rate of several numbers of connections."""
-    rates = {count: max(drain(url, size_bytes, count) for _ in range(REPEATS)) for count in counts}
+    rates = {count: max(drain(url, size_bytes, count, is_kept) for _ in range(REPEATS)) for count in counts}
     count = max(rates, key=lambda count: rates[count])
-    how = f"ranges received and not kept, Python threads in readinto, best of {REPEATS}"
+    place = "into new memory" if is_kept else "and not kept"
+    how = f"ranges received {place}, Python threads in readinto, best of {REPEATS}"
     return {"bytes_per_second": rates[count], "how": f"{how}; best of {counts} connections: {count}"}
