@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 import fst
-from fst._core.dtypes import CASTABLE
-from fst.cli.time import DTYPES
+from fst._core.dtypes import dtype_named
+from fst.cli import parser
 from fst_bench.http_server import Server
 from suite import CHECKOUT
 
@@ -92,8 +92,10 @@ def test_subcommands_need_pytorch(without_torch):
     assert (done.returncode, done.stderr) == (1, "PyTorch was tried\nfst: no PyTorch here\n")
 
 
-def test_dtypes_are_those_that_loads_cast():
-    assert {getattr(torch, name) for name in DTYPES} == set(CASTABLE)
+def test_dtypes_have_the_names_that_loads_accept():
+    for text in ("fp16", "half", "torch.bfloat16", "BF16", "double"):
+        [(pattern, name)] = parser().parse_args(["time", "a", "--dtype", f"*.weight={text}"]).dtype
+        assert (pattern, getattr(torch, name)) == ("*.weight", dtype_named(text))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

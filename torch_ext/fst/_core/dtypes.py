@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
+from fst._core.dtype_names import CASTABLE as CASTABLE_NAMES
+from fst._core.dtype_names import HEADER_NAMES, full_name
+
 # The values of c10::ScalarType, which operators take in lists.
 SCALAR_TYPES: dict[torch.dtype, int] = {
     torch.uint8: 0,
@@ -35,38 +38,13 @@ SCALAR_TYPES: dict[torch.dtype, int] = {
 
 DTYPES: dict[int, torch.dtype] = {number: dtype for dtype, number in SCALAR_TYPES.items()}
 
-# Names in headers, in the order in which tensors are stored in a new file. Wide dtypes come first, so that all tensors
-# are aligned.
-NAMES: dict[torch.dtype, str] = {
-    torch.uint64: "U64",
-    torch.int64: "I64",
-    torch.float64: "F64",
-    torch.complex64: "C64",
-    torch.float32: "F32",
-    torch.uint32: "U32",
-    torch.int32: "I32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.uint16: "U16",
-    torch.int16: "I16",
-    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
-    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
-    torch.float8_e8m0fnu: "F8_E8M0",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.float4_e2m1fn_x2: "F4",
-    torch.bool: "BOOL",
-}
+# Names in headers, in the order in which tensors are stored in a new file.
+NAMES: dict[torch.dtype, str] = {getattr(torch, name): header for name, header in HEADER_NAMES.items()}
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in NAMES.items()}
 
-# Usual short names.
-_SHORT = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
-
 # Stored dtypes that loads and `scatter` cast if they are given a `dtype`.
-CASTABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+CASTABLE: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in CASTABLE_NAMES)
 
 # Header name of the dtype of which PyTorch packs two numbers into each element.
 PACKED = "F4"
@@ -74,8 +52,7 @@ PACKED = "F4"
 
 def dtype_named(name: object) -> torch.dtype | None:
     """Returns the dtype that PyTorch, NumPy, a header or people call by this name, or None."""
-    name = str(name).removeprefix("torch.")
-    found = TORCH_DTYPES.get(name, _SHORT.get(name, getattr(torch, name, None)))
+    found = getattr(torch, full_name(str(name)), None)
     return found if isinstance(found, torch.dtype) else None
 
 

@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
+from fst._core.dtype_names import CASTABLE
 from fst.cli.arguments import expanded
-from fst.cli.time import DTYPES, KEEP
+from fst.cli.time import KEEP
 
 # Values of options that also take others, such as "cuda:1".
-_VALUES = {"--device": ("cpu", "cuda"), "--dtype": (*DTYPES, KEEP)}
+_VALUES = {"--device": ("cpu", "cuda"), "--dtype": (*CASTABLE, KEEP)}
 # Arguments that take names of tensors. The scripts ask for the names in the header of the first path.
 _NAMES = {"name", "--names"}
 # Shells expand candidates, so names with other characters are left out: a file must not choose what a shell runs.

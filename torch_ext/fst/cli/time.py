@@ -10,18 +10,15 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from fst._core.dtype_names import CASTABLE, full_name
 from fst._profile.formatting import format_count, format_rate, format_seconds, format_size
 from fst.cli.arguments import Paths, add_names, check_output, expanded, positive, select
 
 if TYPE_CHECKING:
     import torch
 
-# Arguments of --dtype: the dtypes of `fst._core.dtypes.CASTABLE`, and the name for the stored dtype.
-DTYPES = ("float16", "bfloat16", "float32", "float64")
+# In place of a dtype: the stored one.
 KEEP = "keep"
-# Other names, which PyTorch and programs for quantization use.
-_ALIASES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
-_ALIASES |= {"double": "float64", "fp64": "float64"}
 # Size of the copies of mapped tensors, which stay in a core's cache.
 _BLOCK_BYTES = 1 << 20
 
@@ -55,17 +52,16 @@ def add_dtype(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=_dtype_rule,
         metavar="[GLOB=]DTYPE",
-        help=f"cast floating-point tensors to {', '.join(DTYPES)}; with a glob, such as '*.weight=bfloat16', only "
+        help=f"cast floating-point tensors to {', '.join(CASTABLE)}; with a glob, such as '*.weight=bfloat16', only "
         f"those whose name matches; {KEEP} in place of a dtype does not cast; may be given several times",
     )
 
 
 def _dtype_rule(text: str) -> tuple[str, str]:
     pattern, separator, name = text.rpartition("=")
-    name = name.removeprefix("torch.")
-    name = _ALIASES.get(name, name)
-    if name not in (*DTYPES, KEEP):
-        raise argparse.ArgumentTypeError(f"{name!r} is not a dtype; expected one of {', '.join((*DTYPES, KEEP))}")
+    name = full_name(name)
+    if name not in (*CASTABLE, KEEP):
+        raise argparse.ArgumentTypeError(f"{name!r} is not a dtype; expected one of {', '.join((*CASTABLE, KEEP))}")
     return pattern if separator else "*", name
 
 
