@@ -219,6 +219,8 @@ int64_t start_profile() { return std::stoll(call_function("profile_start", ""));
 
 std::string stop_profile(int64_t profile) { return call_function("profile_stop", std::to_string(profile)); }
 
+std::string profile_totals() { return call_function("profile_totals", ""); }
+
 // Sets options of the URLs that begin with `url`.
 void configure_stores(const std::string& url, Strings names, Strings values) {
   const auto rust_names = to_rust(names);
@@ -324,6 +326,7 @@ TORCH_LIBRARY(fst, m) {
   m.def("serialize(Tensor[] tensors, str[] names, *, Dict(str, str)? metadata=None) -> Tensor", function_tags);
   def_io("profile_start() -> int");
   def_io("profile_stop(int profile) -> str");
+  def_io("profile_totals() -> str");
 
   const auto none = c10::IValue();
   m.class_<OpenEncryptionKey>("EncryptionKey")
@@ -514,6 +517,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("quantize", quantize_tensor);
   m.impl("profile_start", start_profile);
   m.impl("profile_stop", stop_profile);
+  m.impl("profile_totals", profile_totals);
 }
 
 TORCH_LIBRARY_IMPL(fst, Autograd, m) { m.impl("cast", cast_with_gradients); }

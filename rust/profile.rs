@@ -1,12 +1,14 @@
 //! Profiles of loads and saves.
 //!
-//! While a profile is active, each stage of a load records spans: the stage, the thread or copy stream, begin and end
-//! times, and the number of bytes. Without an active profile a span costs one relaxed load of an integer.
+//! Each stage of a load or save is a span: the stage, the thread or copy stream, begin and end times, and the number of
+//! bytes. The totals of the process always count it, which costs two reads of the clock. While a profile is active, the
+//! profile also keeps the span.
 //!
-//! The result is a Chrome trace in JSON, which Perfetto opens. It contains the totals under `otherData`.
+//! The result of a profile is a Chrome trace in JSON, which Perfetto opens. It contains the totals under `otherData`.
 
 mod recorder;
 mod thread;
+mod totals;
 mod trace;
 
 use crate::error::{Error, Kind, Result, named_enum};
@@ -20,6 +22,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
+use totals::Totals;
 
 named_enum! {
     /// Stage of a load or a save.
@@ -72,27 +75,35 @@ named_enum! {
     Flush = "flush",
 }
 
-/// Counter of a profile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Count {
+named_enum! {
+    /// Counter of a profile and of the process.
+    Count,
+    /// Returns the name of the counter in traces.
+    name:
     /// Ranges of files requested from readers.
-    Reads,
+    Reads = "reads",
     /// Copies queued in the driver.
-    Copies,
+    Copies = "copies",
     /// Kernels queued in the driver.
-    Launches,
+    Launches = "launches",
     /// Requests to remote stores that were repeated.
-    Retries,
+    Retries = "retries",
     /// Second requests of remote ranges whose first one was slow.
-    HedgedRequests,
+    HedgedRequests = "hedged_requests",
     /// Bytes that were requested again by those and by repeated requests.
-    RepeatedBytes,
+    RepeatedBytes = "repeated_bytes",
     /// Answers of remote stores that asked for fewer requests.
-    RateLimits,
+    RateLimits = "rate_limits",
     /// Requests to remote stores for bytes of objects, also repeated ones.
-    Requests,
+    Requests = "requests",
+    /// Bytes of objects in remote stores that loads have read.
+    RemoteBytes = "remote_bytes",
     /// Objects that were opened from their copies on a local disk.
-    CacheHits,
+    CacheHits = "cache_hits",
+    /// Tensors that loads have returned or overwritten.
+    Tensors = "tensors",
+    /// Errors that were returned to callers.
+    Errors = "error_count",
 }
 
 /// Memory whose peak a profile records.
@@ -132,6 +143,8 @@ struct Entry {
 /// Number of active profiles, which every span checks first. A child that is forked during a profile keeps the number of
 /// its parent, so that its spans look for a profile until it starts and stops one.
 static RUNNING_COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Totals of the process since its first span. A forked child starts at zero.
+static TOTALS: PerProcess<Totals> = PerProcess::new(Totals::default);
 static RUNNING: PerProcess<RwLock<Vec<Arc<Recorder>>>> = PerProcess::new(RwLock::default);
 
 /// Returns whether a profile is active.
@@ -150,8 +163,9 @@ pub fn now() -> u64 {
 /// Span in progress. It ends when it is dropped.
 #[must_use = "the span ends when it is dropped"]
 pub struct Span {
-    /// `None` without an active profile.
-    begin: Option<u64>,
+    begin: u64,
+    /// Whether a profile was active at the begin.
+    is_kept: bool,
     stage: Stage,
     bytes: u64,
     detail: Option<Detail>,
@@ -160,7 +174,7 @@ pub struct Span {
 /// Begins a span.
 #[inline]
 pub fn span(stage: Stage) -> Span {
-    Span { begin: is_on().then(now), stage, bytes: 0, detail: None }
+    Span { begin: now(), is_kept: is_on(), stage, bytes: 0, detail: None }
 }
 
 impl Span {
@@ -172,7 +186,7 @@ impl Span {
 
     /// Sets further properties, which `detail` computes only while a profile is active.
     pub fn detail(mut self, detail: impl FnOnce() -> Detail) -> Span {
-        if self.begin.is_some() {
+        if self.is_kept {
             self.detail = Some(detail());
         }
         self
@@ -181,20 +195,23 @@ impl Span {
 
 impl Drop for Span {
     fn drop(&mut self) {
-        if let Some(begin) = self.begin {
+        let (begin, end) = (self.begin, now());
+        TOTALS.get().add(self.stage, self.bytes, end.saturating_sub(begin));
+        if self.is_kept {
             let detail = self.detail.take();
             let track = if matches!(self.stage, Stage::Load | Stage::Save) {
                 Track::Load
             } else {
                 Track::Thread(thread::current())
             };
-            record(&Entry { stage: self.stage, track, begin, end: now(), bytes: self.bytes, detail });
+            record(&Entry { stage: self.stage, track, begin, end, bytes: self.bytes, detail });
         }
     }
 }
 
 /// Records a span of a GPU whose times are known.
 pub fn device_span(stage: Stage, ordinal: i32, copy_stream: usize, begin: u64, end: u64, bytes: u64) {
+    TOTALS.get().add(stage, bytes, end.saturating_sub(begin));
     record(&Entry { stage, track: Track::CopyStream { ordinal, copy_stream }, begin, end, bytes, detail: None });
 }
 
@@ -205,8 +222,9 @@ fn record(entry: &Entry) {
 /// Adds `number` to a counter.
 #[inline]
 pub fn count(what: Count, number: usize) {
+    TOTALS.get().count(what, number);
     if is_on() {
-        each(|recorder| recorder.count(what, number));
+        each(|recorder| recorder.totals.count(what, number));
     }
 }
 
@@ -242,6 +260,7 @@ pub fn missing_kernels(ordinal: i32, why: &str) {
 
 /// Records an error that is returned to a caller.
 pub fn error(error: &Error) {
+    count(Count::Errors, 1);
     if is_on() {
         let (row, text) = (thread::current(), error.to_string());
         each(|recorder| recorder.error(row, &text));
@@ -278,4 +297,9 @@ pub fn stop(id: i64) -> Result<String> {
     RUNNING_COUNT.store(running.len(), Ordering::Relaxed);
     drop(running);
     Ok(trace::text(&recorder, now()))
+}
+
+/// Returns the totals of the process as JSON text: all counters by name, and `stages`.
+pub fn totals() -> String {
+    Value::Object(TOTALS.get().to_json()).to_string()
 }

@@ -76,6 +76,8 @@ pub(super) fn call(method: &str, request: &str) -> Result<String> {
         "profile_start" => encode(&profile::start()),
         // Stops a profile, and returns its recording.
         "profile_stop" => profile::stop(parse(request)?),
+        // Returns the totals of all loads and saves of the process.
+        "profile_totals" => Ok(profile::totals()),
         // Returns the index region of a contiguous tensor that each view covers, or null if a view is none. Views have an
         // offset, sizes and strides, which do not increase.
         "regions" => {

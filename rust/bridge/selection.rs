@@ -20,7 +20,7 @@ use crate::load::stream::{Order, Stream};
 use crate::load::transfer::Transfer;
 use crate::load::views::{self, Mappings};
 use crate::options::Options;
-use crate::profile::{self, Span, Stage};
+use crate::profile::{self, Count, Span, Stage};
 use crate::ranks::load::LoadPlan;
 use serde_json::json;
 use std::sync::Arc;
@@ -99,13 +99,14 @@ impl Selection {
     /// Begins the span of a load of this selection to a device.
     pub(super) fn record(&self, device: &str) -> Box<Recording> {
         // A load to the device "meta" transfers no bytes.
-        let is_counted = profile::is_on() && device != "meta";
+        let is_counted = device != "meta";
         let bytes = if is_counted { self.selection.regions().iter().map(TensorRegion::bytes).sum() } else { 0 };
         self.record_bytes(bytes, device)
     }
 
     /// Begins the span of a load of some bytes of this selection to a device.
     pub(super) fn record_bytes(&self, bytes: u64, device: &str) -> Box<Recording> {
+        profile::count(Count::Tensors, self.selection.regions().len());
         let detail = || {
             let sources = self.selection.checkpoint().sources();
             let paths: Vec<_> = sources.map(|source| source.path().to_string_lossy()).collect();

@@ -1,7 +1,7 @@
 //! Recorded spans, totals and counters of one profile.
 
-use super::{Count, Entry, Memory, Stage, Track, now};
-use crate::num::to_u64;
+use super::totals::Totals;
+use super::{Entry, Memory, Track, now};
 use crate::os::mutex::Mutex;
 use serde_json::Value;
 use std::fs;
@@ -24,20 +24,11 @@ pub struct Recorder {
     shards: [Mutex<Vec<Entry>>; SHARDS],
     kept: AtomicUsize,
     pub dropped: AtomicU64,
-    totals: [Total; Stage::ALL.len()],
-    counts: [AtomicU64; 9],
+    pub totals: Totals,
     memory: [AtomicU64; 2],
     pub readers: Mutex<Vec<Value>>,
     pub missing_kernels: Mutex<Vec<Value>>,
     pub errors: Mutex<Vec<ErrorNote>>,
-}
-
-/// Totals of a stage, including dropped spans.
-#[derive(Default)]
-pub struct Total {
-    pub spans: AtomicU64,
-    pub bytes: AtomicU64,
-    pub nanoseconds: AtomicU64,
 }
 
 /// Error that was returned to a caller.
@@ -59,8 +50,7 @@ impl Recorder {
             shards: Default::default(),
             kept: AtomicUsize::new(0),
             dropped: AtomicU64::new(0),
-            totals: Default::default(),
-            counts: Default::default(),
+            totals: Totals::default(),
             memory: Default::default(),
             readers: Mutex::default(),
             missing_kernels: Mutex::default(),
@@ -73,11 +63,7 @@ impl Recorder {
         if entry.begin < self.begin {
             return;
         }
-        if let Some(total) = self.totals.get(entry.stage as usize) {
-            total.spans.fetch_add(1, Ordering::Relaxed);
-            total.bytes.fetch_add(entry.bytes, Ordering::Relaxed);
-            total.nanoseconds.fetch_add(entry.end.saturating_sub(entry.begin), Ordering::Relaxed);
-        }
+        self.totals.add(entry.stage, entry.bytes, entry.end.saturating_sub(entry.begin));
         if self.kept.fetch_add(1, Ordering::Relaxed) >= SPANS_MAX {
             self.dropped.fetch_add(1, Ordering::Relaxed);
             return;
@@ -88,12 +74,6 @@ impl Recorder {
         };
         if let Some(shard) = self.shards.get(row % SHARDS) {
             shard.lock().push(entry.clone());
-        }
-    }
-
-    pub fn count(&self, what: Count, number: usize) {
-        if let Some(count) = self.counts.get(what as usize) {
-            count.fetch_add(to_u64(number), Ordering::Relaxed);
         }
     }
 
@@ -135,14 +115,6 @@ impl Recorder {
     /// Returns the number of bytes read from storage since the profile began, or `None` if unknown.
     pub fn storage_bytes(&self) -> Option<u64> {
         Some(read_bytes()?.saturating_sub(self.storage_bytes?))
-    }
-
-    pub fn totals(&self) -> impl Iterator<Item = (Stage, &Total)> {
-        Stage::ALL.iter().copied().zip(&self.totals)
-    }
-
-    pub fn count_of(&self, what: Count) -> u64 {
-        self.counts.get(what as usize).map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
     pub fn memory_of(&self, what: Memory) -> u64 {

@@ -2,11 +2,11 @@
 //! saves, loads, threads, and the work of a GPU.
 
 use super::recorder::Recorder;
-use super::{Count, Entry, Memory, Stage, Track, thread};
+use super::totals::seconds;
+use super::{Entry, Memory, Stage, Track, thread};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 /// Process ids in the trace. GPU n has the id `FIRST_GPU + n`.
 const SAVES: i64 = 0;
@@ -42,26 +42,19 @@ pub fn text(recorder: &Recorder, end: u64) -> String {
             error.row
         )
     }));
-    let totals = json!({
+    let mut totals = recorder.totals.to_json();
+    let others = json!({
         "seconds": seconds(end.saturating_sub(recorder.begin)),
         "spans_dropped": recorder.dropped.load(Ordering::Relaxed),
-        "stages": stages(recorder),
         "storage_bytes": recorder.storage_bytes(),
-        "reads": recorder.count_of(Count::Reads),
-        "copies": recorder.count_of(Count::Copies),
-        "launches": recorder.count_of(Count::Launches),
-        "retries": recorder.count_of(Count::Retries),
-        "hedged_requests": recorder.count_of(Count::HedgedRequests),
-        "repeated_bytes": recorder.count_of(Count::RepeatedBytes),
-        "rate_limits": recorder.count_of(Count::RateLimits),
-        "requests": recorder.count_of(Count::Requests),
-        "cache_hits": recorder.count_of(Count::CacheHits),
         "peak_staging_bytes": recorder.memory_of(Memory::Staging),
         "peak_scratch_bytes": recorder.memory_of(Memory::Scratch),
         "readers": *recorder.readers.lock(),
         "missing_kernels": *recorder.missing_kernels.lock(),
         "errors": errors.iter().map(|error| error.text.as_str()).collect::<Vec<_>>(),
     });
+    totals.extend(others.as_object().cloned().unwrap_or_default());
+    let totals = Value::Object(totals);
     format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{totals},\"traceEvents\":[\n{}\n]}}\n", events.join(",\n"))
 }
 
@@ -128,24 +121,6 @@ fn arguments(entry: &Entry) -> Value {
     Value::Object(arguments)
 }
 
-/// Returns the totals of all stages with at least one span.
-fn stages(recorder: &Recorder) -> Value {
-    let used = recorder.totals().filter(|(_, total)| total.spans.load(Ordering::Relaxed) > 0);
-    let total = used.map(|(stage, total)| {
-        json!({
-            "stage": stage.name(),
-            "spans": total.spans.load(Ordering::Relaxed),
-            "bytes": total.bytes.load(Ordering::Relaxed),
-            "seconds": seconds(total.nanoseconds.load(Ordering::Relaxed)),
-        })
-    });
-    total.collect()
-}
-
 fn microseconds(nanoseconds: u64) -> String {
     format!("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000)
-}
-
-fn seconds(nanoseconds: u64) -> f64 {
-    Duration::from_nanos(nanoseconds).as_secs_f64()
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 /// Reader that wraps every call in a span.
 pub struct RecordedReader {
     reader: Arc<dyn Reader>,
+    is_remote: bool,
     detail: Detail,
 }
 
@@ -19,11 +20,14 @@ impl RecordedReader {
     /// Wraps a reader of this kind, which reads the file at `path`.
     pub fn new(kind: ReaderKind, path: &Path, reader: Arc<dyn Reader>) -> Self {
         let detail = json!({ "path": path.to_string_lossy(), "reader": kind.name() });
-        RecordedReader { reader, detail: Arc::new(detail) }
+        RecordedReader { reader, is_remote: kind == ReaderKind::Object, detail: Arc::new(detail) }
     }
 
     fn span(&self, reads: usize, bytes: usize) -> Span {
         profile::count(Count::Reads, reads);
+        if self.is_remote {
+            profile::count(Count::RemoteBytes, bytes);
+        }
         profile::span(Stage::Read).bytes(bytes).detail(|| Arc::clone(&self.detail))
     }
 }

@@ -23,24 +23,31 @@ def path(tmp_path):
     return tmp_path / "model.safetensors"
 
 
-def test_counters_add_up_and_count_overlaps_once(path, monkeypatch):
+def test_counters_grow_with_and_without_a_profile(path, monkeypatch):
     monkeypatch.setenv("FST_READER", "pread")
     before = fst.metrics()
     fst.load_file(path)
-    assert grown(before) == {}
-    first = fst.profile()
-    with fst.profile() as second:
+    with fst.profile(), fst.profile():
         fst.load_file(path)
-        first.__enter__()
-        fst.load_file(path)
-    first.__exit__(None, None, None)
-    with fst.profile():
-        fst.load_file(path)
+    with pytest.raises(fst.SafetensorError):
+        fst.load_tensors(path, ["missing"])
+    fst.save_file({"weight": torch.ones(8)}, path.with_name("saved.safetensors"))
     after = grown(before)
-    assert (after["fst.loads"], after["fst.tensors"], after["fst.read.bytes"]) == (3, 6, 3 * 4040)
-    assert after["fst.seconds"] >= second.summary().seconds
-    stages = fst.metrics()["fst.stage.bytes"]
-    assert stages["read"] - before["fst.stage.bytes"].get("read", 0) == 3 * 4040
+    assert (after["fst.loads"], after["fst.tensors"], after["fst.read.bytes"]) == (2, 4, 2 * 4040)
+    assert (after["fst.saves"], after["fst.errors"]) == (1, 1)
+    assert after["fst.write.bytes"] >= 32
+    now = fst.metrics()
+    assert now["fst.stage.bytes"]["read"] - before["fst.stage.bytes"].get("read", 0) == 2 * 4040
+    assert 0 < after["fst.seconds"] < 60
+    assert now["fst.stage.seconds"]["write"] > before["fst.stage.seconds"].get("write", 0)
+
+
+def test_forked_child_starts_at_zero(path):
+    fst.load_file(path)
+    child = os.fork()
+    if child == 0:
+        os._exit(int(fst.metrics()["fst.loads"]))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_attributes_of_a_failed_load(path):

@@ -231,3 +231,9 @@ def profile_start() -> int:
 def profile_stop(profile: int) -> str:
     """Stops a profile, and returns its recording as JSON."""
     return torch.ops.fst.profile_stop(profile)
+
+
+@translates_errors
+def profile_totals() -> str:
+    """Returns the totals of all loads and saves of the process as JSON."""
+    return torch.ops.fst.profile_totals()

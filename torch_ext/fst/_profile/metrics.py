@@ -1,18 +1,21 @@
 """Counters of the process, and attributes of a profile, with names of OpenTelemetry's semantic conventions."""
 
-import os
-import threading
+import json
 from typing import Any
 from urllib.parse import urlsplit
 
+from fst._core import ops
 from fst._profile.stages import OUTER_STAGES
 from fst._profile.trace import Recording
 
-# Counters that are recorded under other names in a trace.
-_RECORDED = {
+# Counters of the core.
+_COUNTS = {
+    "fst.tensors": "tensors",
+    "fst.errors": "error_count",
     "fst.read.requests": "reads",
     "fst.gpu.copies": "copies",
     "fst.gpu.launches": "launches",
+    "fst.remote.bytes": "remote_bytes",
     "fst.remote.requests": "requests",
     "fst.remote.retries": "retries",
     "fst.cache.hits": "cache_hits",
@@ -20,65 +23,15 @@ _RECORDED = {
     "fst.remote.repeated_bytes": "repeated_bytes",
     "fst.remote.rate_limits": "rate_limits",
 }
-
-
-class _Counters:
-    """Counters of one process, and the profile whose work they will count."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.process = os.getpid()
-        self.counted: int | None = None
-        self.values = _nothing()
-        self.seconds: dict[str, float] = {}
-        self.bytes: dict[str, int] = {}
-
-
-def _nothing() -> dict[str, float]:
-    names = ("fst.loads", "fst.saves", "fst.tensors", "fst.seconds", "fst.errors", "fst.read.bytes", "fst.write.bytes")
-    more = ("fst.map.bytes", "fst.gpu.copy.bytes", "fst.page_cache.bytes", "fst.remote.bytes")
-    return dict.fromkeys((*names, *more, *_RECORDED), 0)
-
-
-_counters = _Counters()
-
-
-def _own() -> _Counters:
-    """Returns the counters of this process. A forked child starts at zero, with a lock of its own."""
-    global _counters
-    if _counters.process != os.getpid():
-        _counters = _Counters()
-    return _counters
-
-
-def begin(profile_id: int) -> None:
-    """Notes that a profile has begun. Work in overlapping profiles counts for the first of them only."""
-    counters = _own()
-    with counters.lock:
-        if counters.counted is None:
-            counters.counted = profile_id
-
-
-def drop(profile_id: int) -> None:
-    """Forgets a profile that ended without a recording."""
-    counters = _own()
-    with counters.lock:
-        if counters.counted == profile_id:
-            counters.counted = None
-
-
-def end(profile_id: int, recording: Recording) -> None:
-    """Adds the work of a profile that has ended to the counters."""
-    counters = _own()
-    with counters.lock:
-        if counters.counted != profile_id:
-            return
-        counters.counted = None
-        for name, value in numbers(recording).items():
-            counters.values[name] += value
-        for stage in stages_of(recording):
-            counters.seconds[stage] = counters.seconds.get(stage, 0.0) + recording.thread_seconds(stage)
-            counters.bytes[stage] = counters.bytes.get(stage, 0) + recording.total(stage, "bytes")
+# Totals of stages.
+_TOTALS = {
+    "fst.loads": ("load", "spans"),
+    "fst.saves": ("save", "spans"),
+    "fst.read.bytes": ("read", "bytes"),
+    "fst.write.bytes": ("write", "bytes"),
+    "fst.map.bytes": ("map", "bytes"),
+    "fst.gpu.copy.bytes": ("queue", "bytes"),
+}
 
 
 def stages_of(recording: Recording) -> list[Any]:
@@ -86,29 +39,18 @@ def stages_of(recording: Recording) -> list[Any]:
     return [stage for stage in recording.stages if stage not in OUTER_STAGES]
 
 
-def numbers(recording: Recording) -> dict[str, float]:
-    """Returns the counters of one recording, by name."""
-    read_bytes = recording.total("read", "bytes")
-    storage_bytes = recording.storage_bytes
-    return {
-        "fst.loads": recording.total("load", "spans"),
-        "fst.saves": recording.total("save", "spans"),
-        "fst.tensors": sum(load.arguments["tensors"] for load in recording.spans_of("load")),
-        "fst.seconds": recording.seconds,
-        "fst.errors": len(recording.metrics["errors"]),
-        "fst.read.bytes": read_bytes,
-        "fst.write.bytes": recording.total("write", "bytes"),
-        "fst.map.bytes": recording.total("map", "bytes"),
-        "fst.gpu.copy.bytes": recording.total("copy", "bytes"),
-        "fst.page_cache.bytes": 0 if storage_bytes is None else max(0, read_bytes - storage_bytes),
-        "fst.remote.bytes": recording.remote_bytes,
-        **{name: recording.metrics[recorded] for name, recorded in _RECORDED.items()},
-    }
+def _numbers(totals: dict[str, Any]) -> dict[str, float]:
+    """Returns the counters in totals of the core, by name."""
+    stages = {total["stage"]: total for total in totals["stages"]}
+    of_stages = {name: stages[stage][field] if stage in stages else 0 for name, (stage, field) in _TOTALS.items()}
+    return {**of_stages, **{name: totals[count] for name, count in _COUNTS.items()}}
 
 
 def attributes(recording: Recording, error_type: str | None) -> dict[str, Any]:
     """Returns a recording as attributes of a span, of types that OpenTelemetry accepts."""
-    found: dict[str, Any] = {**_place(recording), **numbers(recording)}
+    found: dict[str, Any] = {**_place(recording), **_numbers(recording.metrics), "fst.seconds": recording.seconds}
+    if recording.storage_bytes is not None:
+        found["fst.page_cache.bytes"] = max(0, recording.total("read", "bytes") - recording.storage_bytes)
     if any(name.startswith("url.") for name in found) and recording.remote_bytes:
         found["http.response.body.size"] = recording.remote_bytes
     if error_type is not None or recording.metrics["errors"]:
@@ -144,11 +86,10 @@ def _place(recording: Recording) -> dict[str, Any]:
 
 
 def metrics() -> dict[str, Any]:
-    """Returns cumulative counters of the profiles that have ended in this process.
+    """Returns cumulative counters of all loads and saves of this process, with or without a profile.
 
     Counters only grow, so exporters may report them as they are; see docs/profile.md for Prometheus and OpenTelemetry.
-    Work outside of profiles is not counted, and costs nothing. Where profiles overlap, only the one that began first
-    is counted. A forked child starts at zero.
+    A forked child starts at zero. The seconds of work that a GPU does are counted only while a profile runs.
 
     Returns:
         A new dict of a number for each counter, such as `"fst.read.bytes"`, and of a dict of numbers by stage for
@@ -157,12 +98,16 @@ def metrics() -> dict[str, Any]:
 
     Example:
         >>> before = fst.metrics()
-        >>> with fst.profile():
-        ...     weights = fst.load_file("model.safetensors", dtype=torch.bfloat16)
+        >>> weights = fst.load_file("model.safetensors", dtype=torch.bfloat16)
         >>> fst.metrics()["fst.read.bytes"] - before["fst.read.bytes"]
         64
     """
-    counters = _own()
-    with counters.lock:
-        by_stage = {"fst.stage.seconds": dict(counters.seconds), "fst.stage.bytes": dict(counters.bytes)}
-        return {**counters.values, **by_stage}
+    totals = json.loads(ops.profile_totals())
+    stages = {total["stage"]: total for total in totals["stages"]}
+    inner = [stage for stage in stages if stage not in OUTER_STAGES]
+    return {
+        **_numbers(totals),
+        "fst.seconds": sum(total["seconds"] for stage, total in stages.items() if stage in OUTER_STAGES),
+        "fst.stage.seconds": {stage: stages[stage]["seconds"] for stage in inner},
+        "fst.stage.bytes": {stage: stages[stage]["bytes"] for stage in inner},
+    }

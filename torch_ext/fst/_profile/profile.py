@@ -37,7 +37,6 @@ class Profile:
         if self._id is not None:
             raise RuntimeError("a profile is used for one block; create another with fst.profile()")
         self._id, self._process = ops.profile_start(), os.getpid()
-        metrics.begin(self._id)
         return self
 
     def __exit__(self, kind: object, exception: BaseException | None, trace: object) -> None:
@@ -48,12 +47,7 @@ class Profile:
             module, name = type(exception).__module__, type(exception).__qualname__
             self._error_type = name if module == "builtins" else f"{module}.{name}"
         assert self._id is not None
-        try:
-            self._recording = Recording(ops.profile_stop(self._id))
-        except BaseException:
-            metrics.drop(self._id)
-            raise
-        metrics.end(self._id, self._recording)
+        self._recording = Recording(ops.profile_stop(self._id))
 
     def summary(self) -> Summary:
         """Returns the totals, the busy times and the bottleneck. Its `str()` is a short report.

@@ -75,7 +75,8 @@ class Recording:
     @property
     def remote_bytes(self) -> int:
         """Number of bytes that were read from remote stores."""
-        return sum(span.bytes for span in self.spans_of("read") if span.arguments.get("reader") == "object")
+        remote_bytes: int = self.metrics["remote_bytes"]
+        return remote_bytes
 
     def spans_of(self, stage: Stage) -> list[Span]:
         """Returns the spans of a stage."""
