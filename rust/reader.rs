@@ -80,6 +80,11 @@ pub trait Reader: Send + Sync {
         false
     }
 
+    /// Returns whether the reader makes the pages of new memory present as it fills them.
+    fn populates(&self) -> bool {
+        false
+    }
+
     /// Fills many pieces of memory with the bytes from their offsets, which ascend.
     fn scatter(&self, pieces: Vec<(u64, &mut [u8])>, check: Check<'_>) -> Result<()> {
         pieces.into_iter().try_for_each(|(offset, into)| self.read(offset, into, check))

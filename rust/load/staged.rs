@@ -6,6 +6,7 @@ use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::options::experiments::{self, Switch};
+use crate::os::memory;
 use crate::os::mutex::Mutex;
 use crate::os::numa::Node;
 use crate::os::retry::Check;
@@ -147,6 +148,19 @@ impl<D: Device> StagedEngine<D> {
         self.readers.get(source).map(|opened| &*opened.reader).ok_or_else(missing)
     }
 
+    /// Returns memory at an address of the device, if it is host memory, for bytes of a reader.
+    ///
+    /// # Safety
+    /// As for [`Device::host_slice`].
+    unsafe fn host_slice<'a>(&self, reader: &dyn Reader, address: u64, length: usize) -> Option<&'a mut [u8]> {
+        // SAFETY: the caller's promise.
+        let target = unsafe { self.device.host_slice(address, length) }?;
+        if !reader.populates() {
+            memory::populate(target);
+        }
+        Some(target)
+    }
+
     /// Returns the destinations of a chunk whose bytes need no slot, or `None` if they need one.
     ///
     /// # Safety
@@ -161,7 +175,7 @@ impl<D: Device> StagedEngine<D> {
             .then(|| plan::pieces(reads, copies, ROW_BYTES_MIN))
             .flatten()?;
         // SAFETY: the caller's promise.
-        let slice = |piece: Piece| unsafe { self.device.host_slice(piece.address, piece.length) };
+        let slice = |piece: Piece| unsafe { self.host_slice(reader, piece.address, piece.length) };
         pieces.into_iter().map(|piece| Some((piece.offset, slice(piece)?))).collect()
     }
 
@@ -351,10 +365,11 @@ impl<D: Device> StagedEngine<D> {
         match chunk {
             &Chunk::InPlace { tensor, source, offset, length, address } => {
                 acquire_in_turn(inspected, check, || Ok(()))?;
+                let reader = self.reader(source)?;
                 // SAFETY: the caller's promise, and the plan writes each byte once.
-                let into = unsafe { self.device.host_slice(address, length) };
+                let into = unsafe { self.host_slice(reader, address, length) };
                 let into = into.ok_or_else(|| internal("not host memory"))?;
-                self.reader(source)?.read(offset, into, check)?;
+                reader.read(offset, into, check)?;
                 inspected.map_or(Ok(()), |inspected| inspected.inspector.inspect(tensor, offset, into, check))
             }
             Chunk::Staged { source, bytes, reads, copies } => {

@@ -50,6 +50,10 @@ impl Reader for ObjectReader {
         true
     }
 
+    fn populates(&self) -> bool {
+        true
+    }
+
     fn scatter(&self, pieces: Vec<(u64, &mut [u8])>, check: Check<'_>) -> Result<()> {
         self.object.read_joined(pieces, self.gap_bytes, check)
     }

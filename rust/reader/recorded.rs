@@ -67,6 +67,10 @@ impl Reader for RecordedReader {
         self.reader.scatters()
     }
 
+    fn populates(&self) -> bool {
+        self.reader.populates()
+    }
+
     fn scatter(&self, pieces: Vec<(u64, &mut [u8])>, check: Check<'_>) -> Result<()> {
         let _span = self.span(1, pieces.iter().map(|(_, into)| into.len()).sum());
         self.reader.scatter(pieces, check)

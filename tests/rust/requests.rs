@@ -6,7 +6,7 @@ use fst::remote::find::version::Version;
 use fst::remote::internals::{AdaptiveLimit, Pieces, Progress, Target, answer, repeat};
 use fst::remote::stores::{Answer, Attempt, Failure, FailureClass, Store};
 use fst::remote::transfer::concurrency::Host;
-use fst::remote::transfer::limits::{REQUESTS_MAX, REQUESTS_START};
+use fst::remote::transfer::limits::{REQUESTS_MAX, REQUESTS_START, REQUESTS_START_FAR};
 use fst::remote::transfer::runtime::block_on;
 use futures_util::{StreamExt, stream};
 use object_store::client::HttpError;
@@ -66,6 +66,22 @@ fn limit_is_doubled_while_connections_are_the_bottleneck() {
     assert_eq!(limit_after(2000, 200), REQUESTS_MAX);
     let limit = run(&mut AdaptiveLimit::default(), begin, 10_000, u64::MAX, 10_000_000, 1);
     assert_eq!(limit, 2 * REQUESTS_START, "one step shows that more requests do not help");
+}
+
+#[test]
+fn far_host_gets_more_requests_from_the_beginning() {
+    let (near, far) = (Duration::from_millis(1), Duration::from_millis(40));
+    let limit_after = |opened| {
+        let mut adaptive_limit = AdaptiveLimit::default();
+        adaptive_limit.opened(opened);
+        adaptive_limit.limit()
+    };
+    assert_eq!((limit_after(near), limit_after(far)), (REQUESTS_START, REQUESTS_START_FAR));
+    let mut adaptive_limit = AdaptiveLimit::default();
+    adaptive_limit.halve(WallInstant::now());
+    let halved = adaptive_limit.limit();
+    adaptive_limit.opened(far);
+    assert_eq!(adaptive_limit.limit(), halved, "the host has asked for fewer");
 }
 
 #[test]

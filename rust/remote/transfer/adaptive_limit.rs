@@ -4,7 +4,7 @@
 //! whose connections are slow gets as many as the network carries within a second. Once the host has asked for fewer
 //! requests, the number grows by a few at a time.
 
-use super::limits::{REQUESTS_MAX, REQUESTS_START};
+use super::limits::{FAR, REQUESTS_MAX, REQUESTS_START, REQUESTS_START_FAR};
 use crate::num::to_u64;
 use std::time::{Duration, Instant};
 
@@ -63,6 +63,14 @@ impl AdaptiveLimit {
     /// Returns how many requests the host gets at once.
     pub fn limit(&self) -> usize {
         self.limit
+    }
+
+    /// Records the time in which the first answer for an object began. A far host gets more requests from the beginning.
+    pub fn opened(&mut self, time: Duration) {
+        let is_new = self.limit == REQUESTS_START && self.rate_min == 0 && self.halved.is_none();
+        if is_new && time >= FAR {
+            self.limit = REQUESTS_START_FAR;
+        }
     }
 
     /// Records that a request is sent.

@@ -89,6 +89,12 @@ impl Host {
         Ok(Permit::new(self, false))
     }
 
+    /// Records the time in which the first answer for an object began.
+    pub fn opened(&self, time: Duration) {
+        self.state.lock().adaptive_limit.opened(time);
+        self.free.notify_all();
+    }
+
     /// Records the time in which a range arrived.
     pub fn arrived(&self, bytes: u64, time: Duration) {
         let mut state = self.state.lock();

@@ -8,6 +8,7 @@ use super::get::{Body, Target, too_long, too_short};
 use super::runtime::Runtime;
 use crate::error::Result;
 use crate::num::{to_u64, to_usize};
+use crate::os::memory;
 use crate::os::per_process::PerProcess;
 use crate::os::retry::Check;
 use crate::profile::{self, Count};
@@ -109,6 +110,7 @@ impl Received {
         let rest = |(offset, into): (u64, &'a mut [u8])| {
             let known = self.bytes.get(to_usize(offset)..).unwrap_or_default();
             let (first, rest) = into.split_at_mut(known.len().min(into.len()));
+            memory::populate(first);
             first.copy_from_slice(known.get(..first.len()).unwrap_or_default());
             (!rest.is_empty()).then(|| (offset.saturating_add(to_u64(first.len())), rest))
         };

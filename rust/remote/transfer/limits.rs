@@ -1,6 +1,7 @@
 //! Sizes and numbers of requests, and of the parts in which an object is uploaded.
 
 use crate::num::{to_u64, to_usize};
+use std::time::Duration;
 
 /// Smallest part, except for the last one, in bytes: the limit of S3.
 pub const PART_BYTES_MIN: usize = 5 << 20;
@@ -74,6 +75,11 @@ const FIRST_BYTES_MIN: u64 = 64 << 10;
 pub const GAP_BYTES: u64 = 1 << 20;
 /// Number of requests at once to a host of which nothing is known.
 pub const REQUESTS_START: usize = 16;
+/// Number of requests at once to a far host. A load of a few hundred MB ends before a measurement would raise the number.
+pub const REQUESTS_START_FAR: usize = 32;
+/// Time in which the first answer of a far host begins, with the time for its connection, at least. Twice the round trip
+/// between data centers of one place.
+pub const FAR: Duration = Duration::from_millis(5);
 /// Largest number of requests at once to one host.
 pub const REQUESTS_MAX: usize = 256;
 

@@ -10,6 +10,7 @@ use super::runtime::{self, Runtime};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::os::local_file::LocalFile;
+use crate::os::memory;
 use crate::os::retry::Check;
 use crate::profile::{self, Count};
 use crate::remote::find::location::Location;
@@ -92,6 +93,7 @@ impl Object {
         let request = async {
             let begin = Instant::now();
             let (Answer { version, range, body, .. }, length) = target.first(bytes_max).await?;
+            target.permit.host().opened(begin.elapsed());
             let mut arrived = Received::begin(body, range.end, begin.elapsed());
             arrived.receive(if is_received_later { 0 } else { range.end }, &target).await?;
             Ok((length, version, arrived))
@@ -221,6 +223,9 @@ impl Object {
             if end > self.length {
                 let message = format!("the object has {} bytes, but the load needs {end}", self.length);
                 return Err(Error::new(Kind::Io, message).at(&self.path).offset(self.length));
+            }
+            if self.copy.is_some() {
+                memory::populate(into);
             }
             if let Some(file) = self.copy() {
                 file.read(offset, into, check)?;

@@ -1,7 +1,12 @@
 //! Memory for the bytes of one request.
 
 use crate::num::{to_u64, to_usize};
+use crate::os::memory;
 use std::ops::Range;
+
+/// Number of bytes whose pages are made present at once, just before they are written: the processor's cache still has
+/// the pages that the kernel has cleared, and the bytes after them arrive meanwhile.
+const POPULATE_STEP: usize = 256 << 10;
 
 /// Buffers for ranges of an object, in ascending order. One request brings the bytes of all of them, and of the gaps
 /// between them.
@@ -12,6 +17,8 @@ pub struct Pieces<'a> {
     reached: u64,
     /// Index of the first piece that is not full.
     next: usize,
+    /// Number of bytes at the beginning of this piece whose memory is present.
+    present: usize,
     /// Bytes of gaps with their offsets, if they are kept.
     gaps: Option<Vec<(u64, Vec<u8>)>>,
 }
@@ -20,7 +27,7 @@ impl<'a> Pieces<'a> {
     /// Returns the memory of one range, which begins at `offset`.
     pub fn one(offset: u64, into: &'a mut [u8]) -> Pieces<'a> {
         let range = offset..offset.saturating_add(to_u64(into.len()));
-        Pieces { pieces: vec![(offset, into)], reached: offset, range, next: 0, gaps: None }
+        Pieces { pieces: vec![(offset, into)], reached: offset, range, next: 0, present: 0, gaps: None }
     }
 
     /// Joins ranges that follow each other with gaps of at most `gap_bytes` bytes.
@@ -73,13 +80,18 @@ impl<'a> Pieces<'a> {
                 rest = after;
                 continue;
             }
-            let room = into.get_mut(to_usize(self.reached - *offset)..).unwrap_or_default();
+            let begin = to_usize(self.reached - *offset);
+            if begin >= self.present {
+                self.present = into.len().min(begin + POPULATE_STEP);
+                memory::populate(into.get_mut(begin..self.present).unwrap_or_default());
+            }
+            let room = into.get_mut(begin..self.present).unwrap_or_default();
             let (now, after) = rest.split_at(rest.len().min(room.len()));
             if let Some(target) = room.get_mut(..now.len()) {
                 target.copy_from_slice(now);
             }
-            if now.len() == room.len() {
-                self.next += 1;
+            if begin + now.len() == into.len() {
+                (self.next, self.present) = (self.next + 1, 0);
             }
             self.reached += to_u64(now.len());
             rest = after;

@@ -118,6 +118,11 @@ def test_shared_access_signature(azure, monkeypatch):
     assert_equal(fst.load_file(azure.url("m.safetensors")), TENSORS)
 
 
+def test_container_without_an_account():
+    with pytest.raises(ValueError, match=r"az://container.*set AZURE_STORAGE_ACCOUNT_NAME, or account_name with"):
+        fst.load_file("az://container/m.safetensors")
+
+
 def test_managed_identity_over_tls(azure_with_tokens, authority, http_server, monkeypatch, capfd):
     azure = azure_with_tokens
     azure.put("m.safetensors", DATA)
