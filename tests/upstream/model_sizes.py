@@ -58,6 +58,16 @@ _MISTRAL = (
     | {"qk_rope_head_dim": 8, "head_dim": 8, "no_rope_layers": [1, 0], "kv_source_layers": [0, 1]}
     | {"indexer_types": ["full", "full"], "layer_types": ["indexed_attention"] * 2}
 )
+_HUNYUAN = (
+    _TEXT
+    | _EXPERTS
+    | _LATENT
+    | {
+        "qk_rope_head_dim": 8,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]},
+    }
+    | {"layer_types": ["indexed_attention"] * 2, "indexer_types": ["full", "shared"], "hc_mult": 2}
+)
 _ENCODER = {"hidden_size": 16, "num_filters": 4, "downsampling_ratios": (2, 2), "depths": (1, 1, 1)}
 _NEMOTRON = (
     _TEXT
@@ -104,6 +114,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         },
         "text_config": _TEXT | _EXPERTS,
     },
+    "dory": _TEXT
+    | {"num_hidden_layers": 3, "layer_types": None}
+    | {f"n_{part}_layers": 1 for part in ("input", "recurrent", "output")},
     "dots1": _TEXT | _EXPERTS | {"first_k_dense_replace": 1},
     "dots3_note_audio_encoder": _AUDIO
     | {"adapter_input_size": 32, "adapter_out_dim": 32, "downsample_hidden_size": 8, "conv_output_size": 128},
@@ -136,6 +149,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "gemma4_unified": {"text_config": _TEXT | {"layer_types": ["sliding_attention", "full_attention"]}},
     "glm5_next": {"text_config": _GLM, "vision_config": _VISION | {"projection_intermediate_size": 24}},
     "glm5_next_text": _GLM,
+    "hy_v4_vl": {"text_config": _HUNYUAN, "vision_config": _VISION},
+    "hy_v4_vl_text": _HUNYUAN,
     "inkling_mm_model": {
         "text_config": {
             **_TEXT,
