@@ -29,6 +29,7 @@ use recorded::RecordedReader;
 use ring::RingKernel;
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use units::UnitReader;
 use uring::{Rings, UringReader};
@@ -68,6 +69,9 @@ pub trait Reader: Send + Sync {
     fn lend(&self, _: &Read, _take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<bool> {
         Ok(false)
     }
+
+    /// Makes bytes present that [`lend`](Reader::lend) passes on next. May read them from the disk.
+    fn look_up(&self, _: &Range<u64>) {}
 
     /// Returns whether several threads, each with a part of these reads, are faster than one.
     fn divides(&self, _: &[Read]) -> bool {

@@ -17,12 +17,15 @@ use crate::os::mutex::Mutex;
 use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::plan::Read;
-use crate::reader::{self, page_cache};
+use crate::reader::{self, Reader, page_cache};
 use crate::remote::find::name::Name;
 use crate::source::files::{place_below, place_of};
 use crate::source::{Place, Source};
+use std::cmp::Reverse;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::mpsc::{self, SyncSender};
+use std::thread;
 
 /// Number of bytes after which a job ends, if the order of the bytes allows it.
 const JOB_BYTES: u64 = 4 << 20;
@@ -219,7 +222,9 @@ fn run(sources: &[Source], mut inputs: Vec<Input>, encrypted: Vec<Job<'_>>, opti
             Err(error) => keep(source, error)?,
         }
     }
-    let jobs: Vec<Job<'_>> = jobs(&hashed).into_iter().chain(encrypted).collect();
+    let mut jobs: Vec<Job<'_>> = jobs(&hashed).into_iter().chain(encrypted).collect();
+    // A thread that begins a long job last would work alone.
+    jobs.sort_by_key(|job| Reverse(job.bytes.end - job.bytes.start));
     let mut source_bytes = vec![0; sources.len()];
     for job in &jobs {
         source_bytes.get_mut(job.source).into_iter().for_each(|bytes| *bytes += job.bytes.end - job.bytes.start);
@@ -233,6 +238,7 @@ fn run(sources: &[Source], mut inputs: Vec<Input>, encrypted: Vec<Job<'_>>, opti
     let is_remote = sources.iter().any(Source::is_remote);
     let buffers: Mutex<Vec<Vec<u8>>> = Mutex::default();
     let threads = if is_remote { options.threads.max(REMOTE_THREADS) } else { options.threads };
+    let has_idle_threads = jobs.len() < options.threads;
     threads::for_each(threads, jobs.len(), |index| {
         let Some(job) = jobs.get(index) else { return Ok(()) };
         let missing = || Error::new(Kind::Internal, "no such file");
@@ -249,38 +255,62 @@ fn run(sources: &[Source], mut inputs: Vec<Input>, encrypted: Vec<Job<'_>>, opti
             }
             Ok(())
         };
-        let kept = buffers.lock().pop();
-        let mut buffer = kept.unwrap_or_default();
-        // Whole chunks are decrypted.
-        let block_bytes = if job.encrypted.is_some() { JOB_BYTES } else { BLOCK_BYTES };
-        let mut at = job.bytes.start;
-        while at < job.bytes.end {
-            check()?;
-            let leased = at..job.bytes.end.min(at.saturating_add(LEASED_BYTES));
-            if file.is_some_and(|file| page_cache::is_all_cached(file, &leased)) {
-                let read = Read { offset: at, slot_begin: 0, length: to_usize(leased.end - at) };
-                if reader.lend(&read, &mut |bytes| hash(at, bytes))? {
-                    at = leased.end;
-                    continue;
+        let hash_job = |ahead: Option<SyncSender<Range<u64>>>| {
+            let kept = buffers.lock().pop();
+            let mut buffer = kept.unwrap_or_default();
+            // Whole chunks are decrypted.
+            let block_bytes = if job.encrypted.is_some() { JOB_BYTES } else { BLOCK_BYTES };
+            let (mut at, mut is_lent) = (job.bytes.start, false);
+            while at < job.bytes.end {
+                check()?;
+                let leased = at..job.bytes.end.min(at.saturating_add(LEASED_BYTES));
+                // Pages that are not lent would stay in this process. A thread that is still busy leaves a range out.
+                if let Some(ahead) = ahead.as_ref().filter(|_| is_lent) {
+                    let _ = ahead.try_send(leased.end..job.bytes.end.min(leased.end.saturating_add(LEASED_BYTES)));
                 }
+                is_lent = false;
+                if file.is_some_and(|file| page_cache::is_all_cached(file, &leased)) {
+                    let read = Read { offset: at, slot_begin: 0, length: to_usize(leased.end - at) };
+                    is_lent = reader.lend(&read, &mut |bytes| hash(at, bytes))?;
+                    if is_lent {
+                        at = leased.end;
+                        continue;
+                    }
+                }
+                let end = job.bytes.end.min(at.saturating_add(block_bytes));
+                buffer.resize(to_usize(end - at).max(buffer.len()), 0);
+                let block = buffer.get_mut(..to_usize(end - at)).unwrap_or_default();
+                let read = reader.read(at, block, &check);
+                match job.encrypted {
+                    Some(tensor) => read.or_else(|error| keep(job.source, error.tensor(tensor)))?,
+                    None => read?,
+                }
+                hash(at, block)?;
+                at = end;
             }
-            let end = job.bytes.end.min(at.saturating_add(block_bytes));
-            buffer.resize(to_usize(end - at).max(buffer.len()), 0);
-            let block = buffer.get_mut(..to_usize(end - at)).unwrap_or_default();
-            let read = reader.read(at, block, &check);
-            match job.encrypted {
-                Some(tensor) => read.or_else(|error| keep(job.source, error.tensor(tensor)))?,
-                None => read?,
-            }
-            hash(at, block)?;
-            at = end;
-        }
-        buffers.lock().push(buffer);
-        Ok(())
+            buffers.lock().push(buffer);
+            Ok(())
+        };
+        if has_idle_threads && file.is_some() { with_look_ups(reader.as_ref(), hash_job) } else { hash_job(None) }
     })?;
     let mut differences = differences.into_inner();
     differences.sort_by_key(|(source, error)| (*source, error.position()));
     Ok(differences.into_iter().map(|(_, error)| error).collect())
+}
+
+/// Runs `work` beside a thread that makes the ranges present which `work` sends to it, so that `work` meets no page fault.
+fn with_look_ups(reader: &dyn Reader, work: impl FnOnce(Option<SyncSender<Range<u64>>>) -> Result<()>) -> Result<()> {
+    let (sender, ranges) = mpsc::sync_channel(1);
+    thread::scope(|scope| {
+        let run = move || ranges.into_iter().for_each(|range| reader.look_up(&range));
+        match thread::Builder::new().name("fst look-up".into()).spawn_scoped(scope, run) {
+            Ok(_) => work(Some(sender)),
+            Err(error) => {
+                tracing::debug!(%error, "no thread makes pages present ahead");
+                work(None)
+            }
+        }
+    })
 }
 
 /// Divides sorted, disjoint inputs into jobs. A sequential shard has one job, so that no thread waits for another.

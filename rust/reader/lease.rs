@@ -103,6 +103,12 @@ impl Reader for LeaseReader {
         self.buffered.read(offset, into, check)
     }
 
+    fn look_up(&self, range: &Range<u64>) {
+        let (begin, end) = (to_usize(range.start), to_usize(range.end).min(self.pages.len()));
+        // Whoever uses the bytes learns why they cannot be read.
+        let _ = memory::look_up(self.pages.as_ptr().wrapping_add(begin), end.saturating_sub(begin));
+    }
+
     fn lend(&self, read: &Read, take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<bool> {
         match self.lend_under_lease(read, take) {
             Ok(result) => result.map(|()| true),

@@ -6,6 +6,7 @@ use crate::os::retry::Check;
 use crate::plan::Read;
 use crate::profile::{self, Count, Detail, Span, Stage};
 use serde_json::json;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -57,6 +58,10 @@ impl Reader for RecordedReader {
             drop(self.span(1, bytes.len()));
             take(bytes)
         })
+    }
+
+    fn look_up(&self, range: &Range<u64>) {
+        self.reader.look_up(range);
     }
 
     fn divides(&self, reads: &[Read]) -> bool {

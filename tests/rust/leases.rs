@@ -84,6 +84,20 @@ fn pages_that_were_lent_leave_the_process() {
     assert!((1..=8 << 10).contains(&resident_kib), "{resident_kib} KiB are resident");
 }
 
+#[test]
+fn bytes_are_looked_up_unless_the_file_became_shorter() {
+    let (_directory, path) = files::new_path("x.safetensors");
+    fs::write(&path, files::pattern(5, 4 << 20)).unwrap();
+    let opened = open(&path, false);
+    files::make_cold(&path);
+    opened.reader.look_up(&(1 << 20..2 << 20));
+    let pages = (1 << 20) / files::PAGE_BYTES..(2 << 20) / files::PAGE_BYTES;
+    assert!(files::cached_pages(&path)[pages].iter().all(|is_cached| *is_cached));
+    File::options().write(true).open(&path).unwrap().set_len(100).unwrap();
+    opened.reader.look_up(&(0..8 << 20));
+    assert_eq!(lent(&opened, 0, 1), None);
+}
+
 /// A file without a lease is read: a process has it open for writing.
 #[test]
 fn cached_bytes_are_compared_with_and_without_a_lease() {
