@@ -64,6 +64,15 @@ def run(steps, memory, tensors):
             view.fill_(source)
         elif kind == "known":
             view.copy_(torch.full(view.shape, float(source), device=view.device))
+        elif kind == "bits":
+            view.view(torch.int32).copy_(SOURCES[0](tensors, view.shape).view(torch.int32))
+        elif kind == "new":
+            view.copy_(torch.zeros_like(values := SOURCES[source](tensors, view.shape)).copy_(values))
+        elif kind == "array":
+            array = view.cpu().numpy()
+            read.append(float(array.max()))
+            if view.device.type == "cpu":
+                array[...] = source
         elif kind == "add":
             view.add_(source)
         else:
@@ -72,7 +81,7 @@ def run(steps, memory, tensors):
 
 
 STEP = st.tuples(
-    st.sampled_from(["copy"] * 4 + ["fill", "known", "add", "read"]),
+    st.sampled_from(["copy"] * 4 + ["fill", "known", "add", "read", "bits", "new", "array"]),
     st.integers(0, len(TARGETS) - 1),
     st.integers(0, len(SOURCES) - 1),
 )
