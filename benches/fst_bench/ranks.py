@@ -210,7 +210,8 @@ def goals(run: Run) -> Iterator[Goal]:
             title = f"{route}: at least as fast as fastsafetensors"
             yield compared(run, title, own, theirs, "load_and_read_seconds")
         # Columns of safetensors are views of the whole file, which every use copies again.
-        other = "safetensors-copied" if layout == "columns" else "safetensors"
+        is_copied = layout == "columns" and run.some({"peer": "safetensors-copied"})
+        other = "safetensors-copied" if is_copied else "safetensors"
         own, alone = (group_cell(layout, ranks, state, peer) for peer in ("fst", other))
         title = f"{ROUTES[state]} -> CPU, {layout} on {ranks} ranks: at least as fast as safetensors"
         yield compared(run, title, own, [alone], "load_and_read_seconds")

@@ -304,7 +304,7 @@ def goals(run: Run) -> Iterator[Goal]:
     for group in run.names("layout", "ranks", method="fst"):
         where, own = f"{LAYOUTS[group['layout']].title}, {group['ranks']} ranks", group | {"method": "fst"}
         # Columns have to change ranks before they can be written as rows.
-        is_exchanged = group["layout"] == "columns"
+        is_exchanged = group["layout"] == "columns" and run.some({"method": "exchanged"})
         floor = (
             ("exchanged", METHODS["exchanged"].title)
             if is_exchanged
