@@ -43,8 +43,7 @@ pub trait Engine<E>: Send + Sync {
     unsafe fn run(&self, chunk: &Chunk, turn: Turn, inspected: Option<Inspected<'_>>, check: Check<'_>)
     -> Result<bool>;
 
-    /// Makes staging memory ready for a load of `bytes` bytes, while the caller allocates its destinations, if an experiment
-    /// asks for it.
+    /// Makes staging memory ready for a load of `bytes` bytes, while the caller allocates its destinations.
     fn make_ready(&self, _bytes: u64) {}
 
     /// Ends the reads of a batch. Copies may still be in flight.

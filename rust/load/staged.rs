@@ -31,6 +31,9 @@ const REQUEST_BYTES_MIN: usize = 512 << 10;
 /// microseconds to start, in which one thread reads about half of it.
 const SHARED_BYTES_MIN: u64 = 1 << 20;
 
+/// Smallest load during whose opening and allocation a thread pins slots, in bytes. Smaller ones use shorter slots.
+const AHEAD_BYTES_MIN: u64 = 256 << 20;
+
 /// Shortest row that goes from a request to its destination by itself, in bytes. Shorter ones are faster to copy out of a
 /// slot, all with one loop.
 const ROW_BYTES_MIN: usize = 256;
@@ -76,14 +79,19 @@ pub fn warm_up<D: Device>(device: &D, options: &Options) -> Result<()> {
     let limits = device.limits(device.local_slot_bytes(whole_pages(options.chunk_bytes)));
     let request = Request { bytes: limits.slot_bytes, node: device.node(), staging_bytes: options.staging_bytes };
     let mut slots = Vec::new();
-    // Slots that are read into, one that is taken for the next chunk, and those in flight.
-    while slots.len() < options.threads.div_ceil(limits.workers_per_slot) + 1 + D::copies_ahead()
+    while slots.len() < slots_in_use::<D>(options.threads, limits.workers_per_slot)
         && let Some(mut slot) = pool::take(&request, &|| watch.check())?
     {
         slot.pin(|memory| device.pin(memory));
         slots.push(slot);
     }
     Ok(())
+}
+
+/// Returns the number of slots that keep a device busy: those that are read into, one that is taken for the next chunk, and
+/// those in flight.
+fn slots_in_use<D: Device>(threads: usize, workers_per_slot: usize) -> usize {
+    threads.div_ceil(workers_per_slot) + 1 + D::copies_ahead()
 }
 
 /// Returns a size that slots can have, at most `bytes` if that is a page.
@@ -298,10 +306,17 @@ impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
     }
 
     fn make_ready(&self, bytes: u64) {
-        let Some(count) = experiments::value(Switch::PinAhead).filter(|_| D::PINS) else { return };
+        let count = match experiments::value(Switch::PinAhead) {
+            _ if !D::PINS => return,
+            Some(count) => count,
+            // Requests to stores take longer than all pins.
+            None if bytes >= AHEAD_BYTES_MIN && self.chunk_bytes_min.is_some() => {
+                slots_in_use::<D>(self.workers_max, self.workers_per_slot)
+            }
+            None => return,
+        };
         let request = Request { bytes: self.slot_bytes, node: self.node, staging_bytes: self.staging_bytes };
         let count = count.min(self.slot_count_max(to_usize(bytes), self.slot_bytes));
-        // The thread would take longer to start than such slots to be found.
         if bytes < to_u64(self.slot_bytes) || pool::count_pinned(&request) >= count {
             return;
         }

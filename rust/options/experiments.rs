@@ -30,7 +30,7 @@ pub enum Switch {
     QueryMicroseconds,
     /// `huge_pages`: whether slots ask for huge pages, 0 or 1, whatever the kernel's counts say.
     HugePages,
-    /// `pin_ahead`: number of slots that a thread pins while a large load opens its files and allocates tensors.
+    /// `pin_ahead`: number of slots that a thread pins while a load opens its files and allocates tensors, whatever its size.
     PinAhead,
     /// `reader_node`: whether threads that read run on the CPUs near the GPU, 0 or 1.
     ReaderNode,

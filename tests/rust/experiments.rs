@@ -46,8 +46,9 @@ impl CopyInFlight for Queried {
     }
 }
 
-/// Returns the number of tensors in each window of a load of 40 tensors of 8 MiB.
-fn windows(gpu: &Gpu<'_>) -> Vec<usize> {
+/// Returns the number of tensors in each window of a load of 40 tensors of 8 MiB, and the number of slots that were pinned
+/// when it was open.
+fn windows(gpu: &Gpu<'_>, sim: &Sim) -> (Vec<usize>, u64) {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("x.safetensors");
     let tensors: Vec<Tensor> =
@@ -59,10 +60,16 @@ fn windows(gpu: &Gpu<'_>) -> Vec<usize> {
     let regions: Arc<[TensorRegion]> =
         checkpoint.entries().map(|(file, entry)| TensorRegion::whole(file, entry)).collect::<Result<_>>().unwrap();
     let cuda = Arc::new(Cuda::open(0, gpu.stream as u64).unwrap());
+    let (threads, begin) = (thread_count(), Instant::now());
     let transfer = Transfer::open(&checkpoint, regions, cuda, OPTIONS).unwrap();
+    // A thread pins the slots, and ends.
+    while thread_count() > threads && begin.elapsed() < Duration::from_secs(10) {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let pinned = sim.counters().live_registrations;
     let order: Vec<usize> = (0..40).collect();
     let ends = BackgroundTransfer::new(transfer, &checkpoint).window_ends(&order);
-    [0].iter().chain(&ends).zip(&ends).map(|(begin, end)| end - begin).collect()
+    ([0].iter().chain(&ends).zip(&ends).map(|(begin, end)| end - begin).collect(), pinned)
 }
 
 /// Returns what the switches of this process change.
@@ -85,35 +92,23 @@ fn found() -> String {
     // Twenty-four megabytes in one tensor, so that its chunks need no kernel.
     let model = Model::new(&[(Dtype::U8, &[24 << 20])]);
     let load = Load::all(&gpu, &model);
-    let transfer = load.open(OPTIONS).unwrap();
-    let begin = Instant::now();
-    let has_helper = has_thread("fst pin");
-    while has_helper && sim.counters().live_registrations < 2 && begin.elapsed() < Duration::from_secs(10) {
-        thread::sleep(Duration::from_millis(1));
-    }
-    let ahead = sim.counters().live_registrations;
-    let chunks = transfer.planner().prepare(&load.destinations()).unwrap();
-    drop(transfer);
-    assert!(!has_thread("fst pin"));
+    let chunks = load.open(OPTIONS).unwrap().planner().prepare(&load.destinations()).unwrap();
     let first: Vec<usize> = chunks.chunks().iter().map(kib_of).take(4).collect();
-    // Without the switches, other tests load such chunks.
-    for _ in 0..if first[0] == 512 || has_helper { 2 } else { 0 } {
+    // Without the switch, other tests load such chunks.
+    for _ in 0..if first[0] == 512 { 2 } else { 0 } {
         load.run(OPTIONS).unwrap();
         load.assert_holds(&model);
     }
-    let windows = windows(&gpu);
+    crate::sim::release();
+    let (windows, ahead) = windows(&gpu, &sim);
     format!(
         "slots {slots} chunks {first:?} windows {windows:?} waited {} huge {is_huge} ahead {ahead} ",
         waited_ms >= 100
     )
 }
 
-/// Returns whether the process has a thread with this name.
-fn has_thread(name: &str) -> bool {
-    let threads = std::fs::read_dir("/proc/self/task").unwrap();
-    threads
-        .flatten()
-        .any(|thread| std::fs::read_to_string(thread.path().join("comm")).is_ok_and(|comm| comm.trim() == name))
+fn thread_count() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
 }
 
 /// Runs this program in a process with switches, and returns whether it passed, and its output.
@@ -158,13 +153,7 @@ fn each_switch_changes_what_it_says() {
     }
     // Chunks leave a sixteenth of a slot for the table of a kernel.
     let full = if fst::device::cuda::kernels::IMAGE.is_some() { 3840 } else { 4096 };
-    let base = [
-        "slots 4".to_owned(),
-        format!("chunks {:?}", [full; 4]),
-        "windows [40]".into(),
-        "waited false".into(),
-        "ahead 0 ".into(),
-    ];
+    let base = ["slots 4".to_owned(), format!("chunks {:?}", [full; 4]), "windows [40]".into(), "waited false".into()];
     let ramp = format!("chunks {:?}", [512, 1024, full - 1536, full]);
     for (setting, changed) in [
         ("workers_per_slot=1", "slots 7"),
@@ -176,8 +165,9 @@ fn each_switch_changes_what_it_says() {
         ("huge_pages=1", "huge true"),
         ("huge_pages=0", "huge false"),
         ("pin_ahead=2", "ahead 2 "),
+        ("pin_ahead=0", "ahead 0 "),
         // The simulated GPU is no device of this machine.
-        ("reader_node=1", "ahead 0 "),
+        ("reader_node=1", "ahead 4 "),
         ("windows=2, query_us=50", "windows [20, 20]"),
         (
             "windows",

@@ -24,10 +24,10 @@ SWITCHES, ONE_WORKER = "FST_EXPERIMENTS", "workers_per_slot=1,copies_ahead=16"
 # Switches of rust/options/experiments.rs, and sizes of slots, beside the defaults. The most promising ones come first.
 DESIGNS: dict[str, dict[str, str]] = {
     "defaults": {},
-    "one slot pinned ahead": {SWITCHES: "pin_ahead=1"},
+    "workers pin all slots": {SWITCHES: "pin_ahead=0"},
     "windows of 256, 512, ... MiB": {SWITCHES: "window_mib=256"},
-    "both": {SWITCHES: "pin_ahead=1,window_mib=256"},
-    "five slots pinned ahead": {SWITCHES: "pin_ahead=5"},
+    "two slots pinned ahead": {SWITCHES: "pin_ahead=2"},
+    "both": {SWITCHES: "pin_ahead=2,window_mib=256"},
     # Those of 8 MiB were slow on 2026-11-22, perhaps because they left the L3 cache; five of them stay in it.
     "32 slots of 8 MiB, one worker each": {SWITCHES: ONE_WORKER, "FST_CHUNK_BYTES": "8388608"},
     "32 slots, one worker each": {SWITCHES: ONE_WORKER},

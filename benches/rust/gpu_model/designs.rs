@@ -19,7 +19,7 @@ const DESIGNS: [(&str, &str, &[&str]); 15] = [
     ("slots pinned before", "", &["prepared"]),
     ("one slot pinned ahead", "pin_ahead=1", &[]),
     ("two slots pinned ahead", "pin_ahead=2", &[]),
-    ("five slots pinned ahead", "pin_ahead=5", &[]),
+    ("workers pin all slots", "pin_ahead=0", &[]),
     ("one ahead, windows of 256 MiB", "pin_ahead=1,window_mib=256", &[]),
     ("readers near the GPU", "reader_node=1", &["near_us=5"]),
 ];
