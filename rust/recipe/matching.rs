@@ -6,7 +6,7 @@ use super::rules::{Origin, Rule};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::suggest;
 use crate::error::{Error, Kind, Result};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// Ends of the names of scales, and the ends of the names of their weights.
@@ -14,6 +14,8 @@ const SCALES: &[(&str, &[&str])] = &[
     ("_scale", &["", "_packed", "_blocks"]),
     ("_scale_inv", &["", "_packed", "_blocks"]),
     ("_scales", &["", "_packed", "_blocks"]),
+    ("_scale_2", &[""]),
+    ("_global_scale", &["_packed"]),
     (".scale", &[".weight"]),
     (".qscale_weight", &[".weight"]),
 ];
@@ -40,7 +42,7 @@ impl Recipe {
         let rules: Vec<Rule> = rules.iter().enumerate().map(parse).collect::<Result<_>>()?;
         let count = checkpoint.count();
         let mut recipe = Recipe { outputs: Vec::new(), positions: HashMap::new(), unused: Vec::new() };
-        let mut readers = Readers { is_read: vec![false; count], weights: Vec::new() };
+        let mut readers = Readers { is_read: vec![false; count], outputs: Vec::new() };
         let mut stored = vec![None; count];
         for is_rest in [false, true] {
             // Rules with `else` share the tensors that the others leave.
@@ -103,8 +105,8 @@ impl Recipe {
 /// Tensors that rules read.
 struct Readers {
     is_read: Vec<bool>,
-    /// Tensors that are read as they are by rules without `raw`, with these rules.
-    weights: Vec<(usize, Arc<Origin>)>,
+    /// Rules, and the tensors that each output reads.
+    outputs: Vec<(Arc<Origin>, bool, Vec<usize>)>,
 }
 
 impl Readers {
@@ -117,25 +119,34 @@ impl Readers {
             if let Some(is_read) = self.is_read.get_mut(position) {
                 *is_read = true;
             }
-            if !rule.is_raw {
-                self.weights.push((position, Arc::clone(&rule.origin)));
-            }
         }
+        self.outputs.push((Arc::clone(&rule.origin), rule.is_raw, output.sources.clone()));
     }
 
-    /// Fails for a scale that no rule reads, although a rule reads its weight.
+    /// Fails for an output of a weight without its scale, unless the scale is read by an output without the weight, too,
+    /// or the rule is `raw`.
     fn check_scales(&self, checkpoint: &Checkpoint) -> Result<()> {
-        let rules: HashMap<usize, &Arc<Origin>> =
-            self.weights.iter().map(|(position, rule)| (*position, rule)).collect();
-        let unread = checkpoint.entries().enumerate().filter(|(position, _)| !self.is_read(*position));
-        for (_, (source, entry)) in unread {
+        let mut readers: HashMap<usize, BTreeSet<usize>> = HashMap::new();
+        for (output, (_, _, sources)) in self.outputs.iter().enumerate() {
+            for &position in sources {
+                readers.entry(position).or_default().insert(output);
+            }
+        }
+        let none = BTreeSet::new();
+        for (position, (source, entry)) in checkpoint.entries().enumerate() {
+            let of_scale = readers.get(&position).unwrap_or(&none);
             for (end, weights) in SCALES {
                 let Some(base) = entry.name.strip_suffix(end) else { continue };
                 for weight in *weights {
                     let name = format!("{base}{weight}");
-                    let Some(origin) = checkpoint.find_position(&name).and_then(|position| rules.get(&position)) else {
+                    let Some(of_weight) = checkpoint.find_position(&name).and_then(|found| readers.get(&found)) else {
                         continue;
                     };
+                    let mut alone = of_weight.difference(of_scale).filter_map(|&output| self.outputs.get(output));
+                    let Some((origin, ..)) = alone.find(|(_, is_raw, _)| !is_raw) else { continue };
+                    if of_scale.difference(of_weight).next().is_some() {
+                        continue;
+                    }
                     let message = format!(
                         "a rule reads the weight {name:?} without this scale, so that it would be wrong by this factor; \
                          use dequant, read the scale as an output, too, or put `raw` in front of the rule"

@@ -188,6 +188,18 @@ def test_refusals(path, rule):
         Checkpoint([str(path)]).recipe([rule])
 
 
+def test_codes_beside_their_numbers(path):
+    """Codes need their scales as outputs, too, even if a rule reads the scales for numbers."""
+    read = Checkpoint([str(path)]).recipe
+    numbers = "x = dequant(fp8.weight, fp8.weight_scale_inv, block=4x5)"
+    read([numbers, "y = fp8.weight", "s = fp8.weight_scale_inv"])
+    read([numbers, "raw y = fp8.weight"])
+    with pytest.raises(ValueError, match=r'fp8\.weight_scale_inv.*reads the weight "fp8\.weight" without this scale'):
+        read([numbers, "y = fp8.weight"])
+    with pytest.raises(ValueError, match=r'nv\.weight_global_scale.*reads the weight "nv\.weight_packed" without'):
+        read(["y = nv.weight_packed", "s = nv.weight_scale"])
+
+
 def test_regions_read_only_their_codes_and_scales(tmp_path, monkeypatch):
     """A row of blocks reads its codes and scales, and a wrong grid reads nothing."""
     monkeypatch.setenv("FST_READER", "pread")
