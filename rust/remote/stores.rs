@@ -111,6 +111,8 @@ pub enum FailureClass {
     Transient,
     /// The port of the server refuses connections: the request is repeated, a few times if it is the first one.
     Refused,
+    /// The answer is not one of HTTP: the request is repeated, a few times if it is the first one.
+    Garbled,
     /// The service asks for fewer requests, perhaps after a pause.
     RateLimited(Option<Duration>),
     /// No object has this name.
@@ -164,7 +166,10 @@ impl Failure {
 
     /// Returns whether the same request may succeed later.
     pub fn is_transient(&self) -> bool {
-        matches!(self.class, FailureClass::Transient | FailureClass::Refused | FailureClass::RateLimited(_))
+        matches!(
+            self.class,
+            FailureClass::Transient | FailureClass::Refused | FailureClass::Garbled | FailureClass::RateLimited(_)
+        )
     }
 
     /// Returns the error for a caller.
@@ -176,6 +181,7 @@ impl Failure {
             FailureClass::Invalid => Kind::InvalidArgument,
             FailureClass::Transient
             | FailureClass::Refused
+            | FailureClass::Garbled
             | FailureClass::RateLimited(_)
             | FailureClass::Permanent => Kind::Io,
         };

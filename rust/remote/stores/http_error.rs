@@ -99,6 +99,12 @@ pub fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
         let is_temporary = text.contains("Temporary failure");
         return Failure::new(if is_temporary { FailureClass::Transient } else { FailureClass::Permanent }, message);
     }
+    // The texts of hyper for an answer that it cannot parse.
+    if text.ends_with(" parsed") || text == "message head is too large" {
+        let message =
+            format!("the server does not answer with HTTP ({text}); check the scheme and the port of the URL");
+        return Failure::new(FailureClass::Garbled, message);
+    }
     let is_refused = last.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::ConnectionRefused);
     let class = if is_refused { FailureClass::Refused } else { FailureClass::Transient };
     Failure::new(class, format!("the connection failed: {text}"))

@@ -10,7 +10,8 @@ use tokio::time::Instant;
 
 /// Number of times that a range is requested before its load fails, each from the byte that was reached.
 pub const ATTEMPTS_MAX: usize = 8;
-/// Number of times if the port of the server refuses connections, and nothing of the object has arrived.
+/// Number of times if the port of the server refuses connections or is not one of HTTP, and nothing of the object has
+/// arrived.
 const REFUSED_ATTEMPTS_MAX: usize = 4;
 /// Time after which a request is not repeated any more.
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -66,8 +67,9 @@ impl<'a> Attempts<'a> {
             self.host.halve();
             pause = pause.max(stated.unwrap_or_default());
         }
-        // Nothing listens there. A server that was lost in the middle of an object may be starting again.
-        let is_absent = failure.class == FailureClass::Refused && reached.is_none_or(|reached| reached == 0);
+        // No server of the object is there. One that was lost in the middle of an object may be starting again.
+        let is_absent = matches!(failure.class, FailureClass::Refused | FailureClass::Garbled)
+            && reached.is_none_or(|reached| reached == 0);
         let attempts_max = if is_absent { REFUSED_ATTEMPTS_MAX } else { ATTEMPTS_MAX };
         if self.failed >= attempts_max || self.begin.elapsed() + pause > DEADLINE {
             let failed = self.failed;

@@ -1,8 +1,10 @@
 """Checkpoints on an HTTP server, also on one that misbehaves: the right bytes or an error, never other bytes."""
 
 import base64
+import contextlib
 import re
 import socket
+import threading
 import time
 from itertools import cycle
 
@@ -208,6 +210,27 @@ def test_unreachable_host():
         assert profile.summary().retries == 3
     with pytest.raises(OSError, match="the name of the host cannot be resolved"):
         fst.load_file("http://no-such-host.invalid/m.safetensors")
+
+
+def test_port_of_another_protocol():
+    """What answers without HTTP will not answer with HTTP later, so it gets as few requests as a port that refuses."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet():
+            with contextlib.suppress(OSError):
+                while True:
+                    with server.accept()[0] as client:
+                        client.recv(65536)
+                        client.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+        thread = threading.Thread(target=greet, daemon=True)
+        thread.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with fst.profile() as profile, pytest.raises(OSError, match=rf"{address}.*does not answer with HTTP"):
+            fst.load_file(f"http://{address}/{PATH}")
+        assert profile.summary().retries == 3
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 def test_redirect_to_another_host_gets_no_token(server, configure):
