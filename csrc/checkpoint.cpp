@@ -1,6 +1,7 @@
 #include "checkpoint.h"
 
 #include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
 
 #include <utility>
 
@@ -10,18 +11,6 @@
 #include "views.h"
 
 namespace fst {
-
-namespace {
-
-c10::Dict<std::string, std::string> to_dict(const rust::Vec<MetadataEntry>& entries) {
-  c10::Dict<std::string, std::string> texts;
-  for (const auto& entry : entries) {
-    texts.insert(std::string(entry.key), std::string(entry.value));
-  }
-  return texts;
-}
-
-}  // namespace
 
 OpenCheckpoint::OpenCheckpoint(Strings paths, const OpenOptions& options)
     : OpenCheckpoint(call_core([&] { return open(slice_of(to_rust(paths)), *request_of(options)); }),
@@ -40,16 +29,11 @@ std::vector<std::string> OpenCheckpoint::names() const {
 }
 
 c10::Dict<std::string, std::string> OpenCheckpoint::metadata() const {
-  const auto files = call_core([&] { return checkpoint_->metadata(/*is_one_file=*/true); });
-  return files.empty() ? to_dict({}) : to_dict(files.front().entries);
-}
-
-std::vector<OpenCheckpoint::Texts> OpenCheckpoint::texts() const {
-  std::vector<Texts> files;
-  for (const auto& file : call_core([&] { return checkpoint_->metadata(/*is_one_file=*/false); })) {
-    files.emplace_back(std::string(file.path), to_dict(file.entries));
+  c10::Dict<std::string, std::string> texts;
+  for (const auto& entry : call_core([&] { return checkpoint_->metadata(); })) {
+    texts.insert(std::string(entry.key), std::string(entry.value));
   }
-  return files;
+  return texts;
 }
 
 OpenCheckpoint::Entry OpenCheckpoint::entry(const std::string& name) const {
@@ -77,11 +61,6 @@ std::vector<OpenCheckpoint::DifferingHash> OpenCheckpoint::differing_hashes(
   return differing;
 }
 
-std::string OpenCheckpoint::reader(c10::Device device) const {
-  const int ordinal = resolve_device(device).index();
-  return std::string(call_core([&] { return checkpoint_->reader_names(ordinal); }));
-}
-
 std::vector<at::Tensor> OpenCheckpoint::load(const Selected& selected, const LoadOptions& options) const {
   const auto selection = select(*checkpoint_, selected);
   return fst::load(*selection, specs_of(*selection, options.dtypes), options);
@@ -101,10 +80,12 @@ c10::Dict<std::string, at::Tensor> OpenCheckpoint::load_all(const LoadOptions& o
 
 at::Tensor OpenCheckpoint::load_region(const std::string& name, c10::IntArrayRef ranges, c10::Device device,
                                        bool is_mapped) const {
-  const auto selection = call_core([&] { return checkpoint_->select_region(to_rust(name), slice_of(ranges)); });
+  const auto rust_name = to_rust(name);
+  const auto selection =
+      call_core([&] { return checkpoint_->select(Parts::Region, {&rust_name, 1}, slice_of(ranges), {}, {}); });
   const auto specs = specs_of(*selection);
   if (device.is_cpu() && specs[0].is_small) {
-    const auto recording = selection->record("cpu");
+    const auto recording = selection->record("cpu", kAllBytes);
     auto tensor = allocate(specs[0], device, stored_type(specs[0]), &*selection);
     if (call_core([&] { return selection->read_small(mutable_address_of(tensor)); })) {
       return tensor;
@@ -135,8 +116,11 @@ void OpenCheckpoint::verify_before_writes(OutputDtype dtype) const {
   }
 }
 
-std::string OpenCheckpoint::take_unverified() const {
-  return is_verified_ ? std::string(checkpoint_->take_unverified()) : std::string();
+void OpenCheckpoint::warn_of_unverified() const {
+  const auto warning = is_verified_ ? checkpoint_->take_unverified() : rust::String();
+  if (!warning.empty()) {
+    TORCH_WARN("fst: ", std::string(warning));
+  }
 }
 
 }  // namespace fst

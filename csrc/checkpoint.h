@@ -25,7 +25,6 @@ namespace fst {
 // have no effect. All methods may be called concurrently.
 class OpenCheckpoint : public torch::CustomClassHolder {
  public:
-  using Texts = std::tuple<std::string, c10::Dict<std::string, std::string>>;
   using Entry = std::tuple<std::string, std::vector<int64_t>, int64_t, int64_t, int64_t>;
   using DifferingHash = std::tuple<std::string, std::string>;
 
@@ -42,9 +41,6 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // Returns the metadata of the only file. Throws if there are several.
   c10::Dict<std::string, std::string> metadata() const;
 
-  // Returns the path and the metadata of each file that has metadata.
-  std::vector<Texts> texts() const;
-
   // Returns the dtype and the shape of a tensor as stored, its size in bytes, its first byte in its file, and
   // its kind in a `.tensors` file, or -1.
   Entry entry(const std::string& name) const;
@@ -52,9 +48,6 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // Compares contiguous tensors on the CPU with the hashes in `.tensors` files. Returns the names of those that differ,
   // each with the algorithm of the hash. The hashes of tensors that are stored without data cover none.
   std::vector<DifferingHash> differing_hashes(Strings names, const std::vector<at::Tensor>& tensors) const;
-
-  // Returns the readers for loads to a device, joined by "+".
-  std::string reader(c10::Device device) const;
 
   // Loads what is selected into new tensors, in its order.
   std::vector<at::Tensor> load(const Selected& selected, const LoadOptions& options) const;
@@ -77,9 +70,8 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // anything is written, if digests were requested.
   void load_recipe_into(const RecipeRequest& request, at::TensorList out, OutputDtype dtype) const;
 
-  // Returns the text of a warning about the tensors that loads have not verified since the last call, which only a
-  // request to verify can permit.
-  std::string take_unverified() const;
+  // Warns of the tensors that loads have not verified, which only a request to verify can permit.
+  void warn_of_unverified() const;
 
   const Checkpoint& core() const { return *checkpoint_; }
 

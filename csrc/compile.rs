@@ -7,10 +7,11 @@ use std::process::Command;
 use std::{env, fs};
 
 /// Files of the layer.
-pub const SOURCES: [&str; 24] = [
+pub const SOURCES: [&str; 25] = [
     "csrc/cast.cpp",
     "csrc/change.cpp",
     "csrc/checkpoint.cpp",
+    "csrc/classes.cpp",
     "csrc/delta.cpp",
     "csrc/dequantize.cpp",
     "csrc/encryption_key.cpp",

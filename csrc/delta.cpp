@@ -113,17 +113,15 @@ void check_ties(Strings names, const std::vector<Change>& changes, const OpenUpd
 }  // namespace
 
 OpenUpdateSource::OpenUpdateSource(Strings paths, const OpenOptions& options)
-    : source_(call_core([&] { return open_update(slice_of(to_rust(paths)), *request_of(options)); })),
+    : opened_(call_core([&] { return open_update(slice_of(to_rust(paths)), *request_of(options)); })),
       is_verified_(!options.verify.empty()) {}
 
-OpenUpdateSource::OpenUpdateSource(rust::Box<UpdateSource> source) : source_(std::move(source)), is_verified_(false) {}
-
 c10::intrusive_ptr<OpenUpdateSource> OpenUpdateSource::after(const c10::intrusive_ptr<OpenUpdateSource>& older) const {
-  return c10::make_intrusive<OpenUpdateSource>(call_core([&] { return join_deltas(*older->source_, *source_); }));
+  return c10::make_intrusive<OpenUpdateSource>(call_core([&] { return join_deltas(older->core(), core()); }));
 }
 
 c10::intrusive_ptr<OpenCheckpoint> OpenUpdateSource::checkpoint() const {
-  return c10::make_intrusive<OpenCheckpoint>(call_core([&] { return source_->checkpoint(); }), is_verified_);
+  return c10::make_intrusive<OpenCheckpoint>(call_core([&] { return core().checkpoint(); }), is_verified_);
 }
 
 std::vector<Change> OpenUpdateSource::changes(Strings names, const std::vector<at::Tensor>& old, const Numbers& shapes,
@@ -150,7 +148,7 @@ std::vector<Change> OpenUpdateSource::changes(Strings names, const std::vector<a
     std::ranges::copy(ranges[index], std::back_inserter(held.ranges));
     tensors.push_back(std::move(held));
   }
-  auto work = call_core([&] { return source_->changes(slice_of(tensors), limit_bytes); });
+  auto work = call_core([&] { return core().changes(slice_of(tensors), limit_bytes); });
   std::vector<Change> changes(names.size());
   // Autograd does not record the copies.
   const at::AutoDispatchBelowADInplaceOrView guard;

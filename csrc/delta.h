@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "change.h"
@@ -29,7 +30,7 @@ class OpenUpdateSource : public torch::CustomClassHolder {
   using Numbers = std::vector<std::vector<int64_t>>;
 
   explicit OpenUpdateSource(Strings paths, const OpenOptions& options = {});
-  explicit OpenUpdateSource(rust::Box<UpdateSource> source);
+  explicit OpenUpdateSource(OpenedUpdate opened) : opened_(std::move(opened)), is_verified_(false) {}
 
   // Returns the deltas of another object, followed by these.
   c10::intrusive_ptr<OpenUpdateSource> after(const c10::intrusive_ptr<OpenUpdateSource>& older) const;
@@ -48,10 +49,13 @@ class OpenUpdateSource : public torch::CustomClassHolder {
   std::vector<Change> changes(Strings names, const std::vector<at::Tensor>& old, const Numbers& shapes,
                               const Numbers& ranges, int64_t limit_bytes = -1) const;
 
-  const UpdateSource& core() const { return *source_; }
+  const UpdateSource& core() const { return *opened_.source; }
+
+  // Whether it is a chain of deltas, and the version of the tensors after the update, if there is one.
+  const OpenedUpdate& opened() const { return opened_; }
 
  private:
-  const rust::Box<UpdateSource> source_;
+  const OpenedUpdate opened_;
   const bool is_verified_;
 };
 

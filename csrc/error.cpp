@@ -25,7 +25,7 @@ void throw_as_torch_error(const std::string& text) {
 namespace {
 
 [[noreturn]] void throw_with_code(const char* code, const std::string& message) {
-  throw_as_torch_error(std::string(error_text(code, rust::String::lossy(message))));
+  throw_as_torch_error(std::string(error_text(code, rust::String::lossy(message), "", "")));
 }
 
 }  // namespace

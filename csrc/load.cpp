@@ -39,7 +39,7 @@ void warm_up(c10::Device device) {
 
 std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, const LoadOptions& options) {
   const auto device = resolve_device(options.device);
-  const auto recording = selection.record(rust::String(device.str()));
+  const auto recording = selection.record(rust::String(device.str()), kAllBytes);
   if (!device.is_meta()) {
     call_core([&] { selection.check(Target::New); });
   }
@@ -122,7 +122,7 @@ void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::Ten
                Target target) {
   check_outputs(specs, out, dtype);
   call_core([&] { selection.check(target); });
-  const auto recording = selection.record(rust::String(out.empty() ? "cpu" : out[0].device().str()));
+  const auto recording = selection.record(rust::String(out.empty() ? "cpu" : out[0].device().str()), kAllBytes);
   const auto mark_written = [&] {
     mark_changed(out);
     forget_version(out);

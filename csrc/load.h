@@ -23,6 +23,9 @@ struct LoadOptions {
   bool is_mapped = true;
 };
 
+// Argument of `Selection::record` for a load of all its bytes.
+constexpr int64_t kAllBytes = -1;
+
 // Loads the selection into new tensors of the dtypes in `specs`, in its order.
 std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, const LoadOptions& options);
 

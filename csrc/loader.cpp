@@ -47,7 +47,7 @@ Loader::Loader(rust::Box<Selection> selection, const LoadOptions& options, int64
       device_(resolve_device(options.device)),
       window_bytes_(checked_window(window_bytes)),
       order_(checked_order(order)),
-      recording_(selection_->record(rust::String(device_.str()))) {
+      recording_(selection_->record(rust::String(device_.str()), kAllBytes)) {
   if (!device_.is_meta()) {
     call_core([&] { selection_->check(Target::Streamed); });
   }

@@ -48,13 +48,12 @@ rust::Box<Selection> OpenLoadPlan::select_own(int64_t rank, const std::vector<in
 
 RanksLoad::RanksLoad(const c10::intrusive_ptr<OpenLoadPlan>& plan, int64_t rank, const Outputs& out, c10::Device device)
     : plan_(call_core([&] { return plan_rank(plan->core(), rank); })),
-      selection_(plan_->selection()),
-      specs_(specs_of(*selection_)),
-      shards_(call_core([&] { return plan_->shards(); })),
+      specs_(specs_of(*plan_.selection)),
       device_(resolve_device(device)),
-      transfer_(*selection_, specs_, device_) {
-  if (out.size() != shards_.size()) {
-    throw_invalid_argument(c10::str(shards_.size(), " shards, but ", out.size(), " outputs; give one for every shard"));
+      transfer_(*plan_.selection, specs_, device_) {
+  if (out.size() != plan_.shards.size()) {
+    throw_invalid_argument(
+        c10::str(plan_.shards.size(), " shards, but ", out.size(), " outputs; give one for every shard"));
   }
   for (size_t index = 0; index < out.size(); ++index) {
     const auto tensor = out.get(index).value_or(at::Tensor());
@@ -62,7 +61,7 @@ RanksLoad::RanksLoad(const c10::intrusive_ptr<OpenLoadPlan>& plan, int64_t rank,
       out_.emplace_back();
       continue;
     }
-    const Spec& shard = shards_[index];
+    const Spec& shard = plan_.shards[index];
     check_output(shard, tensor, OutputDtype::kAny);
     const auto from = stored_type(shard);
     const auto to = tensor.scalar_type();
@@ -80,19 +79,19 @@ void RanksLoad::read(int64_t window, const at::Tensor& send) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   check_vector("the send buffer", send, at::kByte, device_);
   uint64_t bytes = 0;
-  for (const RankRange& range : call_core([&] { return plan_->reads(window); })) {
+  for (const RankRange& range : call_core([&] { return plan_.plan->reads(window); })) {
     if (range.is_exchanged) {
       transfer_.add_bytes(range.tensor, range.begin, range.end,
                           address_in(send, range.offset, range.end - range.begin));
     } else if (out_[range.item].defined()) {
-      const auto item_bytes = c10::elementSize(stored_type(shards_[range.item]));
+      const auto item_bytes = c10::elementSize(stored_type(plan_.shards[range.item]));
       transfer_.add(range.tensor, range.begin, elements(out_[range.item], item_bytes, range.begin, range.end));
     } else {
       continue;
     }
     bytes += range.end - range.begin;
   }
-  const auto recording = selection_->record_bytes(bytes, rust::String(device_.str()));
+  const auto recording = plan_.selection->record(rust::String(device_.str()), static_cast<int64_t>(bytes));
   transfer_.run();
 }
 
@@ -107,12 +106,12 @@ void RanksLoad::unpack(int64_t window, const at::Tensor& received) {
   };
   std::vector<Copy> copies;
   CastBatch batch;
-  for (const RankRange& range : call_core([&] { return plan_->receives(window); })) {
+  for (const RankRange& range : call_core([&] { return plan_.plan->receives(window); })) {
     const auto& shard = out_[range.item];
     if (!shard.defined()) {
       continue;
     }
-    const auto from = stored_type(shards_[range.item]);
+    const auto from = stored_type(plan_.shards[range.item]);
     const auto bytes = range.end - range.begin;
     const auto target = elements(shard, c10::elementSize(from), range.begin, range.end);
     batch.add(copies.size(), address_in(received, range.offset, bytes), from, target);
@@ -131,7 +130,7 @@ void RanksLoad::finish() {
   const at::AutoDispatchBelowADInplaceOrView guard;
   transfer_.finish();
   for (size_t index = 0; index < out_.size(); ++index) {
-    if (out_[index].defined() && !has_data(shards_[index])) {
+    if (out_[index].defined() && !has_data(plan_.shards[index])) {
       fill_with_zeros(out_[index]);
     }
   }

@@ -58,10 +58,8 @@ class RanksLoad : public torch::CustomClassHolder {
   void finish();
 
  private:
-  const rust::Box<RankPlan> plan_;
-  const rust::Box<Selection> selection_;
+  const RankLoad plan_;
   const rust::Vec<Spec> specs_;
-  const rust::Vec<Spec> shards_;
   const c10::Device device_;
   // Flat views of the outputs. Undefined for shards that are not loaded.
   std::vector<at::Tensor> out_;

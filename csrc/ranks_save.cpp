@@ -283,20 +283,4 @@ void RanksSave::unpack(int64_t window, const at::Tensor& received) {
   } while (next < sources.size());
 }
 
-at::Tensor RanksSave::hashes() {
-  const auto encoded = call_core([&] { return save_->hashes(); });
-  auto bytes = at::empty({static_cast<int64_t>(encoded.size())}, at::kByte);
-  std::ranges::copy(encoded, mutable_bytes_of(bytes).begin());
-  return bytes;
-}
-
-void RanksSave::seal(const at::Tensor& hashes) {
-  const auto bytes = bytes_of(hashes);
-  call_core([&] { save_->seal(bytes); });
-}
-
-std::string RanksSave::finish() {
-  return std::string(call_core([&] { return save_->finish(); }));
-}
-
 }  // namespace fst

@@ -55,14 +55,7 @@ class RanksSave : public torch::CustomClassHolder {
   // Writes the rank's blocks of the window.
   void unpack(int64_t window, const at::Tensor& received);
 
-  // Returns the hashes of what the rank has written, as bytes on the CPU. Empty if no file has digests.
-  at::Tensor hashes();
-
-  // Writes the headers of files with digests, given the hashes of all other ranks. Only the first rank does so.
-  void seal(const at::Tensor& hashes);
-
-  // Flushes what the rank has written, and closes the files. Returns the parts of objects that it has sent, in JSON.
-  std::string finish();
+  RankSave& core() { return *save_; }
 
  private:
   // Local tensors in the order of the plan, and their elements.

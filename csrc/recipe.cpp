@@ -153,7 +153,7 @@ void fill(const rust::Vec<RecipePlan>& plans, const std::vector<at::Tensor>& ten
 
 // Fills existing tensors with outputs. `held` are the tensors in memory that recorded views show.
 void fill_outputs(RecipeOutputs& outputs, at::TensorList held, at::TensorList out, OutputDtype dtype) {
-  check_outputs(call_core([&] { return outputs.specs(); }), out, dtype);
+  check_outputs(call_core([&] { return outputs.specs({}); }), out, dtype);
   if (out.empty()) {
     return;
   }
@@ -190,8 +190,7 @@ std::vector<at::Tensor> load_recipe(const Checkpoint& checkpoint, const RecipeRe
                                     const LoadOptions& options) {
   const auto device = resolve_device(options.device);
   auto outputs = outputs_of(checkpoint, request);
-  call_core([&] { outputs->set_dtypes(slice_of(options.dtypes)); });
-  const auto specs = call_core([&] { return outputs->specs(); });
+  const auto specs = call_core([&] { return outputs->specs(slice_of(options.dtypes)); });
   // Results are no views for autograd.
   const at::AutoDispatchBelowADInplaceOrView guard;
   std::vector<at::Tensor> tensors(specs.size());

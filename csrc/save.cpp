@@ -47,7 +47,7 @@ std::vector<MetadataEntry> metadata_entries_of(const Metadata& metadata) {
 // Passes the bytes of tensors to the core in the order of the file.
 class Appender {
  public:
-  Appender(rust::Box<AnySave>& save, const DeviceStreams& streams) : save_(save), streams_(streams) {}
+  Appender(AnySave& save, const DeviceStreams& streams) : save_(save), streams_(streams) {}
 
   void add(const std::string& name, const at::Tensor& tensor) {
     if (is_plain(tensor)) {
@@ -70,11 +70,11 @@ class Appender {
     // The core has read the memory when `append` returns.
     std::vector<at::Tensor> memory;
     std::vector<MemoryRange> scratch;
-    for (const uint64_t bytes : save_->scratch_bytes(extents)) {
+    for (const uint64_t bytes : save_.scratch_bytes(extents)) {
       memory.push_back(allocate_scratch(streams_.device(scratch.size()), [&](uint64_t) { return bytes; }));
       scratch.push_back(MemoryRange{mutable_address_of(memory.back()), memory.back().nbytes()});
     }
-    call_core([&] { save_->append(extents, slice_of(scratch)); });
+    call_core([&] { save_.append(extents, slice_of(scratch)); });
     extents_.clear();
     copies_.clear();
     copied_bytes_ = 0;
@@ -87,7 +87,7 @@ class Appender {
     }
   }
 
-  rust::Box<AnySave>& save_;
+  AnySave& save_;
   const DeviceStreams& streams_;
   std::vector<Extent> extents_;
   // Contiguous copies of parts of tensors, until they are written.
@@ -153,12 +153,12 @@ void save_file(at::TensorList tensors, Strings names, const std::string& path, c
   const auto file = describe_file(path, metadata, permissions_from, key);
   const DeviceStreams streams(tensors);
   auto save = call_core([&] { return begin_save(*file, slice_of(described), streams.all()); });
-  Appender appender(save, streams);
-  for (const size_t index : save->order()) {
+  Appender appender(*save.save, streams);
+  for (const size_t index : save.order) {
     appender.add(names.get(index), tensors[index]);
   }
   appender.flush();
-  call_core([&] { finish_save(std::move(save)); });
+  call_core([&] { finish_save(std::move(save.save)); });
 }
 
 FileSave::FileSave(const std::string& path, Strings names, const std::vector<at::Tensor>& likes,
@@ -172,13 +172,8 @@ FileSave::FileSave(const std::string& path, Strings names, const std::vector<at:
 FileSave::~FileSave() {
   if (getpid() != process_ && save_) {
     // A forked child has none of the threads, and the file belongs to the parent.
-    (void)std::move(*save_).into_raw();
+    (void)std::move(save_->save).into_raw();
   }
-}
-
-std::vector<int64_t> FileSave::order() {
-  const auto order = save()->order();
-  return {order.begin(), order.end()};
 }
 
 void FileSave::append(const std::vector<at::Tensor>& parts) {
@@ -187,20 +182,24 @@ void FileSave::append(const std::vector<at::Tensor>& parts) {
       throw_invalid_argument("the parts of a file must be contiguous on the CPU");
     }
   }
-  Appender appender(save(), streams_);
+  Appender appender(*save().save, streams_);
   for (const at::Tensor& part : parts) {
     appender.add("", part);
   }
   appender.flush();
 }
 
-void FileSave::finish() {
-  auto save = std::move(this->save());
+void FileSave::close(bool discards) {
+  if (discards || !save_) {
+    save_.reset();
+    return;
+  }
+  auto save = std::move(this->save().save);
   save_.reset();
   call_core([&] { finish_save(std::move(save)); });
 }
 
-rust::Box<AnySave>& FileSave::save() {
+NewSave& FileSave::save() {
   if (!save_ || getpid() != process_) {
     throw_invalid_argument("the save has ended, or belongs to another process; begin a new one");
   }
@@ -215,7 +214,7 @@ at::Tensor serialize(at::TensorList tensors, Strings names, const Metadata& meta
   auto layout = call_core([&] { return lay_out_file(slice_of(described), slice_of(entries), metadata.has_value()); });
   const bool is_meta = std::ranges::any_of(tensors, [](const at::Tensor& tensor) { return tensor.is_meta(); });
   const auto device = is_meta ? at::kMeta : at::kCPU;
-  auto bytes = at::empty({static_cast<int64_t>(layout->file_bytes())}, at::device(device).dtype(at::kByte));
+  auto bytes = at::empty({static_cast<int64_t>(layout.bytes)}, at::device(device).dtype(at::kByte));
   if (is_meta) {
     return bytes;
   }
@@ -224,14 +223,14 @@ at::Tensor serialize(at::TensorList tensors, Strings names, const Metadata& meta
   for (const at::Tensor& tensor : tensors) {
     offset -= static_cast<int64_t>(tensor.nbytes());
   }
-  for (const size_t index : layout->order()) {
+  for (const size_t index : layout.order) {
     const at::Tensor& tensor = tensors[index];
     const auto length = static_cast<int64_t>(tensor.nbytes());
     const auto target = bytes.narrow(0, offset, length).view(tensor.scalar_type()).view(tensor.sizes());
     copy_elements(target, in_memory(names.get(index), tensor), /*non_blocking=*/false);
     offset += length;
   }
-  call_core([&] { layout->seal(mutable_bytes_of(bytes)); });
+  call_core([&] { layout.layout->seal(mutable_bytes_of(bytes)); });
   return bytes;
 }
 

@@ -53,7 +53,7 @@ void save_file(at::TensorList tensors, Strings names, const std::string& path, c
                const std::string& permissions_from = "", const OpenEncryptionKey::Optional& key = std::nullopt);
 
 // `torch.classes.fst.FileSave`: save of one file whose tensors are known at the start, and whose values come in parts.
-// Only one thread uses it. Dropping it before `finish` leaves nothing behind.
+// Only one thread uses it. Dropping it before `close` leaves nothing behind.
 class FileSave : public torch::CustomClassHolder {
  public:
   // The values of `likes` are not read, and may be on meta. The other arguments are as in `describe_file`.
@@ -62,24 +62,21 @@ class FileSave : public torch::CustomClassHolder {
   ~FileSave() override;
 
   // Returns the position in `names` of each tensor, in the order of the file.
-  std::vector<int64_t> order();
+  std::vector<int64_t> order() { return {save().order.begin(), save().order.end()}; }
 
   // Writes the next values of the file: contiguous tensors on the CPU.
   void append(const std::vector<at::Tensor>& parts);
 
-  // Flushes the file and moves it to its path.
-  void finish();
-
-  // Discards the file. Does nothing after `finish`.
-  void abandon() { save_.reset(); }
+  // Flushes the file and moves it to its path, or discards it. Does nothing if called again.
+  void close(bool discards);
 
  private:
-  rust::Box<AnySave>& save();
+  NewSave& save();
 
   const pid_t process_ = getpid();
   const DeviceStreams streams_ = DeviceStreams::of_cpu();
-  // Empty after `finish` or `abandon`.
-  std::optional<rust::Box<AnySave>> save_;
+  // Empty after `close`.
+  std::optional<NewSave> save_;
 };
 
 // `torch.classes.fst.CheckpointSave`: files of a checkpoint that a save replaces.

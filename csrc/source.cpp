@@ -5,9 +5,7 @@
 
 namespace fst {
 
-OpenSource::OpenSource(const std::string& path) : source_(call_core([&] { return open_source(to_rust(path)); })) {}
-
-int64_t OpenSource::length() const { return static_cast<int64_t>(source_->length()); }
+OpenSource::OpenSource(const std::string& path) : file_(call_core([&] { return open_source(to_rust(path)); })) {}
 
 void OpenSource::read(int64_t begin, const at::Tensor& out) const {
   if (begin < 0) {
@@ -17,7 +15,7 @@ void OpenSource::read(int64_t begin, const at::Tensor& out) const {
     throw_invalid_argument("out must be a uint8 tensor");
   }
   const auto bytes = mutable_bytes_of(out);
-  call_core([&] { source_->read(static_cast<uint64_t>(begin), bytes); });
+  call_core([&] { file_.source->read(static_cast<uint64_t>(begin), bytes); });
 }
 
 }  // namespace fst

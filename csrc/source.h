@@ -17,13 +17,13 @@ class OpenSource : public torch::CustomClassHolder {
   explicit OpenSource(const std::string& path);
 
   // Returns the length in bytes.
-  int64_t length() const;
+  int64_t length() const { return static_cast<int64_t>(file_.bytes); }
 
   // Fills a contiguous uint8 tensor on the CPU with the bytes from `begin`.
   void read(int64_t begin, const at::Tensor& out) const;
 
  private:
-  const rust::Box<Source> source_;
+  const OpenedFile file_;
 };
 
 }  // namespace fst

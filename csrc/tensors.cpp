@@ -44,8 +44,7 @@ at::Tensor empty(const Spec& spec, c10::Device device, c10::ScalarType type, con
     }
     // The core has checked that the size in bits fits 63 bits, and a cast makes it 8 times as large at most.
     const auto bytes = static_cast<uint64_t>(c10::multiply_integers(shape_of(spec))) * c10::elementSize(type);
-    const auto path = selection != nullptr ? selection->path(index) : rust::String("data");
-    throw_as_torch_error(std::string(out_of_memory(path, spec.name, bytes, rust::String(device.str()))));
+    throw_out_of_memory(spec, device, bytes, selection, index);
   }
 }
 
@@ -157,6 +156,14 @@ at::Tensor allocate_scratch(c10::Device device, const std::function<uint64_t(uin
     }
   }
   return at::empty({0}, options);
+}
+
+void throw_out_of_memory(const Spec& spec, c10::Device device, uint64_t bytes, const Selection* selection,
+                         size_t index) {
+  const auto path = selection != nullptr ? selection->path(index) : rust::String("data");
+  const auto message =
+      c10::str("needs ", bytes, " bytes on ", device, ", which could not be allocated; load other tensors only");
+  throw_as_torch_error(std::string(error_text("out-of-memory", message, spec.name, path)));
 }
 
 void warn_of_missing_kernels(c10::Device device) {

@@ -54,6 +54,10 @@ at::Tensor allocate_scratch(c10::Device device, const std::function<uint64_t(uin
 at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type, const Selection* selection = nullptr,
                     size_t index = 0);
 
+// Throws c10::OutOfMemoryError for bytes of the tensor `index` of a selection, or of a file in memory if that is null.
+[[noreturn]] void throw_out_of_memory(const Spec& spec, c10::Device device, uint64_t bytes, const Selection* selection,
+                                      size_t index);
+
 // Warns once of a GPU that was used and for which the library has no kernels.
 void warn_of_missing_kernels(c10::Device device);
 

@@ -135,8 +135,7 @@ void DeviceTransfer::fill_through_scratch(AnyTransfer& transfer, const std::vect
   const uint64_t scratch_bytes = scratch.nbytes();
   if (scratch_bytes == 0) {
     const size_t index = parts.front().index;
-    throw_as_torch_error(std::string(out_of_memory(selection_.path(index), specs_[index].name,
-                                                   stored_bytes(parts.front()), rust::String(device_.str()))));
+    throw_out_of_memory(specs_[index], device_, stored_bytes(parts.front()), &selection_, index);
   }
   std::vector<Destination> destinations;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;

@@ -231,9 +231,9 @@ c10::intrusive_ptr<Update> prepare_update(Strings paths, Strings names, const st
   // Writes count before the first value of a tensor is read.
   auto update = c10::make_intrusive<Update>(names.vec(), out);
   const OpenUpdateSource source(paths, {.verify = verify});
-  const auto state = source.core().state();
-  auto changes = state.is_delta ? delta_changes(source, names, out) : whole_changes(*source.checkpoint(), names, out);
-  update->stage(std::move(changes), version || state.version.empty() ? version : std::string(state.version.front()));
+  const auto& [_, is_delta, stated] = source.opened();
+  auto changes = is_delta ? delta_changes(source, names, out) : whole_changes(*source.checkpoint(), names, out);
+  update->stage(std::move(changes), version || stated.empty() ? version : std::string(stated.front()));
   return update;
 }
 

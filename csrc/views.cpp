@@ -22,14 +22,14 @@ void release_view(void* guard) { delete static_cast<rust::Box<ViewGuard>*>(guard
 }  // namespace
 
 MappedFiles::MappedFiles(const Selection& selection, const rust::Vec<Spec>& specs, bool is_verified)
-    : views_(call_core([&] { return selection.views(slice_of(specs), is_verified); })) {}
+    : mapped_(call_core([&] { return selection.views(slice_of(specs), is_verified); })) {}
 
 at::Tensor MappedFiles::view(size_t index, const Spec& spec) const {
   if (!is_view(index)) {
     return {};
   }
-  auto guard = std::make_unique<rust::Box<ViewGuard>>(call_core([&] { return views_->guard(index); }));
-  return at::for_blob(reinterpret_cast<void*>(views_->address(index)), shape_of(spec))
+  auto guard = std::make_unique<rust::Box<ViewGuard>>(call_core([&] { return mapped_.views->guard(index); }));
+  return at::for_blob(reinterpret_cast<void*>(mapped_.addresses[index]), shape_of(spec))
       .context(guard.release(), release_view)
       .options(at::device(at::kCPU).dtype(stored_type(spec)))
       .make_tensor();

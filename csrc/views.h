@@ -17,13 +17,13 @@ class MappedFiles {
   // their digests are compared.
   MappedFiles(const Selection& selection, const rust::Vec<Spec>& specs, bool is_verified);
 
-  bool is_view(size_t index) const { return views_->address(index) != 0; }
+  bool is_view(size_t index) const { return mapped_.addresses[index] != 0; }
 
   // Returns a view of the mapping, or an undefined tensor if the tensor must be read.
   at::Tensor view(size_t index, const Spec& spec) const;
 
  private:
-  rust::Box<Views> views_;
+  MappedViews mapped_;
 };
 
 // Returns whether the elements of a tensor are in a file that fst has mapped. An access ends the process with SIGBUS if

@@ -28,6 +28,17 @@ void append_tensor(AnyWriter& writer, const std::string& name, const at::Tensor&
         [&](const at::Tensor& part, uint64_t) { append(contiguous_copy(part)); });
 }
 
+void write_hashed(AnyWriter& writer, const std::string& name, const at::Tensor& tensor, const Writer::Kind& kind) {
+  const auto added = describe_dense(name, tensor);
+  const bool has_data = !tensor.is_meta();
+  if (has_data && (!tensor.is_cpu() || !is_plain(tensor))) {
+    throw_invalid_argument("tensor \"" + name + "\": must be contiguous on the CPU, or on meta");
+  }
+  const auto held = in_memory(name, tensor);
+  const auto data = has_data ? bytes_of(held) : rust::Slice<const uint8_t>();
+  call_core([&] { writer.write_hashed(added, std::get<0>(kind), std::get<1>(kind), has_data, data); });
+}
+
 }  // namespace
 
 Writer::Writer(const std::string& path, const Metadata& metadata, bool is_tensorizer,
@@ -43,41 +54,27 @@ Writer::~Writer() {
   }
 }
 
-void Writer::write(const std::string& name, const at::Tensor& tensor) {
+void Writer::write(const std::string& name, const at::Tensor& tensor, const std::optional<Kind>& kind) {
   const auto locked = lock();
   if (!writer_) {
     throw_invalid_argument("tensor \"" + name + "\": the writer is closed; create a new one");
   }
-  append_tensor(**writer_, name, tensor);
+  if (kind) {
+    write_hashed(**writer_, name, tensor, *kind);
+  } else {
+    append_tensor(**writer_, name, tensor);
+  }
 }
 
-void Writer::write_hashed(const std::string& name, const at::Tensor& tensor, int64_t kind, int64_t module) {
+void Writer::close(bool discards) {
   const auto locked = lock();
-  if (!writer_) {
-    throw_invalid_argument("tensor \"" + name + "\": the writer is closed; create a new one");
-  }
-  const auto added = describe_dense(name, tensor);
-  if (!tensor.is_meta() && (!tensor.is_cpu() || !is_plain(tensor))) {
-    throw_invalid_argument("tensor \"" + name + "\": must be contiguous on the CPU, or on meta");
-  }
-  const bool has_data = !tensor.is_meta();
-  const auto held = in_memory(name, tensor);
-  const auto data = has_data ? bytes_of(held) : rust::Slice<const uint8_t>();
-  call_core([&] { (*writer_)->write_hashed(added, kind, module, has_data, data); });
-}
-
-void Writer::close() {
-  const auto locked = lock();
-  if (writer_) {
-    auto writer = std::move(*writer_);
+  if (discards || !writer_) {
     writer_.reset();
-    call_core([&] { finish_writer(std::move(writer)); });
+    return;
   }
-}
-
-void Writer::abandon() {
-  const auto locked = lock();
+  auto writer = std::move(*writer_);
   writer_.reset();
+  call_core([&] { finish_writer(std::move(writer)); });
 }
 
 std::unique_lock<std::mutex> Writer::lock() {

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "encryption_key.h"
 #include "fst/rust/bridge.rs.h"
@@ -26,25 +27,23 @@ class Writer : public torch::CustomClassHolder {
   Writer(const std::string& path, const Metadata& metadata, bool is_tensorizer, const OpenEncryptionKey::Optional& key);
   ~Writer() override;
 
-  // Copies the current values of the tensor. Waits if the disk is slower than the caller.
-  void write(const std::string& name, const at::Tensor& tensor);
+  // Kind of a tensor in tensorizer's format, and the index of its module.
+  using Kind = std::tuple<int64_t, int64_t>;
 
-  // Writes a contiguous tensor on the CPU, or one on meta without data, to a file in tensorizer's format.
-  void write_hashed(const std::string& name, const at::Tensor& tensor, int64_t kind, int64_t module);
+  // Copies the current values of the tensor. Waits if the disk is slower than the caller. A file in tensorizer's format
+  // takes a kind, and a contiguous tensor on the CPU, or one on meta without data.
+  void write(const std::string& name, const at::Tensor& tensor, const std::optional<Kind>& kind);
 
-  // Flushes the file and moves it to its path. After a failed write, throws the same error again and creates no file.
-  // Does nothing if called again or after `abandon`.
-  void close();
-
-  // Discards the file. Does nothing after `close`.
-  void abandon();
+  // Flushes the file and moves it to its path, or discards it. After a failed write, throws the same error again and
+  // creates no file. Does nothing if called again.
+  void close(bool discards);
 
  private:
   std::unique_lock<std::mutex> lock();
 
   const pid_t process_ = getpid();
   std::mutex mutex_;
-  // Empty after `close` or `abandon`.
+  // Empty after `close`.
   std::optional<rust::Box<AnyWriter>> writer_;
 };
 

@@ -1,6 +1,6 @@
 //! FFI boundary to C++, which only converts arguments and results. C++ creates a selection, allocates the tensors that it
-//! describes, and passes their addresses to a transfer. Rust never calls C++. This file declares all functions; the
-//! submodules implement them.
+//! describes, and passes their addresses to a transfer. Rust never calls C++. This file declares all functions,
+//! and `types` the structures that cross; the other submodules implement them.
 
 mod calls;
 mod checkpoint;
@@ -21,10 +21,9 @@ mod save;
 mod selection;
 mod source;
 mod stream;
-mod storage;
 mod tensor;
 mod transfer;
-mod verify;
+mod types;
 mod writer;
 
 use self::calls::call;
@@ -33,7 +32,7 @@ use self::checkpoint::{Checkpoint, OpenRequest, empty_checkpoint, open, open_req
 use self::delta::{DeltaWork, UpdateSource, encode_changes, join_deltas, open_update};
 use self::dequantize::{dequantize, lay_out_codes, lay_out_quantized, quantize};
 use self::encryption_key::{EncryptionKey, derive_key, encryption_key, key_for_save, key_of_file, rotate_key};
-use self::error::{error_text, exception_of, out_of_memory};
+use self::error::{error_text, exception_of};
 use self::ranks_load::{LoadPlan, RankPlan, plan_load, plan_rank};
 use self::ranks_save::{RankSave, SavePlan, open_ranks_save, plan_save};
 use self::recipe::RecipeOutputs;
@@ -42,128 +41,45 @@ use self::save::{
 };
 use self::selection::{Recording, Selection, ViewGuard, Views};
 use self::source::{Source, open_source};
-use self::storage::configure_storage;
 use self::stream::{AnyStream, finish_stream};
 use self::transfer::{AnyTransfer, finish, prepare_cuda};
-use self::verify::verify_checkpoint;
 use self::writer::{AnyWriter, begin_writer, finish_writer};
 use crate::os::huge_pages::advise as advise_huge_pages;
 
 #[cxx::bridge(namespace = "fst")]
 mod ffi {
-    /// Properties of a requested region that C++ needs to allocate its tensor.
-    struct Spec {
-        name: String,
-        /// Value of `c10::ScalarType`.
-        scalar_type: i8,
-        /// Dtype of the tensor after the load, as a value of `c10::ScalarType`.
-        target_type: i8,
-        shape: Vec<i64>,
-        bytes: u64,
-        /// Whether [`Selection::read_small`] may copy the region.
-        is_small: bool,
-    }
+    unsafe extern "C++" {
+        include!("fst/rust/bridge/types.rs.h");
 
-    /// Tensor of a file in memory.
-    struct StoredTensor {
-        spec: Spec,
-        /// First byte of the data in the file.
-        begin: usize,
-    }
-
-    /// Dtype that a load requests for the tensors of a name or pattern.
-    struct DtypeRule {
-        pattern: String,
-        /// Value of `c10::ScalarType`, or a negative one to keep the stored dtype.
-        scalar_type: i8,
-    }
-
-    /// Kinds of selections of a checkpoint.
-    enum Parts {
-        /// All tensors.
-        All,
-        /// Named tensors.
-        Whole,
-        /// An index region of each named tensor: starts, lengths and steps.
-        Regions,
-        /// A slice along one dimension of each named tensor: starts, lengths and dimensions.
-        Slices,
-    }
-
-    /// Tensors that a load fills.
-    enum Target {
-        New,
-        /// New ones, which a stream returns one by one.
-        Streamed,
-        /// Those of the caller.
-        Existing,
-    }
-
-    /// Destination of bytes `begin..end` of region `tensor`.
-    struct Destination {
-        tensor: usize,
-        begin: u64,
-        end: u64,
-        address: u64,
-        /// Dtype of the destination, as a value of `c10::ScalarType`.
-        scalar_type: i8,
-    }
-
-    /// Elements of a tensor, as [`Layout`](crate::recipe::layout::Layout).
-    struct StridedElements {
-        /// Index of the tensor: all requested outputs, then the tensors in memory, and then the temporary tensors.
-        tensor: usize,
-        offset: i64,
-        sizes: Vec<i64>,
-        strides: Vec<i64>,
-    }
-
-    /// Copy of elements of a temporary tensor or of one in memory.
-    struct ElementsCopy {
-        source: StridedElements,
-        target: StridedElements,
-    }
-
-    /// Region of a quantized tensor, whose numbers fill a part of an output or of a temporary tensor.
-    struct NumbersPart {
-        scheme: String,
-        /// Index of the region of its scales, and their shape.
-        scales: usize,
-        scales_shape: Vec<i64>,
-        /// Index of the region of its global scale, or -1.
-        global_scale: i64,
-        /// Rows and columns of a block, with 0 for all.
-        block: [i64; 2],
-        /// Row and column of the first number in the first block.
-        begin: [i64; 2],
-        target: StridedElements,
-    }
-
-    /// Temporary tensor on the device of an output.
-    struct TemporaryTensor {
-        spec: Spec,
-        output: usize,
-        /// Whether a conversion to codes and scales creates the tensor.
-        is_result: bool,
-    }
-
-    /// Conversion of a temporary tensor to codes and scales, each a temporary tensor.
-    struct CodesPart {
-        scheme: String,
-        /// Rows and columns that share a scale, with 0 for all.
-        block: [i64; 2],
-        /// Index of the tensor, as in [`StridedElements`].
-        input: usize,
-        codes: usize,
-        /// Number of copies to make before.
-        copies_before: usize,
-    }
-
-    /// Existing tensor that an output of a recipe fills.
-    struct RecipeTarget {
-        /// Value of `c10::ScalarType`.
-        scalar_type: i8,
-        strides: Vec<i64>,
+        type Spec = crate::bridge::types::ffi::Spec;
+        type StoredTensor = crate::bridge::types::ffi::StoredTensor;
+        type DtypeRule = crate::bridge::types::ffi::DtypeRule;
+        type Parts = crate::bridge::types::ffi::Parts;
+        type Target = crate::bridge::types::ffi::Target;
+        type Destination = crate::bridge::types::ffi::Destination;
+        type StridedElements = crate::bridge::types::ffi::StridedElements;
+        type ElementsCopy = crate::bridge::types::ffi::ElementsCopy;
+        type NumbersPart = crate::bridge::types::ffi::NumbersPart;
+        type TemporaryTensor = crate::bridge::types::ffi::TemporaryTensor;
+        type CodesPart = crate::bridge::types::ffi::CodesPart;
+        type RecipeTarget = crate::bridge::types::ffi::RecipeTarget;
+        type Conversion = crate::bridge::types::ffi::Conversion;
+        type QuantizedLayout = crate::bridge::types::ffi::QuantizedLayout;
+        type CodesLayout = crate::bridge::types::ffi::CodesLayout;
+        type Order = crate::bridge::types::ffi::Order;
+        type MetadataEntry = crate::bridge::types::ffi::MetadataEntry;
+        type TensorInfo = crate::bridge::types::ffi::TensorInfo;
+        type DifferingHash = crate::bridge::types::ffi::DifferingHash;
+        type NewTensor = crate::bridge::types::ffi::NewTensor;
+        type DeviceStream = crate::bridge::types::ffi::DeviceStream;
+        type Extent = crate::bridge::types::ffi::Extent;
+        type MemoryRange = crate::bridge::types::ffi::MemoryRange;
+        type HeldTensor = crate::bridge::types::ffi::HeldTensor;
+        type ElementChanges = crate::bridge::types::ffi::ElementChanges;
+        type NewFrame = crate::bridge::types::ffi::NewFrame;
+        type RankRange = crate::bridge::types::ffi::RankRange;
+        type LocalTensor = crate::bridge::types::ffi::LocalTensor;
+        type ExceptionClass = crate::bridge::types::ffi::ExceptionClass;
     }
 
     /// Loads and copies that fill outputs of a recipe, in this order.
@@ -183,21 +99,6 @@ mod ffi {
         temporaries: Vec<TemporaryTensor>,
         copies: Vec<ElementsCopy>,
         quantizations: Vec<CodesPart>,
-    }
-
-    /// Conversion of elements at `source` to another dtype at `target`, or a write of them to positions of `target`.
-    struct Conversion {
-        source: u64,
-        target: u64,
-        elements: u64,
-        /// Source dtype as a value of `c10::ScalarType`.
-        from: i8,
-        /// Target dtype as a value of `c10::ScalarType`.
-        to: i8,
-        /// Address of the `u32` positions in the target, or 0 if its elements are contiguous.
-        positions: u64,
-        /// Number of elements of the target, with positions. Others are not written.
-        target_elements: u64,
     }
 
     /// Tensor in memory, on the host or a device. Strides are in elements.
@@ -222,177 +123,55 @@ mod ffi {
         begin: &'a [i64],
     }
 
-    /// Shapes of a quantized tensor.
-    struct QuantizedLayout {
-        /// Shape of the codes as matrices.
-        code_shape: Vec<i64>,
-        /// Shape of the numbers.
-        shape: Vec<i64>,
+    /// Tensors of a file that is begun.
+    struct NewSave {
+        save: Box<AnySave>,
+        /// For each tensor in the order of the file, its index in the caller's list.
+        order: Vec<usize>,
     }
 
-    /// Codes and scales of a tensor that is quantized.
-    struct CodesLayout {
-        /// Dtype of the codes, as a value of `c10::ScalarType`.
-        scalar_type: i8,
-        /// Shape of the scales.
-        scales: Vec<i64>,
-    }
-
-    /// Order in which a stream returns its tensors.
-    enum Order {
-        Submitted,
-        Ready,
-    }
-
-    /// Entry of a file's metadata.
-    struct MetadataEntry {
-        key: String,
-        value: String,
-    }
-
-    /// Metadata of one file.
-    struct FileMetadata {
-        path: String,
-        entries: Vec<MetadataEntry>,
-    }
-
-    /// Header entry of a tensor.
-    struct TensorInfo {
-        dtype: String,
-        shape: Vec<i64>,
-        bytes: u64,
-        /// First byte of the data in the file.
-        begin: u64,
-        /// Number of the kind in a `.tensors` file, or -1 in a safetensors file.
-        kind: i8,
-    }
-
-    /// Hash in a `.tensors` file that differs from the hash of the tensor's data.
-    struct DifferingHash {
-        /// Index of the tensor in the list of names.
-        tensor: usize,
-        algorithm: String,
-    }
-
-    /// Tensor of a new file.
-    struct NewTensor {
-        name: String,
-        /// Value of `c10::ScalarType`.
-        scalar_type: i8,
-        shape: Vec<i64>,
-    }
-
-    /// GPU with this ordinal, or the host if it is negative, and the native handle of its current stream.
-    #[derive(Clone, Copy)]
-    struct DeviceStream {
-        ordinal: i32,
-        stream: u64,
-        /// Whether the memory of the host belongs to files that fst has mapped.
-        is_mapped: bool,
-    }
-
-    /// Contiguous bytes of a tensor. `device` is an index into the streams of the save.
-    struct Extent {
-        device: usize,
-        address: u64,
+    /// File that is laid out in memory.
+    struct SerializedFile {
+        layout: Box<FileLayout>,
+        /// For each tensor in the order of the file, its index in the caller's list.
+        order: Vec<usize>,
         bytes: u64,
     }
 
-    /// Memory of the host or of a device.
-    struct MemoryRange {
-        address: u64,
-        bytes: u64,
+    /// Part of one rank in a load.
+    struct RankLoad {
+        plan: Box<RankPlan>,
+        /// Shards of any rank from which this rank reads bytes.
+        selection: Box<Selection>,
+        /// The rank's own shards, in the order of its requests.
+        shards: Vec<Spec>,
     }
 
-    /// Kind and version of the tensors that an update loads.
-    struct UpdateState {
+    /// Source of an update, and its kind and version.
+    struct OpenedUpdate {
+        source: Box<UpdateSource>,
         /// Whether it is a chain of deltas, and not one whole checkpoint.
         is_delta: bool,
         /// Version of the tensors after the update, if there is one.
         version: Vec<String>,
     }
 
-    /// Tensor whose changes are computed, or an index region of it.
-    struct HeldTensor {
-        name: String,
-        /// Value of `c10::ScalarType`.
-        scalar_type: i8,
-        item_bytes: usize,
-        /// Size of the old values in bytes.
+    /// Open file and its length.
+    struct OpenedFile {
+        source: Box<Source>,
         bytes: u64,
-        /// Shape of the whole tensor.
-        shape: Vec<i64>,
-        /// Start, length and step of each dimension. Empty for the whole tensor.
-        ranges: Vec<i64>,
-        /// Whether the caller copies the old values for a batch.
-        is_copied: bool,
-        /// Whether the old values are in a file that fst has mapped.
-        is_mapped: bool,
     }
 
-    /// Changes of a tensor.
-    struct ElementChanges {
-        /// Index of the tensor.
-        tensor: usize,
-        /// Whether `values` has all elements.
-        is_whole: bool,
-        /// Numbers of the elements that change, in ascending order.
-        positions: Vec<u32>,
-        values: Vec<u8>,
-    }
-
-    /// Frame of a tensor in a new delta, and the checksum of its new bytes in hexadecimal digits. Both are empty if the
-    /// tensor does not change.
-    struct NewFrame {
-        bytes: Vec<u8>,
-        checksum: String,
-    }
-
-    /// Bytes of a tensor that a rank reads, sends, receives or writes in a window.
-    struct RankRange {
-        /// Index of the tensor: in a load the region of the rank's selection, or the shard that receives the bytes.
-        tensor: usize,
-        /// In a load, the shard of the receiver that keeps the bytes. In a save, the range of a file that has them.
-        item: usize,
-        /// First byte in the contiguous shard or local tensor that has the bytes.
-        begin: u64,
-        /// One past the last byte.
-        end: u64,
-        /// Whether the bytes are in the send or receive buffer, and not only in a tensor of this rank.
-        is_exchanged: bool,
-        /// Offset in the buffer.
-        offset: u64,
-        /// Whether the bytes are contiguous in the file of a save.
-        is_contiguous: bool,
-    }
-
-    /// Local tensor of a rank in a save.
-    struct LocalTensor {
-        name: String,
-        /// Value of `c10::ScalarType` in the file.
-        scalar_type: i8,
-        /// Whether the rank has elements of the tensor.
-        is_held: bool,
-        shape: Vec<i64>,
-        /// First element that the rank writes or sends, in row-major order.
-        first: i64,
-        /// Number of elements from the first to the last that the rank writes or sends.
-        count: i64,
-    }
-
-    /// Exception class of `c10` for an error.
-    enum ExceptionClass {
-        Error,
-        ValueError,
-        IndexError,
-        NotImplementedError,
-        OutOfMemoryError,
+    /// Views of mapped files.
+    struct MappedViews {
+        views: Box<Views>,
+        /// Address of each tensor, or zero for a tensor that is not a view.
+        addresses: Vec<u64>,
     }
 
     extern "Rust" {
         fn exception_of(text: &str) -> ExceptionClass;
-        fn error_text(code: &str, message: &str) -> String;
-        fn out_of_memory(path: &str, tensor: &str, bytes: u64, device: &str) -> String;
+        fn error_text(code: &str, message: &str, tensor: &str, path: &str) -> String;
 
         fn call(method: &str, request: &str) -> Result<String>;
 
@@ -404,7 +183,7 @@ mod ffi {
         fn open(paths: &[String], request: &OpenRequest) -> Result<Box<Checkpoint>>;
         fn export_headers(self: &Checkpoint) -> Result<Vec<u8>>;
         fn tensor_names(self: &Checkpoint) -> Vec<String>;
-        fn metadata(self: &Checkpoint, is_one_file: bool) -> Result<Vec<FileMetadata>>;
+        fn metadata(self: &Checkpoint) -> Result<Vec<MetadataEntry>>;
         fn tensor_info(self: &Checkpoint, name: &str) -> Result<TensorInfo>;
         unsafe fn differing_hashes(
             self: &Checkpoint,
@@ -413,16 +192,14 @@ mod ffi {
             threads: usize,
         ) -> Result<Vec<DifferingHash>>;
         fn call(self: &Checkpoint, method: &str, request: &str) -> Result<String>;
-        fn reader_names(self: &Checkpoint, ordinal: i32) -> Result<String>;
         fn take_unverified(self: &Checkpoint) -> String;
 
         fn tensors_of_bytes(file: &[u8]) -> Result<Vec<StoredTensor>>;
 
         type UpdateSource;
-        fn open_update(paths: &[String], request: &OpenRequest) -> Result<Box<UpdateSource>>;
-        fn join_deltas(older: &UpdateSource, newer: &UpdateSource) -> Result<Box<UpdateSource>>;
+        fn open_update(paths: &[String], request: &OpenRequest) -> Result<OpenedUpdate>;
+        fn join_deltas(older: &UpdateSource, newer: &UpdateSource) -> Result<OpenedUpdate>;
         fn call(self: &UpdateSource, method: &str, request: &str) -> Result<String>;
-        fn state(self: &UpdateSource) -> UpdateState;
         fn changing(self: &UpdateSource, names: &[String], held: &[String]) -> Result<Vec<usize>>;
         fn checkpoint(self: &UpdateSource) -> Result<Box<Checkpoint>>;
         fn changes(self: &UpdateSource, tensors: &[HeldTensor], limit_bytes: i64) -> Result<Box<DeltaWork>>;
@@ -463,8 +240,8 @@ mod ffi {
         /// Returns a checkpoint with the files of this one and of another.
         fn join(self: &Checkpoint, other: &Checkpoint) -> Box<Checkpoint>;
         fn empty_checkpoint() -> Box<Checkpoint>;
-        fn set_dtypes(self: &mut RecipeOutputs, rules: &[DtypeRule]) -> Result<()>;
-        fn specs(self: &RecipeOutputs) -> Result<Vec<Spec>>;
+        /// Returns what C++ allocates for the outputs. Rules set the dtypes of outputs whose recipe states none.
+        fn specs(self: &mut RecipeOutputs, rules: &[DtypeRule]) -> Result<Vec<Spec>>;
         /// Plans loads into existing tensors, or, without any, into new ones.
         fn plan(self: &mut RecipeOutputs, targets: &[RecipeTarget]) -> Result<Vec<RecipePlan>>;
 
@@ -477,18 +254,14 @@ mod ffi {
             lengths: &[i64],
             steps_or_dims: &[i64],
         ) -> Result<Box<Selection>>;
-        fn select_region(self: &Checkpoint, name: &str, ranges: &[i64]) -> Result<Box<Selection>>;
         fn specs(self: &Selection, rules: &[DtypeRule]) -> Result<Vec<Spec>>;
         unsafe fn read_small(self: &Selection, address: u64) -> Result<bool>;
         fn in_file_order(self: &Selection) -> Vec<usize>;
         fn check(self: &Selection, target: Target) -> Result<()>;
         fn path(self: &Selection, index: usize) -> String;
 
-        fn verify_checkpoint(paths: &[String], verify: &str) -> Result<()>;
-
         type Views;
-        fn views(self: &Selection, specs: &[Spec], is_verified: bool) -> Result<Box<Views>>;
-        fn address(self: &Views, tensor: usize) -> u64;
+        fn views(self: &Selection, specs: &[Spec], is_verified: bool) -> Result<MappedViews>;
         fn guard(self: &Views, tensor: usize) -> Result<Box<ViewGuard>>;
         type ViewGuard;
 
@@ -536,11 +309,8 @@ mod ffi {
 
         fn prepare_cuda(ordinal: i32, stream: u64) -> Result<()>;
 
-        fn configure_storage(url: &str, names: &[String], values: &[String]) -> Result<()>;
-
         type Source;
-        fn open_source(path: &str) -> Result<Box<Source>>;
-        fn length(self: &Source) -> u64;
+        fn open_source(path: &str) -> Result<OpenedFile>;
         fn read(self: &Source, begin: u64, into: &mut [u8]) -> Result<()>;
 
         type NewFile;
@@ -551,8 +321,7 @@ mod ffi {
         unsafe fn read_mapped(tensor: &str, address: u64, into: &mut [u8]) -> Result<()>;
 
         type AnySave;
-        fn begin_save(file: &NewFile, tensors: &[NewTensor], streams: &[DeviceStream]) -> Result<Box<AnySave>>;
-        fn order(self: &AnySave) -> Vec<usize>;
+        fn begin_save(file: &NewFile, tensors: &[NewTensor], streams: &[DeviceStream]) -> Result<NewSave>;
         fn scratch_bytes(self: &AnySave, extents: &[Extent]) -> Vec<u64>;
         unsafe fn append(self: &mut AnySave, extents: &[Extent], scratch: &[MemoryRange]) -> Result<()>;
         fn finish_save(save: Box<AnySave>) -> Result<()>;
@@ -566,10 +335,8 @@ mod ffi {
             tensors: &[NewTensor],
             metadata: &[MetadataEntry],
             has_metadata: bool,
-        ) -> Result<Box<FileLayout>>;
+        ) -> Result<SerializedFile>;
         fn seal(self: &mut FileLayout, file: &mut [u8]) -> Result<()>;
-        fn order(self: &FileLayout) -> Vec<usize>;
-        fn file_bytes(self: &FileLayout) -> u64;
 
         type AnyWriter;
         fn begin_writer(file: &NewFile, is_tensorizer: bool, threads: usize) -> Result<Box<AnyWriter>>;
@@ -591,9 +358,7 @@ mod ffi {
         fn select_own(self: &LoadPlan, rank: i64, items: &[i64]) -> Result<Box<Selection>>;
 
         type RankPlan;
-        fn plan_rank(plan: &LoadPlan, rank: i64) -> Result<Box<RankPlan>>;
-        fn selection(self: &RankPlan) -> Box<Selection>;
-        fn shards(self: &RankPlan) -> Result<Vec<Spec>>;
+        fn plan_rank(plan: &LoadPlan, rank: i64) -> Result<RankLoad>;
         fn reads(self: &RankPlan, window: i64) -> Result<Vec<RankRange>>;
         fn receives(self: &RankPlan, window: i64) -> Result<Vec<RankRange>>;
 
@@ -613,15 +378,10 @@ mod ffi {
         fn sends(self: &RankSave, window: i64) -> Result<Vec<RankRange>>;
         fn sources(self: &RankSave, window: i64) -> Result<Vec<RankRange>>;
         unsafe fn write(self: &RankSave, window: i64, begin: usize, end: usize, sources: &[Extent]) -> Result<()>;
-        fn hashes(self: &RankSave) -> Result<Vec<u8>>;
-        fn seal(self: &mut RankSave, hashes: &[u8]) -> Result<()>;
-        fn finish(self: &mut RankSave) -> Result<String>;
+        fn call(self: &mut RankSave, method: &str, request: &str) -> Result<String>;
 
         type Recording;
-        fn record(self: &Selection, device: &str) -> Box<Recording>;
-        fn record_bytes(self: &Selection, bytes: u64, device: &str) -> Box<Recording>;
+        /// Begins the span of a load of some bytes of the selection, or of all if the number is negative.
+        fn record(self: &Selection, device: &str, bytes: i64) -> Box<Recording>;
     }
-
-    // C++ builds lists of these.
-    impl Vec<DtypeRule> {}
 }

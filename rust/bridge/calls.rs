@@ -3,7 +3,7 @@
 use super::dtype_rules;
 use super::guard::{start_log, watched};
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::verify::{read_manifest, signature_parts};
+use crate::checkpoint::verify::{Compared, Request, Verify, read_manifest, signature_parts};
 use crate::device;
 use crate::error::{Error, Kind, Result};
 use crate::load::{check, model};
@@ -14,6 +14,7 @@ use crate::ranks::mesh::MeshLayout;
 use crate::recipe::layout::Layout;
 use crate::recipe::rules::Rule;
 use crate::remote;
+use crate::remote::stores::store_options;
 use crate::save::checkpoint::{stale, write_file};
 use crate::save::output::{self, Output};
 use crate::source::Place;
@@ -52,6 +53,16 @@ pub(super) fn call(method: &str, request: &str) -> Result<String> {
             let (source, target): (PathBuf, PathBuf) = parse(request)?;
             let bytes = fs::read(&source).map_err(|error| Error::from_io(error, &source, "cannot read the file"))?;
             encode(&write_file(Output::open(&target, None)?, bytes, check)?)
+        }
+        // Sets options, by name, of the URLs that begin with a text.
+        "configure_storage" => {
+            let (url, names, values): (String, Vec<String>, Vec<String>) = parse(request)?;
+            if names.len() != values.len() {
+                let message =
+                    format!("{} names, but {} values; give one value for each name", names.len(), values.len());
+                return Err(Error::new(Kind::InvalidArgument, message));
+            }
+            encode(&store_options::configure(&url, names.into_iter().zip(values).collect())?)
         }
         // Returns the texts in the metadata of a checkpoint's index, or an empty object if there is no index.
         "index_metadata" => {
@@ -110,6 +121,11 @@ pub(super) fn call(method: &str, request: &str) -> Result<String> {
             let (path, hint): (PathBuf, Option<String>) = parse(request)?;
             encode(&signature_parts(&path, hint.as_deref())?)
         }
+        // Reads all data of a checkpoint, and compares their digests and authentication codes.
+        "verify" => {
+            let (paths, verify): (Vec<PathBuf>, String) = parse(request)?;
+            encode(&verify_checkpoint(&paths, &verify)?)
+        }
         // Compares all files of a manifest, below a directory or a URL, and returns their number.
         "verify_files" => {
             let (manifest, directory): (PathBuf, PathBuf) = parse(request)?;
@@ -129,6 +145,18 @@ pub(super) fn call(method: &str, request: &str) -> Result<String> {
         }
         _ => Err(unknown(method)),
     })
+}
+
+fn verify_checkpoint(paths: &[PathBuf], verify: &str) -> Result<()> {
+    let options = Options::from_env()?;
+    match Request::read(verify)?.verify {
+        Verify::Manifest(manifest) => check::check_files(paths, &manifest, &options),
+        verify => {
+            let checkpoint = Checkpoint::open_with(paths, &verify.into())?;
+            checkpoint.check_index()?;
+            check::check_part(&checkpoint, Compared::All, 0, 1, &options)
+        }
+    }
 }
 
 /// Answers a call. Panics become errors, and Ctrl-C makes the check fail.

@@ -165,6 +165,13 @@ impl Checkpoint {
                 }
                 // Opens all files, as each of these methods does.
                 "open_files" => encode(&()),
+                // Returns the readers that loads to a device would use, given the ordinal of a GPU, or a negative number.
+                "readers" => encode(&readers(files, parse(request)?)?),
+                // Returns the path and the metadata of each file that has metadata.
+                "texts" => {
+                    let text = |(path, metadata): (&Path, _)| (path.to_string_lossy().into_owned(), metadata);
+                    encode(&files.metadata_by_file().map(text).collect::<Vec<(_, &BTreeMap<_, _>)>>())
+                }
                 // Returns the path of the file that holds a tensor.
                 "path" => {
                     let (source, _) = files.find(&parse::<String>(request)?)?;
@@ -225,20 +232,10 @@ impl Checkpoint {
         Ok((shapes, indices))
     }
 
-    /// Returns the metadata of each file that has some. With `is_one_file`, fails if there are several files.
-    pub(super) fn metadata(&self, is_one_file: bool) -> Result<Vec<ffi::FileMetadata>> {
+    /// Returns the metadata of the only file. Fails if there are several.
+    pub(super) fn metadata(&self) -> Result<Vec<ffi::MetadataEntry>> {
         let entry = |(key, value): (&String, &String)| ffi::MetadataEntry { key: key.clone(), value: value.clone() };
-        let file = |(path, metadata): (&Path, &BTreeMap<String, String>)| ffi::FileMetadata {
-            path: path.to_string_lossy().into_owned(),
-            entries: metadata.iter().map(entry).collect(),
-        };
-        guard(|| {
-            let files = self.files()?;
-            if is_one_file {
-                files.metadata()?;
-            }
-            Ok(files.metadata_by_file().map(file).collect())
-        })
+        guard(|| Ok(self.files()?.metadata()?.into_iter().flatten().map(entry).collect()))
     }
 
     pub(super) fn tensor_info(&self, name: &str) -> Result<ffi::TensorInfo> {
@@ -295,6 +292,7 @@ impl Checkpoint {
     ) -> Result<Box<Selection>> {
         self.selected(Some(names).filter(|_| parts != ffi::Parts::All), |files| match parts {
             ffi::Parts::All => selection::Selection::all(files),
+            ffi::Parts::Region => selection::Selection::region(files, names.first().map_or("", String::as_str), starts),
             ffi::Parts::Regions => {
                 let regions = IndexRegions { starts, lengths, steps: steps_or_dims };
                 selection::Selection::index_regions(files, names, regions)
@@ -304,10 +302,6 @@ impl Checkpoint {
             }
             _ => selection::Selection::named(files, names),
         })
-    }
-
-    pub(super) fn select_region(&self, name: &str, ranges: &[i64]) -> Result<Box<Selection>> {
-        self.selected(Some(&[name.to_owned()]), |files| selection::Selection::region(files, name, ranges))
     }
 
     /// Finds outputs of rules, or index regions of them: without starts, lengths and steps, whole outputs.
@@ -361,31 +355,29 @@ impl Checkpoint {
             Ok(Box::new(Selection::new(choose(files)?, Arc::clone(mappings), reads)))
         })
     }
+}
 
-    /// Returns the names of the readers, joined by `+`, for the GPU with this ordinal, or for new tensors on the CPU if it
-    /// is negative.
-    pub(super) fn reader_names(&self, ordinal: i32) -> Result<String> {
-        guard(|| {
-            let (files, options) = (self.files()?, Options::from_env()?);
-            let mut names = Vec::new();
-            let mut add = |chosen: ChosenReader| {
-                let name = chosen.kind.to_string();
-                if !names.contains(&name) {
-                    names.push(name);
-                }
-            };
-            // Opening a transfer probes which readers are available.
-            if ordinal < 0 {
-                let transfer = Transfer::open(files, Arc::default(), Arc::new(Host), options.clone())?;
-                for (source, moved) in files.sources().zip(transfer.readers()) {
-                    let chosen = reader::choose(&options, source, Access::View)?;
-                    add(if chosen.kind == ReaderKind::Mmap { chosen } else { moved });
-                }
-            } else {
-                let device = Arc::new(Cuda::open(ordinal, 0)?);
-                Transfer::open(files, Arc::default(), device, options)?.readers().into_iter().for_each(add);
-            }
-            Ok(names.join("+"))
-        })
+/// Returns the names of the readers, joined by `+`, for the GPU with this ordinal, or for new tensors on the CPU if it is
+/// negative.
+fn readers(files: &Arc<checkpoint::Checkpoint>, ordinal: i32) -> Result<String> {
+    let options = Options::from_env()?;
+    let mut names = Vec::new();
+    let mut add = |chosen: ChosenReader| {
+        let name = chosen.kind.to_string();
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    };
+    // Opening a transfer probes which readers are available.
+    if ordinal < 0 {
+        let transfer = Transfer::open(files, Arc::default(), Arc::new(Host), options.clone())?;
+        for (source, moved) in files.sources().zip(transfer.readers()) {
+            let chosen = reader::choose(&options, source, Access::View)?;
+            add(if chosen.kind == ReaderKind::Mmap { chosen } else { moved });
+        }
+    } else {
+        let device = Arc::new(Cuda::open(ordinal, 0)?);
+        Transfer::open(files, Arc::default(), device, options)?.readers().into_iter().for_each(add);
     }
+    Ok(names.join("+"))
 }

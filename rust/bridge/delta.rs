@@ -34,19 +34,25 @@ pub(super) struct DeltaWork {
 }
 
 /// Opens one checkpoint, or a chain of deltas.
-pub(super) fn open_update(paths: &[String], request: &OpenRequest) -> Result<Box<UpdateSource>> {
+pub(super) fn open_update(paths: &[String], request: &OpenRequest) -> Result<ffi::OpenedUpdate> {
     guard_with_log(|| {
         let source = update_source::UpdateSource::open(paths, request.options(), &Options::from_env()?)?;
-        Ok(Box::new(UpdateSource(source)))
+        Ok(opened(UpdateSource(source)))
     })
 }
 
 /// Joins two chains of deltas.
-pub(super) fn join_deltas(older: &UpdateSource, newer: &UpdateSource) -> Result<Box<UpdateSource>> {
+pub(super) fn join_deltas(older: &UpdateSource, newer: &UpdateSource) -> Result<ffi::OpenedUpdate> {
     guard(|| {
         let chain = Chain::new([older.0.deltas()?.deltas(), newer.0.deltas()?.deltas()].concat())?;
-        Ok(Box::new(UpdateSource(update_source::UpdateSource::Deltas(chain))))
+        Ok(opened(UpdateSource(update_source::UpdateSource::Deltas(chain))))
     })
+}
+
+fn opened(source: UpdateSource) -> ffi::OpenedUpdate {
+    let (is_delta, version) = source.state();
+    let version = version.into_iter().cloned().collect();
+    ffi::OpenedUpdate { is_delta, version, source: Box::new(source) }
 }
 
 impl UpdateSource {
@@ -66,7 +72,7 @@ impl UpdateSource {
                 let mut first = self.0.deltas()?.deltas().iter().take(1);
                 encode(&first.all(|first| first.properties.fits(held.as_deref())))
             }
-            "is_delta" => encode(&self.state().is_delta),
+            "is_delta" => encode(&self.state().0),
             "is_encrypted" => encode(&self.0.files().any(Source::is_encrypted)),
             // Lists the tensors that deltas change, in the order of the deltas and of the bytes in their files.
             "names" => encode(&self.0.deltas()?.names()),
@@ -79,19 +85,19 @@ impl UpdateSource {
             // Lists the tensors whose last change has no checksum.
             "unverified" => encode(&self.0.deltas()?.unverified()),
             // Returns the version that the index of a checkpoint states, if any, or in which the last delta results.
-            "version" => encode(&self.state().version.first()),
+            "version" => encode(&self.state().1),
             _ => Err(unknown(method)),
         })
     }
 
-    pub(super) fn state(&self) -> ffi::UpdateState {
-        let (is_delta, version) = match &self.0 {
+    /// Returns whether the source is a chain of deltas, and the version of the tensors after the update, if there is one.
+    fn state(&self) -> (bool, Option<&String>) {
+        match &self.0 {
             update_source::UpdateSource::Whole(_, version) => (false, version.as_ref()),
             update_source::UpdateSource::Deltas(chain) => {
                 (true, chain.deltas().last().map(|last| &last.properties.version))
             }
-        };
-        ffi::UpdateState { is_delta, version: version.into_iter().cloned().collect() }
+        }
     }
 
     /// Checks that tensors have the version that the first delta changes: one, or none. Returns the indices of the names

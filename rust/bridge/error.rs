@@ -27,13 +27,9 @@ pub(super) fn exception_of(text: &str) -> ExceptionClass {
     }
 }
 
-/// Returns the error text for a tensor that PyTorch could not allocate.
-pub(super) fn out_of_memory(path: &str, tensor: &str, bytes: u64, device: &str) -> String {
-    let message = format!("needs {bytes} bytes on {device}, which could not be allocated; load other tensors only");
-    Error::new(Kind::OutOfMemory, message).tensor(tensor).at(path).to_string()
-}
-
-/// Returns the text of an error with a code that C++ found.
-pub(super) fn error_text(code: &str, message: &str) -> String {
-    Error::new(Kind::from_code(code).unwrap_or(Kind::Internal), message).to_string()
+/// Returns the text of an error with a code that C++ found. Tensor and path are empty if the error has none.
+pub(super) fn error_text(code: &str, message: &str, tensor: &str, path: &str) -> String {
+    let error = Error::new(Kind::from_code(code).unwrap_or(Kind::Internal), message);
+    let error = if tensor.is_empty() { error } else { error.tensor(tensor) };
+    if path.is_empty() { error.to_string() } else { error.at(path).to_string() }
 }

@@ -27,9 +27,7 @@ pub(super) struct LoadPlan {
 pub(super) struct RankPlan {
     plan: LoadPlan,
     rank: usize,
-    /// Shards of any rank from which this rank reads bytes.
-    regions: Arc<[TensorRegion]>,
-    /// Index in `regions` of the shard of a rank and an item.
+    /// Index of the shard of a rank and an item in the selection of what this rank reads.
     region_indices: HashMap<(usize, usize), usize>,
 }
 
@@ -152,7 +150,7 @@ impl LoadPlan {
     }
 }
 
-pub(super) fn plan_rank(plan: &LoadPlan, rank: i64) -> Result<Box<RankPlan>> {
+pub(super) fn plan_rank(plan: &LoadPlan, rank: i64) -> Result<ffi::RankLoad> {
     guard(|| {
         let rank = plan.rank(rank)?;
         let (mut regions, mut region_indices) = (Vec::new(), HashMap::new());
@@ -165,24 +163,16 @@ pub(super) fn plan_rank(plan: &LoadPlan, rank: i64) -> Result<Box<RankPlan>> {
                 }
             }
         }
-        Ok(Box::new(RankPlan { plan: plan.clone(), rank, regions: regions.into(), region_indices }))
+        let shards = (0..plan.plan.requests(rank).len()).map(|item| spec(&plan.plan.region_of(rank, item)?));
+        Ok(ffi::RankLoad {
+            shards: shards.collect::<Result<_>>()?,
+            selection: plan.select(regions.into(), Shards::Exchanged),
+            plan: Box::new(RankPlan { plan: plan.clone(), rank, region_indices }),
+        })
     })
 }
 
 impl RankPlan {
-    pub(super) fn selection(&self) -> Box<Selection> {
-        self.plan.select(Arc::clone(&self.regions), Shards::Exchanged)
-    }
-
-    /// Returns the rank's own shards, in the order of its requests.
-    pub(super) fn shards(&self) -> Result<Vec<ffi::Spec>> {
-        guard(|| {
-            let plan = &self.plan.plan;
-            let items = 0..plan.requests(self.rank).len();
-            items.map(|item| spec(&plan.region_of(self.rank, item)?)).collect()
-        })
-    }
-
     /// Returns what the rank reads in a window: bytes of its own shards, and bytes for others in the send buffer.
     pub(super) fn reads(&self, window: i64) -> Result<Vec<ffi::RankRange>> {
         guard(|| {

@@ -1,6 +1,6 @@
 //! Saves by groups of ranks, and the part of one rank.
 
-use super::calls::{answer, encode, parse};
+use super::calls::{answer, encode, parse, unknown};
 use super::ffi;
 use super::guard::{guard, guard_with_log};
 use super::ranks::{ExchangePlan, outside, rank_range};
@@ -16,6 +16,8 @@ use crate::ranks::save::{self, Layout, RankPlan, RankWindow, SaveRequest, SaveTe
 use crate::save::direct_file::ALIGNMENT;
 use crate::save::output;
 use crate::save::ranks_save::{self, SentPart};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -136,7 +138,7 @@ impl SavePlan {
                 let files = (0..self.plan.files()).filter_map(|file| self.plan.file(file));
                 encode(&files.map(|file| file.file_bytes()).collect::<Vec<_>>())
             }
-            // Returns whether a file has digests, so that [`RankSave::hashes`] returns some.
+            // Returns whether a file has digests, so that a rank returns hashes.
             "has_digests" => encode(&self.plan.has_digests()),
             // Returns the elements of each local tensor that a rank writes or sends, in row-major order: the first one, and
             // their count.
@@ -243,22 +245,25 @@ impl RankSave {
         })
     }
 
-    /// Returns the hashes of what the rank has written.
-    pub(super) fn hashes(&self) -> Result<Vec<u8>> {
-        guard(|| self.save.as_ref().ok_or_else(finished)?.hashes())
-    }
-
-    /// Writes the headers of files with digests, given the hashes of all other ranks, one after the other.
-    pub(super) fn seal(&mut self, hashes: &[u8]) -> Result<()> {
-        guard(|| self.save.as_mut().ok_or_else(finished)?.seal(hashes))
-    }
-
-    /// Flushes what the rank has written, and closes the files. Returns the parts of objects that it has sent, in JSON: the
-    /// file, the index and the id of each.
-    pub(super) fn finish(&mut self) -> Result<String> {
-        guard(|| {
-            let parts = self.save.take().ok_or_else(finished)?.finish()?.into_iter();
-            encode(&parts.map(|SentPart { file, index, id }| (file, index, id)).collect::<Vec<_>>())
+    /// Calls a method without tensors.
+    pub(super) fn call(&mut self, method: &str, request: &str) -> Result<String> {
+        answer(|_| match method {
+            // Returns the hashes of what the rank has written, in Base64. Empty if no file has digests.
+            "hashes" => encode(&STANDARD.encode(self.save.as_ref().ok_or_else(finished)?.hashes()?)),
+            // Writes the headers of files with digests, given the hashes of all other ranks. Only the first rank does so.
+            "seal" => {
+                let invalid = |_| Error::new(Kind::InvalidArgument, "the hashes of a rank are not Base64");
+                let decode = |hashes: &String| STANDARD.decode(hashes).map_err(invalid);
+                let hashes = parse::<Vec<String>>(request)?.iter().map(decode).collect::<Result<Vec<_>>>()?;
+                encode(&self.save.as_mut().ok_or_else(finished)?.seal(&hashes.concat())?)
+            }
+            // Flushes what the rank has written, and closes the files. Returns the parts of objects that it has sent: the
+            // file, the index and the id of each.
+            "finish" => {
+                let parts = self.save.take().ok_or_else(finished)?.finish()?.into_iter();
+                encode(&parts.map(|SentPart { file, index, id }| (file, index, id)).collect::<Vec<_>>())
+            }
+            _ => Err(unknown(method)),
         })
     }
 

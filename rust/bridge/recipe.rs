@@ -125,24 +125,21 @@ impl RecipeOutputs {
         Ok(RecipeOutputs { files, mappings, reads, recipe, requests, held })
     }
 
-    /// Sets the dtypes of outputs whose rules state none.
-    pub(super) fn set_dtypes(&mut self, rules: &[ffi::DtypeRule]) -> Result<()> {
+    /// Returns what C++ allocates for the outputs. The stored dtype is the dtype of the recipe. Rules for dtypes set the
+    /// dtypes of outputs whose rules state none.
+    pub(super) fn specs(&mut self, rules: &[ffi::DtypeRule]) -> Result<Vec<ffi::Spec>> {
         let rules = dtype_rules::rules(rules);
         guard(|| {
             let set = self.recipe.set_dtypes(&mut self.requests, &rules);
-            set.map_err(|error| self.files.locate(0, error))
+            set.map_err(|error| self.files.locate(0, error))?;
+            let spec = |request: &Request| {
+                let output = self.recipe.outputs().get(request.output);
+                let output = output.ok_or_else(|| Error::new(Kind::Internal, "no such output"))?;
+                let spec = temporary_spec(&output.name, output.dtype, request.view.shape())?;
+                Ok(ffi::Spec { target_type: scalar_type(request.dtype)?, ..spec })
+            };
+            self.requests.iter().map(spec).collect()
         })
-    }
-
-    /// Returns what C++ allocates for the outputs. The stored dtype is the dtype of the recipe.
-    pub(super) fn specs(&self) -> Result<Vec<ffi::Spec>> {
-        let spec = |request: &Request| {
-            let output = self.recipe.outputs().get(request.output);
-            let output = output.ok_or_else(|| Error::new(Kind::Internal, "no such output"))?;
-            let spec = temporary_spec(&output.name, output.dtype, request.view.shape())?;
-            Ok(ffi::Spec { target_type: scalar_type(request.dtype)?, ..spec })
-        };
-        guard(|| self.requests.iter().map(spec).collect())
     }
 
     /// Plans loads into existing tensors of these dtypes and strides, or into new ones if there are none. Later plans only

@@ -63,21 +63,17 @@ pub(super) fn begin_save(
     file: &NewFile,
     tensors: &[ffi::NewTensor],
     streams: &[ffi::DeviceStream],
-) -> Result<Box<AnySave>> {
+) -> Result<ffi::NewSave> {
     guard_with_log(|| {
         let shown = output::shown(&file.0.path)?;
         let tensors = new_tensors(tensors).map_err(|error| error.at(shown))?;
         let streams = streams.iter().map(device_stream).collect::<Result<_>>()?;
-        Ok(Box::new(AnySave(FileSave::begin(&file.0, tensors, streams, &Options::from_env()?)?)))
+        let save = FileSave::begin(&file.0, tensors, streams, &Options::from_env()?)?;
+        Ok(ffi::NewSave { order: save.order(), save: Box::new(AnySave(save)) })
     })
 }
 
 impl AnySave {
-    /// Returns the position in the caller's list of each tensor, in the order of the file.
-    pub(super) fn order(&self) -> Vec<usize> {
-        self.0.order()
-    }
-
     /// Returns, for each device, how much scratch memory makes it faster to append these extents, in bytes.
     pub(super) fn scratch_bytes(&self, extents: &[ffi::Extent]) -> Vec<u64> {
         self.0.scratch_bytes(&decode_extents(extents)).into_iter().map(to_u64).collect()
@@ -144,8 +140,12 @@ pub(super) fn lay_out_file(
     tensors: &[ffi::NewTensor],
     metadata: &[ffi::MetadataEntry],
     has_metadata: bool,
-) -> Result<Box<FileLayout>> {
-    guard(|| Ok(Box::new(FileLayout(Layout::new(&new_tensors(tensors)?, &metadata_of(metadata, has_metadata))?))))
+) -> Result<ffi::SerializedFile> {
+    guard(|| {
+        let layout = Layout::new(&new_tensors(tensors)?, &metadata_of(metadata, has_metadata))?;
+        let (order, bytes) = (layout.order().to_vec(), layout.file_bytes());
+        Ok(ffi::SerializedFile { layout: Box::new(FileLayout(layout)), order, bytes })
+    })
 }
 
 impl FileLayout {
@@ -168,15 +168,6 @@ impl FileLayout {
             }
             Ok(())
         })
-    }
-
-    /// Returns, for each tensor in the order of the file, its index in the caller's list.
-    pub(super) fn order(&self) -> Vec<usize> {
-        self.0.order().to_vec()
-    }
-
-    pub(super) fn file_bytes(&self) -> u64 {
-        self.0.file_bytes()
     }
 }
 

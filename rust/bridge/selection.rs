@@ -54,7 +54,7 @@ pub(super) enum Shards {
     Exchanged,
 }
 
-/// Tensors of a selection that are views of a mapped file, and their addresses.
+/// Tensors of a selection that are views of a mapped file.
 pub(super) struct Views(views::Views);
 
 /// Guard that keeps the bytes of one view mapped.
@@ -96,16 +96,12 @@ impl Selection {
         source.map_or_else(String::new, |source| source.path().to_string_lossy().into_owned())
     }
 
-    /// Begins the span of a load of this selection to a device.
-    pub(super) fn record(&self, device: &str) -> Box<Recording> {
+    /// Begins the span of a load to a device: of some bytes of this selection, or of all if the number is negative.
+    pub(super) fn record(&self, device: &str, bytes: i64) -> Box<Recording> {
         // A load to the device "meta" transfers no bytes.
         let is_counted = device != "meta";
-        let bytes = if is_counted { self.selection.regions().iter().map(TensorRegion::bytes).sum() } else { 0 };
-        self.record_bytes(bytes, device)
-    }
-
-    /// Begins the span of a load of some bytes of this selection to a device.
-    pub(super) fn record_bytes(&self, bytes: u64, device: &str) -> Box<Recording> {
+        let all = || if is_counted { self.selection.regions().iter().map(TensorRegion::bytes).sum() } else { 0 };
+        let bytes = u64::try_from(bytes).unwrap_or_else(|_| all());
         profile::count(Count::Tensors, self.selection.regions().len());
         let detail = || {
             let sources = self.selection.checkpoint().sources();
@@ -145,7 +141,7 @@ impl Selection {
 
     /// Maps the files of tensors that need no copy on the CPU for their target dtypes. Compares the digests of these tensors
     /// with `is_verified`.
-    pub(super) fn views(&self, specs: &[ffi::Spec], is_verified: bool) -> Result<Box<Views>> {
+    pub(super) fn views(&self, specs: &[ffi::Spec], is_verified: bool) -> Result<ffi::MappedViews> {
         guard(|| {
             let dtypes: Vec<_> = specs.iter().map(|spec| Dtype::from_scalar_type(spec.target_type)).collect();
             let (checkpoint, regions) = (self.selection.checkpoint(), self.selection.regions());
@@ -154,7 +150,8 @@ impl Selection {
             if is_verified {
                 views.verify()?;
             }
-            Ok(Box::new(Views(views)))
+            let addresses = (0..regions.len()).map(|tensor| views.address(tensor).unwrap_or(0)).collect();
+            Ok(ffi::MappedViews { views: Box::new(Views(views)), addresses })
         })
     }
 
@@ -225,11 +222,6 @@ fn signed_size(size: u64) -> Result<i64> {
 }
 
 impl Views {
-    /// Returns the address of a view, or zero if the tensor is not a view.
-    pub(super) fn address(&self, tensor: usize) -> u64 {
-        self.0.address(tensor).unwrap_or(0)
-    }
-
     pub(super) fn guard(&self, tensor: usize) -> Result<Box<ViewGuard>> {
         guard(|| Ok(Box::new(ViewGuard { _view: self.0.guard(tensor)? })))
     }

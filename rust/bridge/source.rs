@@ -1,5 +1,6 @@
 //! Open files, local or remote, whose bytes are read as they are.
 
+use super::ffi;
 use super::guard::{guard_with_log, watched};
 use crate::error::{Error, Kind, Result};
 use crate::os::sigint::Watch;
@@ -10,19 +11,16 @@ use std::path::Path;
 /// Open file.
 pub(super) struct Source(source::Source);
 
-pub(super) fn open_source(path: &str) -> Result<Box<Source>> {
+pub(super) fn open_source(path: &str) -> Result<ffi::OpenedFile> {
     guard_with_log(|| {
         let place = place_of(Path::new(path))?;
         let watch = Watch::begin();
-        Ok(Box::new(Source(source::Source::open(&place, &|| watch.check())?)))
+        let source = source::Source::open(&place, &|| watch.check())?;
+        Ok(ffi::OpenedFile { bytes: source.length(), source: Box::new(Source(source)) })
     })
 }
 
 impl Source {
-    pub(super) fn length(&self) -> u64 {
-        self.0.length()
-    }
-
     pub(super) fn read(&self, begin: u64, into: &mut [u8]) -> Result<()> {
         watched(|check| {
             let length = self.0.length();

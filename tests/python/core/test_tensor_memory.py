@@ -59,7 +59,7 @@ def kinds():
 # Calls with a tensor `t`. `classes` and `ops` are PyTorch's.
 CALLS = {
     "Writer.write": 'classes.Writer("new").write("x", t)',
-    "Writer.write_hashed": 'classes.Writer("new", None, True).write_hashed("x", t, 0, 0)',
+    "Writer.write with a kind": 'classes.Writer("new", None, True).write("x", t, (0, 0))',
     "EncryptionKey": 'classes.EncryptionKey(t, "")',
     "EncryptionKey of a passphrase": 'classes.EncryptionKey(t, "", [1, 1 << 20])',
     "EncryptionKey salt": 'classes.EncryptionKey(key, "", [1, 8192], t)',
@@ -69,8 +69,8 @@ CALLS = {
     "Checkpoint": 'classes.Checkpoint(["a"], t, "", None)',
     "Checkpoint.differing_hashes": 'classes.Checkpoint(["h"]).differing_hashes(["x"], [t])',
     "Checkpoint.load_into": 'classes.Checkpoint(["a"]).load_into(["x"], [t])',
-    "Checkpoint.load_boxes_into": 'classes.Checkpoint(["a"]).load_boxes_into(["x"], [0], [32], [1], [t])',
-    "Checkpoint.load_recipe_into": 'classes.Checkpoint(["a"]).load_recipe_into(["y"], ["y = x"], [], [], [], [t])',
+    "Checkpoint.load_into regions": 'classes.Checkpoint(["a"]).load_into(["x"], [t], ([0], [32], [1]))',
+    "Checkpoint.load_into rules": 'classes.Checkpoint(["a"]).load_into(["y"], [t], rules=["y = x"])',
     "Checkpoint.load_views_into": "classes.Checkpoint.load_views_into([classes.Checkpoint(['a'])], STORED, [], [t])",
     "Checkpoint.load_views_into held": "classes.Checkpoint.load_views_into([], HELD, [t], [key.clone()])",
     "Source.read": 'classes.Source("a").read(0, t)',
@@ -97,7 +97,7 @@ CALLS = {
 
 NAMES_TENSOR = {
     "Writer.write",
-    "Writer.write_hashed",
+    "Writer.write with a kind",
     "Memory.check",
     "Memory.copy",
     "fst.save_file",
@@ -173,7 +173,7 @@ def test_tensors_without_memory_are_errors(fork_python):
     for (call, kind), result in results.items():
         # The bytes of quantized tensors can be read.
         if call not in MAY_SUCCEED and (call in NAMES_TENSOR or "quantized" not in kind):
-            assert result != "done" or (call, kind) == ("Writer.write_hashed", "meta"), (call, kind)
+            assert result != "done" or (call, kind) == ("Writer.write with a kind", "meta"), (call, kind)
             if call in NAMES_TENSOR and kind not in ("meta", "jagged", "vmap"):
                 assert 'tensor "x": ' in result, (call, kind)
     assert "memory of its own; for a DTensor, pass the local tensor" in results["Checkpoint.load_into", "wrapper"]

@@ -39,14 +39,14 @@ class Operators(torch.nn.Module):
     @torch.jit.export
     def corners(self) -> list[torch.Tensor]:
         checkpoint = torch.classes.fst.Checkpoint([self.path])
-        boxes = checkpoint.load_boxes(checkpoint.names(), [0, 0, 1], [3, 2, 2], [2, 2, 3])
+        boxes = checkpoint.load(checkpoint.names(), ([0, 0, 1], [3, 2, 2], [2, 2, 3]))
         return boxes + torch.ops.fst.load_boxes([self.path], ["bias"], [0], [2], [4])
 
     @torch.jit.export
     def transposed(self) -> list[torch.Tensor]:
         rules = ["w = transpose(weight, 0, 1)"]
         checkpoint = torch.classes.fst.Checkpoint([self.path])
-        part = checkpoint.load_recipe(["w"], rules, [1, 0], [2, 2], [1, 4])
+        part = checkpoint.load(["w"], ([1, 0], [2, 2], [1, 4]), rules=rules)
         return part + torch.ops.fst.load_recipe([self.path], ["w"], rules)
 
     @torch.jit.export
@@ -54,7 +54,7 @@ class Operators(torch.nn.Module):
         checkpoint = torch.classes.fst.Checkpoint([self.path])
         return torch.ops.fst.load_tensors(
             [self.path], ["weight", "weight"], patterns=["w*"], dtypes=[torch.float16]
-        ) + checkpoint.load_tensors(["weight"], torch.device("cpu"), torch.float64, ["w*"], [-1])
+        ) + checkpoint.load(["weight"], None, torch.device("cpu"), torch.float64, ["w*"], [-1])
 
     @torch.jit.export
     def fill(self, weight: torch.Tensor) -> None:

@@ -214,7 +214,7 @@ def test_outputs_on_a_gpu_load_ahead_on_their_own_stream(monkeypatch):
 
         is_full = True
 
-        def load_tensors(self, names, device, **_):
+        def load(self, names, regions, device, **_):
             if device.type == "meta":
                 return [torch.empty(4, device="meta") for _ in names]
             [number] = map(int, names)

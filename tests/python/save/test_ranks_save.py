@@ -51,9 +51,9 @@ def exchange(plan, saves):
         for rank, save in enumerate(saves):
             save.unpack(window, torch.cat([of_sender[rank] for of_sender in parts]))
     hashes = [save.hashes() for save in saves]
-    assert plan.has_digests() == any(bytes_.numel() > 0 for bytes_ in hashes)
+    assert plan.has_digests() == any(hashes)
     if plan.has_digests():
-        saves[0].seal(torch.cat(hashes[1:]))
+        saves[0].seal(hashes[1:])
     for save in saves:
         save.finish()
 

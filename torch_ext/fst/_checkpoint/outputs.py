@@ -51,64 +51,36 @@ class Outputs:
 
     def entry(self, name: str) -> tuple[str, list[int], int, int, int]:
         dtype, shape, _ = self._output(name)
-        [like] = self.load_tensors([name], _META)
+        [like] = self.load([name], None, _META)
         return dtype, shape, like.nbytes, 0, -1
 
-    def load_tensors(self, names: Sequence[str], device: _Device = _CPU, **options: Any) -> list[Tensor]:
-        return self._load(names, ([], [], []), device, **options)
-
-    def load_boxes(
+    def load(
         self,
         names: Sequence[str],
-        starts: Sequence[int],
-        lengths: Sequence[int],
-        steps: Sequence[int],
+        regions: FlatRegions | None = None,
         device: _Device = _CPU,
+        *,
+        dims: Sequence[int] | None = None,
         **options: Any,
     ) -> list[Tensor]:
-        return self._load(names, (list(starts), list(lengths), list(steps)), device, **options)
-
-    def load_slices(
-        self,
-        names: Sequence[str],
-        dims: Sequence[int],
-        starts: Sequence[int],
-        lengths: Sequence[int],
-        device: _Device = _CPU,
-        **options: Any,
-    ) -> list[Tensor]:
-        if len({len(names), len(dims), len(starts), len(lengths)}) > 1:
-            raise ValueError(f"{len(names)} names, but other numbers of dims, starts or lengths; give one for each")
-        regions: FlatRegions = ([], [], [])
-        for name, dim, start, length in zip(names, dims, starts, lengths, strict=True):
-            shape = self._output(name)[1]
-            if not -len(shape) <= dim < len(shape):
-                raise ValueError(f'output "{name}" of shape {shape} has no dimension {dim}')
-            sliced = dim % len(shape)
-            for each, size in enumerate(shape):
-                regions[0].append(start if each == sliced else 0)
-                regions[1].append(length if each == sliced else size)
-                regions[2].append(1)
-        return self._load(names, regions, device, **options)
+        if regions is not None and dims is not None:
+            regions = self._sliced(names, dims, *regions[:2])
+        return self._core.load(names, regions, device, rules=self._rules, **options)
 
     def load_region(
         self, name: str, ranges: Sequence[int] = (), device: _Device = _CPU, is_mapped: bool = True
     ) -> Tensor:
-        regions = list(ranges[0::3]), list(ranges[1::3]), list(ranges[2::3])
-        return self._load([name], regions, device, is_mapped=is_mapped)[0]
+        regions = (list(ranges[0::3]), list(ranges[1::3]), list(ranges[2::3])) if ranges else None
+        return self.load([name], regions, device, is_mapped=is_mapped)[0]
 
-    def load_into(self, names: Sequence[str], out: Sequence[Tensor], is_cast: bool = True) -> None:
-        self._core.load_recipe_into(names, self._rules, [], [], [], out, is_cast)
-
-    def load_boxes_into(
+    def load_into(
         self,
         names: Sequence[str],
-        starts: Sequence[int],
-        lengths: Sequence[int],
-        steps: Sequence[int],
         out: Sequence[Tensor],
+        regions: FlatRegions | None = None,
+        is_cast: bool = True,
     ) -> None:
-        self._core.load_recipe_into(names, self._rules, starts, lengths, steps, out, True)
+        self._core.load_into(names, out, regions, is_cast, self._rules)
 
     def stream(
         self,
@@ -140,16 +112,28 @@ class Outputs:
     def headers(self) -> Tensor:
         return self._core.headers()
 
-    def texts(self) -> list[tuple[str, dict[str, str]]]:
-        return self._core.texts()
-
     def _output(self, name: str) -> tuple[str, list[int], list[str]]:
         if name not in self._outputs:
-            self._load([name], ([], [], []), _META)
+            self.load([name], None, _META)
         return self._outputs[name]
 
-    def _load(self, names: Sequence[str], regions: FlatRegions, device: _Device, **options: Any) -> list[Tensor]:
-        return self._core.load_recipe(names, self._rules, *regions, device, **options)
+    def _sliced(
+        self, names: Sequence[str], dims: Sequence[int], starts: Sequence[int], lengths: Sequence[int]
+    ) -> FlatRegions:
+        """Returns the index regions of slices along one dimension of each output."""
+        if len({len(names), len(dims), len(starts), len(lengths)}) > 1:
+            raise ValueError(f"{len(names)} names, but other numbers of dims, starts or lengths; give one for each")
+        regions: FlatRegions = ([], [], [])
+        for name, dim, start, length in zip(names, dims, starts, lengths, strict=True):
+            shape = self._output(name)[1]
+            if not -len(shape) <= dim < len(shape):
+                raise ValueError(f'output "{name}" of shape {shape} has no dimension {dim}')
+            sliced = dim % len(shape)
+            for each, size in enumerate(shape):
+                regions[0].append(start if each == sliced else 0)
+                regions[1].append(length if each == sliced else size)
+                regions[2].append(1)
+        return regions
 
 
 class OutputLoader:
@@ -178,10 +162,7 @@ class OutputLoader:
     ) -> None:
         self._outputs, self._options = outputs, options
         names = [name for _, name in sorted(items)]
-        if regions is None:
-            likes = outputs.load_tensors(names, _META, **options)
-        else:
-            likes = outputs.load_boxes(names, *regions, _META, **options)
+        likes = outputs.load(names, regions, _META, **options)
         # Where the numbers of each region begin.
         self._begins = [0, *accumulate(like.dim() for like in likes)]
         self._regions = regions
@@ -239,12 +220,12 @@ class OutputLoader:
     def _load(self, batch: _Items) -> _Batch:
         positions, names = [position for position, _ in batch], [name for _, name in batch]
         begins, regions, options = self._begins, self._regions, self._options
-        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            if regions is None:
-                return positions, names, self._outputs.load_tensors(names, self._device, **options)
+        if regions is not None:
             parts = [slice(begins[position], begins[position + 1]) for position in positions]
             starts, lengths, steps = ([number for part in parts for number in numbers[part]] for numbers in regions)
-            return positions, names, self._outputs.load_boxes(names, starts, lengths, steps, self._device, **options)
+            regions = (starts, lengths, steps)
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            return positions, names, self._outputs.load(names, regions, self._device, **options)
 
     def close(self) -> None:
         """Ends the load and frees the outputs that were not returned."""

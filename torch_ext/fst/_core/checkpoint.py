@@ -148,7 +148,7 @@ class Checkpoint(CoreObject, Loads):
 
     def metadata(self) -> list[tuple[str, dict[str, str]]]:
         """Returns the path and the metadata of each file that has metadata."""
-        return self._object.texts()
+        return [(path, texts) for path, texts in self.call("texts")]
 
     def tensor_info(self, name: str) -> TensorInfo:
         """Returns the header entry of a tensor."""
@@ -202,8 +202,22 @@ class Checkpoint(CoreObject, Loads):
         names = self.names()
         return dict(zip(names, self.load_tensors(names, device, dtype), strict=True))
 
+    def load_tensors(self, names: Sequence[str], device: Device, dtype: CastDtype = None) -> list[Tensor]:
+        return self._run("load", names, None, device, **dtype_arguments(dtype))
+
+    def load_slices(
+        self, names: Sequence[str], slices: Sequence[Sequence[int]], device: Device, dtype: CastDtype = None
+    ) -> list[Tensor]:
+        dims, starts, lengths = slices
+        return self._run("load", names, (starts, lengths, []), device, dims=dims, **dtype_arguments(dtype))
+
+    def load_boxes(
+        self, names: Sequence[str], regions: Sequence[Sequence[IndexRange]], device: Device, dtype: CastDtype = None
+    ) -> list[Tensor]:
+        return self._run("load", names, flatten(regions), device, **dtype_arguments(dtype))
+
     def overwrite(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
-        self._run("load_into", names, out, False)
+        self._run("load_into", names, out, None, False)
 
     def load_region(
         self, name: str, region: Sequence[IndexRange] | None, device: Device, is_mapped: bool = True
@@ -221,7 +235,7 @@ class Checkpoint(CoreObject, Loads):
 
     def load_copies(self, names: Sequence[str], device: Device) -> list[Tensor]:
         """Loads named tensors into memory of their own: none is a view of a mapped file."""
-        return self._run("load_tensors", names, device, is_mapped=False)
+        return self._run("load", names, None, device, is_mapped=False)
 
     def load_into(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
         """Overwrites existing tensors of the stored shapes, with the casts of `Tensor.copy_`."""
@@ -231,7 +245,7 @@ class Checkpoint(CoreObject, Loads):
         self, names: Sequence[str], regions: Sequence[Sequence[IndexRange]], out: Sequence[Tensor]
     ) -> None:
         """Overwrites existing tensors of the regions' shapes, with the casts of `Tensor.copy_`."""
-        self._run("load_boxes_into", names, *flatten(regions), out)
+        self._run("load_into", names, out, flatten(regions))
 
     def recipe(self, rules: Sequence[str], strict: bool = False) -> tuple[list[RecipeOutput], list[str]]:
         """Returns the outputs of rules, and the names of the tensors that no rule reads. Reads no data.
@@ -251,8 +265,8 @@ class Checkpoint(CoreObject, Loads):
         is_mapped: bool = True,
     ) -> list[Tensor]:
         """Loads named outputs of rules, or an index region of each."""
-        options = {"is_mapped": is_mapped, **dtype_arguments(dtype)}
-        return self._run("load_recipe", names, rules, *_flat_regions(regions), device, **options)
+        options = {"is_mapped": is_mapped, "rules": rules, **dtype_arguments(dtype)}
+        return self._run("load", names, None if regions is None else flatten(regions), device, **options)
 
     def load_recipe_into(
         self,
@@ -262,7 +276,7 @@ class Checkpoint(CoreObject, Loads):
         regions: Sequence[Sequence[IndexRange]] | None = None,
     ) -> None:
         """Overwrites existing tensors with outputs of rules or regions of them, with the casts of `Tensor.copy_`."""
-        self._run("load_recipe_into", names, rules, *_flat_regions(regions), out)
+        self._run("load_into", names, out, None if regions is None else flatten(regions), rules=rules)
 
     def stream(
         self,
@@ -321,10 +335,6 @@ def load_views_into(
     torch.classes.fst.Checkpoint.load_views_into(cores, json.dumps(views, separators=(",", ":")), list(held), list(out))
     for checkpoint in checkpoints:
         checkpoint.warn_of_unverified()
-
-
-def _flat_regions(regions: Sequence[Sequence[IndexRange]] | None) -> FlatRegions:
-    return ([], [], []) if regions is None else flatten(regions)
 
 
 @methods_translate_errors

@@ -25,7 +25,8 @@ class Writer(CoreObject):
     Args:
         path: The file or URL.
         metadata: Text for the header.
-        tensorizer: Whether to write tensorizer's format, which has no metadata, with `write_hashed`.
+        tensorizer: Whether to write tensorizer's format, which has no metadata. `write` takes the kind of a tensor and
+            the index of its module then.
         key: The key of an encrypted file in either format.
     """
 
@@ -246,7 +247,6 @@ class CheckpointSave(CoreObject):
         self.call("abandon")
 
 
-@methods_translate_errors
 class RanksSave(CoreObject):
     """Execution of a save plan by one rank. The calls are ordered on the stream that was current when it was created.
 
@@ -271,17 +271,25 @@ class RanksSave(CoreObject):
         # Parts of objects that this rank has sent: file, index and id. Known after `finish`.
         self.sent_parts: list[tuple[int, int, str]] = []
 
+    def hashes(self) -> bytes:
+        """Returns the hashes of what the rank has written, as text. Empty if no file has digests."""
+        return self.call("hashes").encode()
+
+    def seal(self, hashes: Sequence[bytes]) -> None:
+        """Writes the headers of files with digests, given the hashes of all other ranks. Only rank 0 does so."""
+        self.call("seal", [text.decode() for text in hashes])
+
     def finish(self) -> None:
         """Flushes what the rank has written to the disk, and closes the files."""
-        self.sent_parts = json.loads(self._object.finish())
+        self.sent_parts = [(file, index, part) for file, index, part in self.call("finish")]
 
 
 @methods_translate_errors
 class FileSave(CoreObject):
     """Save of one file whose tensors are known at the start, and whose values come in parts.
 
-    `append` takes the next values of the file: contiguous tensors on the CPU. `finish` gives the file its name, and
-    `abandon` or the deletion of this object discards it otherwise.
+    `append` takes the next values of the file: contiguous tensors on the CPU. `close` gives the file its name, and
+    `close(True)` or the deletion of this object discards it.
 
     Args:
         path: The file or URL.

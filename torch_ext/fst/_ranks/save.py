@@ -13,6 +13,7 @@ from fst._core.arguments import Digests, digests_of
 from fst._core.classes import CheckpointSave, RanksSave, SavePlan
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
+from fst._core.messages import bytes_to_tensor, tensor_to_bytes
 from fst._core.urls import is_remote, local_path_of, without_secrets
 from fst._ranks.agreement import check_equal, comparable, list_ranks
 from fst._ranks.descriptions import Description, digest, merge, unite
@@ -173,11 +174,11 @@ class GroupCheckpoint:
         hashes: list[Tensor] = []
         if has_digests:
             # Only the rank with the headers needs them.
-            hashes = group.gather(group.run_on_all(save.hashes))
+            hashes = group.gather(bytes_to_tensor(group.run_on_all(save.hashes)))
 
         def finish() -> tuple[None, bytes]:
             if has_digests and group.rank == 0:
-                save.seal(torch.cat(hashes[1:] or [torch.empty(0, dtype=torch.uint8, device=_CPU)]))
+                save.seal([tensor_to_bytes(each) for each in hashes[1:]])
             save.finish()
             return None, json.dumps(save.sent_parts).encode()
 

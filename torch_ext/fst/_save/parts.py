@@ -41,9 +41,9 @@ def write_parts(
                 assert isinstance(pending, Future)
                 save.append([part.contiguous() for part in pending.result()])
                 del pending
-        save.finish()
+        save.close()
     finally:
-        save.abandon()
+        save.close(True)
 
 
 def _batches(

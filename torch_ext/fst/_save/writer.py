@@ -83,4 +83,4 @@ class Writer:
         if kind is None:
             self.close()
         else:
-            self._writer.abandon()
+            self._writer.close(True)

@@ -180,7 +180,7 @@ class TensorSerializer:
             if self._is_safetensors:
                 self._writer.write(name, torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor)
             else:
-                self._writer.write_hashed(name, _on_host(name, tensor), int(kind), module)
+                self._writer.write(name, _on_host(name, tensor), (int(kind), module))
         except BaseException:
             remove(self._written, path)
             raise
@@ -193,10 +193,7 @@ class TensorSerializer:
         writer, self._writer = self._writer, None
         is_copied = False
         try:
-            if is_complete:
-                writer.close()
-            else:
-                writer.abandon()
+            writer.close(not is_complete)
             if self._target is not None and is_complete:
                 with open(self._path, "rb") as written:
                     shutil.copyfileobj(written, self._target)
