@@ -20,7 +20,7 @@ fn main() -> Result<()> {
     // Apart from the empty libraries, because fst-tch searches this directory.
     let archives = out.join("archives");
     println!("cargo:archives={}", archives.display());
-    let mut compiler = compile::compiler("..", &torch, &["rust/bridge.rs", "rust/bridge/types.rs"])?;
+    let mut compiler = compile::compiler("..", &torch, &compile::BRIDGES)?;
     compiler.files(compile::units("..")?);
     compiler.out_dir(&archives).cargo_metadata(false).compile("fst_torch");
     // Programs in Rust have this file from cxx.

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
+/// Bridges to the core.
+pub const BRIDGES: [&str; 2] = ["rust/bridge.rs", "rust/bridge/types.rs"];
+
 /// Files of the layer.
 pub const SOURCES: [&str; 25] = [
     "csrc/cast.cpp",

@@ -6,7 +6,7 @@ mod compile;
 mod environment;
 
 use anyhow::{Context, Result, ensure};
-use compile::{TORCH_LIBRARIES, Torch, units};
+use compile::{BRIDGES, TORCH_LIBRARIES, Torch, units};
 use environment::out_dir;
 use std::path::{Path, PathBuf};
 use std::{env, fs, iter};
@@ -52,7 +52,7 @@ fn build() -> Result<()> {
 /// Writes `compile_commands.json` for clang-tidy, and the headers of the cxx bridges that it needs, to cargo's target
 /// directory. Compiles nothing.
 fn write_compile_commands() -> Result<()> {
-    let compiler = compiler(&Torch::find()?, &["rust/bridge.rs", BRIDGE])?;
+    let compiler = compiler(&Torch::find()?, &[&BRIDGES[..], &[BRIDGE]].concat())?;
     let out = out_dir()?;
     // OUT_DIR is TARGET/PROFILE/build/PACKAGE/out.
     let target = out.ancestors().nth(4).context("OUT_DIR is not in a target directory")?;
