@@ -16,10 +16,10 @@ SOURCES = sorted(path for path in RUST.rglob("*.rs") if not path.is_relative_to(
 CXX_SOURCES = sorted(path for path in (CHECKOUT / "csrc").rglob("*") if path.suffix in {".h", ".cpp", ".cu"})
 SUFFIXES = {".py", ".rs", ".toml", ".txt", ".cpp", ".h", ".cu"}
 # Lines of all files of a folder with these suffixes.
-MAX_LINES = {"rust": 48_650, "csrc": 7_350, "torch_ext": 25_400, "tests": 53_700, "benches": 9_600}
-CXX_LINES_MAX = 5_800
+MAX_LINES = {"rust": 49_100, "csrc": 7_350, "torch_ext": 25_600, "tests": 54_700, "benches": 9_950}
+CXX_LINES_MAX = 5_720
 # Functions between Rust and C++, operators, and methods of script classes.
-BORDER_MAX = (117, 32, 76)
+BORDER_MAX = (100, 33, 65)
 PYTHON_SOURCES = sorted((CHECKOUT / "torch_ext").rglob("*.py"))
 
 
