@@ -222,17 +222,23 @@ def test_failure_keeps_the_old_object(proxy, s3, request_text, save):
 
 def test_abort_waits_for_parts_in_progress(proxy, s3):
     """A service would keep a part that arrives after the abort."""
-    ended = []
+    has_begun, ended = threading.Event(), []
 
     def rule(method, path):
         if "partNumber" in path:
+            has_begun.set()
             time.sleep(0.1)
         if "uploadId" in path:
             ended.append(method)
 
+    def tensors():
+        yield from large().items()
+        assert has_begun.wait(30)
+        yield "a", torch.ones(2)
+
     proxy.rule = rule
     with pytest.raises(ValueError, match="given twice"):
-        write_all([*large().items(), ("a", torch.ones(2))], s3.url("abandoned"))
+        write_all(tensors(), s3.url("abandoned"))
     assert (set(ended), ended.index("DELETE")) == ({"PUT", "DELETE"}, len(ended) - 1)
 
 
