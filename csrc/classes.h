@@ -3,10 +3,6 @@
 
 #include <torch/library.h>
 
-#include <string>
-
-#include "checkpoint.h"
-
 namespace fst {
 
 // Registers all script classes. Operators with such classes in their schemas are defined afterwards.

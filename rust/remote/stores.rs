@@ -109,10 +109,9 @@ pub struct Failure {
 pub enum FailureClass {
     /// The connection or the server failed: the request is repeated.
     Transient,
-    /// The port of the server refuses connections: the request is repeated, a few times if it is the first one.
-    Refused,
-    /// The answer is not one of HTTP: the request is repeated, a few times if it is the first one.
-    Garbled,
+    /// The port refuses connections, or does not answer with HTTP: the request is repeated, a few times if it is the first
+    /// one.
+    NoServer,
     /// The service asks for fewer requests, perhaps after a pause.
     RateLimited(Option<Duration>),
     /// No object has this name.
@@ -166,10 +165,7 @@ impl Failure {
 
     /// Returns whether the same request may succeed later.
     pub fn is_transient(&self) -> bool {
-        matches!(
-            self.class,
-            FailureClass::Transient | FailureClass::Refused | FailureClass::Garbled | FailureClass::RateLimited(_)
-        )
+        matches!(self.class, FailureClass::Transient | FailureClass::NoServer | FailureClass::RateLimited(_))
     }
 
     /// Returns the error for a caller.
@@ -180,8 +176,7 @@ impl Failure {
             FailureClass::Changed => Kind::SourceChanged,
             FailureClass::Invalid => Kind::InvalidArgument,
             FailureClass::Transient
-            | FailureClass::Refused
-            | FailureClass::Garbled
+            | FailureClass::NoServer
             | FailureClass::RateLimited(_)
             | FailureClass::Permanent => Kind::Io,
         };

@@ -152,16 +152,13 @@ impl Opened {
 
 /// Builds a store with these settings. Requests are repeated in [`crate::remote::transfer::retry`], which counts them.
 macro_rules! build {
-    ($builder:expr, $transport:expr, $url:expr, $advice:expr) => {
+    ($builder:expr, $transport:expr, $url:expr) => {
         $builder
             .with_client_options(ClientOptions::new().with_allow_http(true))
             .with_retry(RetryConfig { max_retries: 0, ..RetryConfig::default() })
             .with_http_connector(Codes($transport))
             .build()
-            .map_err(|error| {
-                let message = format!("the store cannot be opened: {error}{}", $advice);
-                Error::new(Kind::InvalidArgument, message).at($url)
-            })
+            .map_err(|error| Error::new(Kind::InvalidArgument, format!("the store cannot be opened: {error}")).at($url))
     };
 }
 
@@ -220,7 +217,7 @@ fn s3(
     if let Some(region) = region {
         builder = builder.with_region(region);
     }
-    build!(with_rules_of_aws(builder, location.host()).with_bucket_name(location.host()), transport, url, "")
+    build!(with_rules_of_aws(builder, location.host()).with_bucket_name(location.host()), transport, url)
 }
 
 fn endpoint_of(builder: &AmazonS3Builder) -> Option<String> {
@@ -280,7 +277,7 @@ fn gcs(
         let unsigned = GcpCredential { bearer: String::new() };
         builder = builder.with_credentials(Arc::new(StaticCredentialProvider::new(unsigned)));
     }
-    build!(builder.with_bucket_name(location.host()), transport, url, "")
+    build!(builder.with_bucket_name(location.host()), transport, url)
 }
 
 fn azure(
@@ -298,11 +295,11 @@ fn azure(
     }
     let set = from_environment("AZURE_").chain(from_settings(settings, url)?);
     let builder = set.fold(builder, |builder, (key, value)| builder.with_config(key, value));
-    let advice = match builder.get_config_value(&AzureConfigKey::AccountName) {
-        Some(_) => "",
-        None => "; set AZURE_STORAGE_ACCOUNT_NAME, or account_name with fst.storage.configure",
-    };
-    build!(builder.with_url(url), transport, url, advice)
+    let has_account = builder.get_config_value(&AzureConfigKey::AccountName).is_some();
+    build!(builder.with_url(url), transport, url).map_err(|error| match has_account {
+        true => error,
+        false => error.note("set AZURE_STORAGE_ACCOUNT_NAME, or account_name with fst.storage.configure"),
+    })
 }
 
 /// Applies a connection string of Azure: `AccountName=...;AccountKey=...;BlobEndpoint=...`.

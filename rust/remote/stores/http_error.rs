@@ -103,10 +103,10 @@ pub fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
     if text.ends_with(" parsed") || text == "message head is too large" {
         let message =
             format!("the server does not answer with HTTP ({text}); check the scheme and the port of the URL");
-        return Failure::new(FailureClass::Garbled, message);
+        return Failure::new(FailureClass::NoServer, message);
     }
     let is_refused = last.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::ConnectionRefused);
-    let class = if is_refused { FailureClass::Refused } else { FailureClass::Transient };
+    let class = if is_refused { FailureClass::NoServer } else { FailureClass::Transient };
     Failure::new(class, format!("the connection failed: {text}"))
 }
 

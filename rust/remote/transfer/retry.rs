@@ -12,7 +12,7 @@ use tokio::time::Instant;
 pub const ATTEMPTS_MAX: usize = 8;
 /// Number of times if the port of the server refuses connections or is not one of HTTP, and nothing of the object has
 /// arrived.
-const REFUSED_ATTEMPTS_MAX: usize = 4;
+const NO_SERVER_ATTEMPTS_MAX: usize = 4;
 /// Time after which a request is not repeated any more.
 const DEADLINE: Duration = Duration::from_secs(300);
 /// Pause before the first repetition. Each further one is twice as long.
@@ -68,9 +68,8 @@ impl<'a> Attempts<'a> {
             pause = pause.max(stated.unwrap_or_default());
         }
         // No server of the object is there. One that was lost in the middle of an object may be starting again.
-        let is_absent = matches!(failure.class, FailureClass::Refused | FailureClass::Garbled)
-            && reached.is_none_or(|reached| reached == 0);
-        let attempts_max = if is_absent { REFUSED_ATTEMPTS_MAX } else { ATTEMPTS_MAX };
+        let is_absent = failure.class == FailureClass::NoServer && reached.is_none_or(|reached| reached == 0);
+        let attempts_max = if is_absent { NO_SERVER_ATTEMPTS_MAX } else { ATTEMPTS_MAX };
         if self.failed >= attempts_max || self.begin.elapsed() + pause > DEADLINE {
             let failed = self.failed;
             let message = format!("{} ({failed} requests failed; the last one is described)", failure.message);
