@@ -69,7 +69,7 @@ def markdown(records: Mapping[str, Mapping[str, Any]]) -> str:
             machines |= dict.fromkeys(line.partition(", Linux")[0] for line in record["machine"])
         lines += [f"## {section}\n", *text.table(["", "fst", "bound", "result"], rows)] if rows else []
     lines += ["## Runs\n", *text.table(["part", "date", "commit", "rounds", "command"], runs)]
-    return "\n".join([*lines, *(f"- {line}" for line in machines)]) + "\n"
+    return "\n".join([*lines, f"Machines: {'; '.join(line.rstrip('.') for line in machines)}."]) + "\n"
 
 
 def write_report(results: Path, out: Path) -> None:
