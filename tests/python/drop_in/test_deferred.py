@@ -10,7 +10,7 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.checkpoint import load_views_into
 from fst._core.memory import Memory
 from fst._deferred.dequantize import record_scaled
-from fst._deferred.tensor import DeferredTensor, NotRecordedError, load_deferred
+from fst._deferred.tensor import DeferredTensor, NotRecordedError, UnsavedTensor, load_deferred
 from fst._deferred.view import Held, Stored, View
 from rawfile import assert_same
 
@@ -64,19 +64,27 @@ def step(draw, tensor):
         "twice": lambda value: torch.cat([value, value], dim),
         "stack": lambda value: torch.stack([value, value.clone(), value], dim),
         "expand": lambda value: value.unsqueeze(0).expand(2, *value.shape),
+        "squeeze": lambda value: value.squeeze(dim),
+        "stack of one": lambda value: torch.stack([value], dim),
     }
     if tensor.dim() > 1:
         operators["select"] = lambda value: value.select(dim, begin)
     return operators[draw(st.sampled_from([*operators]))]
 
 
+def held(tensor, kind=DeferredTensor):
+    meta = torch.empty_like(tensor, device="meta")
+    return kind(View(meta, Held(meta, tensor), tensor), CPU)
+
+
 @given(st.data())
 def test_recorded_operators_give_the_same_values(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("deferred") / "model.safetensors"
-    expected, found = stored(path, [data.draw(SHAPES)], data.draw(st.sampled_from(DTYPES)))
-    expected, found = expected[0], found[0]
+    [expected], [found] = stored(path, [data.draw(SHAPES)], data.draw(st.sampled_from(DTYPES)))
+    if data.draw(st.booleans()):
+        found = held(expected, UnsavedTensor)
     for _ in range(data.draw(st.integers(1, 6))):
-        if expected.numel() > 1 << 14:
+        if expected.numel() > 1 << 14 or not expected.dim():
             break
         operator = step(data.draw, expected)
         expected, found = operator(expected), operator(found)
@@ -91,15 +99,29 @@ def test_views_of_several_checkpoints_and_of_memory(tmp_path):
     (first, _), (found_first, _) = stored(tmp_path / "first.safetensors", [(4, 6), (2,)])
     (_, second), (_, found_second) = stored(tmp_path / "second.safetensors", [(3,), (4, 6)], torch.bfloat16)
     memory = torch.randn(4, 6)
-    meta = torch.empty(4, 6, device="meta")
-    held = DeferredTensor(View(meta, Held(meta, memory)), CPU)
+    found_memory = held(memory)
 
     def joined(*tensors):
         return torch.cat([tensor.t().float() for tensor in tensors], 1)[1:].half().double()
 
     # The second half of a tensor begins inside its storage.
-    [loaded] = load_deferred([joined(found_first, found_second, held, found_second)])
+    [loaded] = load_deferred([joined(found_first, found_second, found_memory, found_second)])
     assert_same(loaded, joined(first, second, memory, second))
+
+
+STRIDED = {
+    "as_strided": lambda tensor: tensor.as_strided((3, 2), (1, 6)),
+    "reshape": lambda tensor: tensor.reshape(3, 2, 4),
+    "reshape_alias": lambda tensor: torch.ops.aten._reshape_alias(tensor, (3, 2, 4), (8, 4, 1)),
+}
+
+
+@pytest.mark.parametrize("view", STRIDED)
+def test_strides_of_copies_in_memory(view):
+    """A copy that was not made has other strides than its source."""
+    memory = torch.randn(4, 6)
+    [loaded] = load_deferred([STRIDED[view](held(memory, UnsavedTensor).t().contiguous())])
+    assert_same(loaded, STRIDED[view](memory.t().contiguous()))
 
 
 def test_views_outside_of_tensors_are_refused(tmp_path):

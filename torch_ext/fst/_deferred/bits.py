@@ -42,7 +42,7 @@ def without_bits(base: Any) -> Any:
 
 def view_bits(tensor: DeferredTensor, dtype: torch.dtype) -> DeferredTensor:
     """Records a view of the bits as another dtype."""
-    meta, base = tensor.source
+    meta, base, _ = tensor.source
     view = VIEW_AS_DTYPE(meta, dtype)
     known = base if isinstance(base, Bits) else Bits(view, base)
     # pyrefly: ignore[bad-argument-type]

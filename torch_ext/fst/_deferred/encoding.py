@@ -33,7 +33,7 @@ class Encoder:
         return {"bases": self._bases, "views": encoded}
 
     def _view(self, view: View) -> Any:
-        meta, base = view
+        meta, base, _ = view
         number = self._known.get(id(base))
         if number is None:
             encoded = self._base(base)

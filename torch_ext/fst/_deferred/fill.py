@@ -8,7 +8,7 @@ from torch import Tensor
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._deferred.encoding import write_views
 from fst._deferred.region import region_of
-from fst._deferred.view import Dequantized, Held, Joined, Stored, View, in_memory, inverse_order, stride_order
+from fst._deferred.view import Dequantized, Held, Joined, Stored, View, inverse_order, stride_order
 
 
 @torch.no_grad()
@@ -26,8 +26,8 @@ def load_views(views: Sequence[View], devices: Sequence[torch.device]) -> list[T
     whole: dict[tuple[OpenCheckpoint, torch.device], list[tuple[int, str]]] = {}
     rest: list[int] = []
     for index, (view, device) in enumerate(zip(views, devices, strict=True)):
-        if (held := in_memory(view)) is not None and held.device == device:
-            tensors[index] = held
+        if view.values is not None and view.values.device == device:
+            tensors[index] = view.values
         elif isinstance(view.base, Stored) and view.is_whole():
             whole.setdefault((view.base.checkpoint, device), []).append((index, view.base.name))
         elif isinstance(view.base, Stored) and device.type == "cpu":

@@ -1,6 +1,8 @@
 """Tensors that record what is done with them."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -13,6 +15,8 @@ _CAT, _STACK = torch.ops.aten.cat.default, torch.ops.aten.stack.default
 _COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 # Its schema does not say that it is a view.
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+# Views whose arguments are strides.
+_AS_STRIDED, _RESHAPE_ALIAS = torch.ops.aten.as_strided.default, torch.ops.aten._reshape_alias.default
 
 
 class NotRecordedError(Exception):
@@ -65,12 +69,8 @@ class DeferredTensor(Tensor):
 class _Memory:
     """Memory that a new tensor would have, with what programs ask of a storage."""
 
-    def __init__(self, tensor: Tensor, device: torch.device) -> None:
-        self.device, self._tensor = device, tensor
-
-    def untyped_storage(self) -> "_Memory":
-        """Returns the memory, as a tensor does."""
-        return self
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
 
     def data_ptr(self) -> int:
         """Returns a number that no other memory has, and no address."""
@@ -82,27 +82,19 @@ class _Memory:
 
 
 class UnsavedTensor(DeferredTensor):
-    """Deferred tensor of which programs ask whether it shares memory with others, before they save it.
+    """Deferred tensor of which programs ask whether it shares memory with others, before they save it."""
 
-    Attributes:
-        memory: The memory of which it would be a view.
-    """
+    # pyrefly: ignore[bad-override]
+    def untyped_storage(self) -> Any:
+        """Returns the storage of which it would be a view, or what programs ask of one."""
+        base = self.source.base
+        return base.tensor.untyped_storage() if isinstance(base, Held) else _Memory(base.meta)
 
-    memory: "Tensor | _Memory"
-
-    def __init__(self, source: View, device: torch.device) -> None:
-        base = source.base
-        self.memory = base.tensor if isinstance(base, Held) else _Memory(base.meta, device)
-
-    # Programs look through tensors that have both.
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        """Returns the names of the tensors inside."""
-        return ["memory"], None
-
-    @staticmethod
-    def __tensor_unflatten__(*_: Any) -> "UnsavedTensor":
-        """Raises an error: the values are elsewhere."""
-        raise NotImplementedError("A tensor that is not saved yet cannot be made of others")
+    # A call of the dispatcher takes longer, and transformers calls this for each expert.
+    # pyrefly: ignore[bad-override]
+    def squeeze(self, *dim: Any) -> "UnsavedTensor":
+        """Records the view without dims of one index, as `Tensor.squeeze`."""
+        return UnsavedTensor(self.source.map(lambda tensor: tensor.squeeze(*dim)), self.device)
 
 
 def load_deferred(tensors: Sequence[DeferredTensor]) -> list[Tensor]:
@@ -122,15 +114,23 @@ def record_operator(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) 
 
 
 def _record_view(function: Any, tensor: DeferredTensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    meta, base = tensor.source
+    meta, base, memory = tensor.source
     result = function(meta, *args, **kwargs)
     is_one = isinstance(result, Tensor)
     first = result if is_one else next(iter(result), meta)
     if first.dtype is not meta.dtype or first.is_conj() or first.is_neg():
         # The view interprets the bits in another way.
         return None
+    values: Any = None
+    if memory is not None and function is not _AS_STRIDED:
+        # The strides of a copy permit views that those of the original do not.
+        with suppress(RuntimeError):
+            values = memory.view(args[0]) if function is _RESHAPE_ALIAS else function(memory, *args, **kwargs)
     kind, device = type(tensor), tensor.device
-    return kind(View(result, base), device) if is_one else [kind(View(part, base), device) for part in result]
+    if is_one:
+        return kind(View(result, base, values), device)
+    parts = repeat(None) if values is None else values
+    return [kind(View(part, base, value), device) for part, value in zip(result, parts, strict=False)]
 
 
 def _record_copy(function: Any, tensor: DeferredTensor, kwargs: dict[str, Any]) -> DeferredTensor | None:
@@ -140,11 +140,13 @@ def _record_copy(function: Any, tensor: DeferredTensor, kwargs: dict[str, Any]) 
     meta = function(tensor.source.meta, **{**kwargs, **({"device": "meta"} if "device" in kwargs else {})})
     # A copy may keep the order of the strides.
     order = stride_order(meta)
-    in_memory = meta.permute(order)
-    if not in_memory.is_contiguous():
+    result = meta.permute(order)
+    if not result.is_contiguous():
         return None
-    joined = Joined(in_memory.unsqueeze(0), [tensor.source.permute(order)], is_stack=True)
-    return type(tensor)(View(in_memory.permute(inverse_order(order)), joined), device)
+    source = tensor.source
+    joined = Joined(result.unsqueeze(0), [source.permute(order)], is_stack=True)
+    values = source.values if meta.dtype is source.meta.dtype else None
+    return type(tensor)(View(result.permute(inverse_order(order)), joined, values), device)
 
 
 def _record_join(
@@ -164,7 +166,11 @@ def _record_join(
         meta = function(metas, *args, **kwargs)
     if not meta.is_contiguous():
         return None
-    return type(deferred[0])(View(meta, Joined(meta, sources, dim % meta.dim(), is_stack)), deferred[0].device)
+    dim %= meta.dim()
+    # One tensor is copied.
+    first = sources[0].map(lambda tensor: tensor.unsqueeze(dim)) if is_stack else sources[0]
+    values = first.values if len(sources) == 1 else None
+    return type(deferred[0])(View(meta, Joined(meta, sources, dim, is_stack), values), deferred[0].device)
 
 
 def _joined_meta(metas: Sequence[Tensor], dim: int, is_stack: bool) -> Tensor | None:

@@ -1,13 +1,12 @@
 """Views of tensors that are not loaded yet."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Union
 
 import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._deferred.region import region_of
 
 
 class Stored(NamedTuple):
@@ -63,11 +62,6 @@ class Held(NamedTuple):
     meta: Tensor
     tensor: Tensor
 
-    def part(self, view: Tensor) -> Tensor:
-        """Returns the view whose strides and storage offset a meta tensor has."""
-        offset = self.tensor.storage_offset() + view.storage_offset()
-        return self.tensor.as_strided(view.shape, view.stride(), offset)
-
 
 class Joined(NamedTuple):
     """Views that are copied into one new tensor, side by side.
@@ -91,18 +85,24 @@ class View(NamedTuple):
     Attributes:
         meta: A meta tensor whose strides and storage offset count the elements of `base`.
         base: The tensor.
+        values: A view of a tensor in memory with the same values, perhaps with other strides, or None.
     """
 
     meta: Tensor
     base: Union[Stored, Dequantized, Held, "Joined"]
+    values: Tensor | None = None
 
     def permute(self, dims: Sequence[int]) -> "View":
         """Returns the view with its dims in another order."""
-        return View(self.meta.permute(tuple(dims)), self.base)
+        return self.map(lambda tensor: tensor.permute(tuple(dims)))
 
     def select(self, dim: int, index: int) -> "View":
         """Returns one index of a dim."""
-        return View(self.meta.select(dim, index), self.base)
+        return self.map(lambda tensor: tensor.select(dim, index))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "View":
+        """Returns the view that a function makes, which can view tensors of any strides."""
+        return View(function(self.meta), self.base, None if self.values is None else function(self.values))
 
     def is_whole(self) -> bool:
         """Returns whether the view has all elements of `base` in their order, perhaps in another shape."""
@@ -113,46 +113,6 @@ class View(NamedTuple):
         if not isinstance(self.base, Joined):
             return [self.base]
         return [source for view in self.base.inputs for source in view.sources()]
-
-
-def in_memory(view: View) -> Tensor | None:
-    """Returns a view of a tensor in memory that has the values of a view, or None if there is none."""
-    base = view.base
-    if isinstance(base, Held):
-        return base.part(view.meta)
-    if not isinstance(base, Joined) or not view.meta.numel() or not _is_copy(base):
-        return None
-    [source] = base.inputs
-    if source.meta.dtype != base.meta.dtype:
-        return None
-    meta = source.meta.unsqueeze(base.dim) if base.is_stack else source.meta
-    # One index of the first dims, such as an expert, is found without a region.
-    lead, whole = base.meta.shape[: base.meta.dim() - view.meta.dim()], view.meta.numel()
-    if (*lead, *view.meta.shape) == base.meta.shape and view.meta.is_contiguous():
-        index, remainder = divmod(int(view.meta.storage_offset()), whole)
-        if not remainder:
-            for size, stride in zip(lead, base.meta.stride(), strict=False):
-                meta = meta.select(0, index * whole // stride % size)
-            return in_memory(View(meta, source.base))
-    order = stride_order(view.meta)
-    region = region_of(view.meta.permute(order), base.meta.shape)
-    if region is None:
-        return None
-    part = in_memory(View(region.view(meta), source.base))
-    if part is None:
-        return None
-    # Dims of one index may differ.
-    lengths = [view.meta.shape[dim] for dim in order]
-    fitting = viewed(part, tuple(lengths))
-    return None if fitting is None else fitting.permute(inverse_order(order))
-
-
-def _is_copy(joined: Joined) -> bool:
-    """Returns whether a joined tensor is a copy of a tensor in memory."""
-    base: Stored | Dequantized | Held | Joined = joined
-    while isinstance(base, Joined) and len(base.inputs) == 1:
-        base = base.inputs[0].base
-    return isinstance(base, Held)
 
 
 def stride_order(tensor: Tensor) -> list[int]:

@@ -382,7 +382,7 @@ def _first_deferred(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 def _stored(tensor: DeferredTensor) -> Stored:
     """Returns a stored tensor whose values a deferred tensor has."""
-    meta, base = tensor.source
+    meta, base, _ = tensor.source
     return base.stored if isinstance(base, _Filled) else first_stored(View(meta, without_bits(base)))
 
 

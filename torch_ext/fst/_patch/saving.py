@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fst._deferred.tensor import DeferredTensor, UnsavedTensor, load_deferred
-from fst._deferred.view import Held, View, empty_meta, in_memory
+from fst._deferred.view import Held, View, empty_meta
 from fst._safetensors_api import safetensors_errors
 from fst._save.save import write_file
 from fst._save.writer import Writer
@@ -54,7 +54,7 @@ def save_unsaved(tensors: Any, filename: str | os.PathLike[str], metadata: dict[
     ready: dict[str, Tensor] = {}
     waiting: dict[str, DeferredTensor] = {}
     for name, tensor in tensors.items():
-        values = in_memory(tensor.source) if isinstance(tensor, DeferredTensor) else tensor
+        values = tensor.source.values if isinstance(tensor, DeferredTensor) else tensor
         if values is None:
             waiting[name] = tensor
         else:
@@ -91,14 +91,13 @@ def _held(tensor: Tensor) -> Tensor:
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return tensor
     meta = empty_meta(tensor.shape, tensor.dtype)
-    return UnsavedTensor(View(meta, Held(meta, tensor.detach())), tensor.device)
+    values = tensor.detach()
+    return UnsavedTensor(View(meta, Held(meta, values), values), tensor.device)
 
 
 def _unsaved(tensor: Any) -> Any:
     """Returns the result of a conversion, as a view of the model's memory if it has no copy."""
     if not isinstance(tensor, DeferredTensor):
         return tensor
-    base = tensor.source.base
-    if isinstance(base, Held) and tensor.source.meta.is_contiguous():
-        return base.part(tensor.source.meta)
-    return tensor
+    meta, base, values = tensor.source
+    return values if values is not None and isinstance(base, Held) and meta.is_contiguous() else tensor

@@ -105,7 +105,7 @@ class _Parts(WriteLog):
 def _part(write: Write) -> Part:
     """Returns the part that a copy fills."""
     assert write.source is not None
-    meta, base = write.source
+    meta, base, _ = write.source
     if not isinstance(base, Stored):
         raise NotInPlaceError("load_weights copies values that it has computed")
     whole = base.meta
