@@ -104,6 +104,13 @@ MODELS = {
         "mxfp4",
     ),
 }
+# A model that is saved. Its experts are as large as those of Qwen3-30B-A3B.
+SAVE = "qwen3-moe-save"
+SAVED = Model(
+    "Qwen3-MoE, saved",
+    "qwen3_moe",
+    {**_QWEN, "hidden_size": 2048, "moe_intermediate_size": 768, "num_hidden_layers": 1, "num_experts": 128},
+)
 _TINY = {
     "hidden_size": 128,
     "intermediate_size": 128,
@@ -121,7 +128,7 @@ _QUANTIZATION = {
 
 def make_model(name: str, folder: str, is_small: bool) -> dict[str, Any]:
     """Saves a checkpoint with random values and a tiny one of the same kind. Returns facts about the first."""
-    model = MODELS[name]
+    model = SAVED if name == SAVE else MODELS[name]
     path = Path(folder)
     tiny = model._replace(sizes={key: _TINY.get(key, value) for key, value in model.sizes.items()})
     _save(tiny if is_small else model, path)
