@@ -1,8 +1,9 @@
-"""Compares small models of all types that transformers converts, loaded with and without `fst.patch()`.
+"""Compares small models of all types that transformers converts, loaded and saved with and without `fst.patch()`.
 
     python tests/upstream/conversions.py [TYPE ...]
 
-Prints the types whose models differ, were loaded tensor by tensor, or could not be built, and fails if a model differs.
+Prints the types whose models or files differ, were loaded tensor by tensor, or could not be built, and fails if one
+differs.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import sys
 import tempfile
 from collections import Counter
 from functools import partial
+from pathlib import Path
 
 import torch
 import transformers
@@ -164,6 +166,12 @@ def load(model, folder):
     return type(model).from_pretrained(folder).state_dict(keep_vars=True)
 
 
+def saved(model, folder):
+    """Saves a model in several files. Returns their bytes."""
+    model.save_pretrained(folder, max_shard_size="100KB")
+    return {path.name: path.read_bytes() for path in folder.glob("model*")}
+
+
 def is_same(actual, expected):
     # The stride of a dim with one index has no effect.
     strides = [
@@ -182,9 +190,12 @@ def compare(kind, log):
             model, expected = save(kind, folder)
         except Exception as error:
             return "not built", repr(error)
+        files = saved(model, Path(folder, "plain"))
         log.lines.clear()
         with fst.patch():
-            actual = load(model, folder)
+            actual, actual_files = load(model, folder), saved(model, Path(folder, "patched"))
+        if actual_files != files:
+            return "different", f"files: {[name for name in files if actual_files.get(name) != files[name]][:5]}"
         different = [name for name in expected if name not in actual or not is_same(actual[name], expected[name])]
         if different or actual.keys() != expected.keys():
             return "different", ", ".join(different[:5])
