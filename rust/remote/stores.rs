@@ -4,6 +4,8 @@
 pub(super) mod addresses;
 pub(super) mod bucket;
 pub(super) mod connections;
+mod exchange;
+mod handover;
 pub(super) mod host_policy;
 pub(super) mod http;
 pub(super) mod http_error;
@@ -26,6 +28,8 @@ use futures_util::stream::BoxStream;
 use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
+
+pub use exchange::Unreceived;
 
 /// Service, with the credentials for one host, bucket or repository.
 #[async_trait]
@@ -90,6 +94,8 @@ pub struct Answer {
     pub range: Range<u64>,
     /// The bytes.
     pub body: BoxStream<'static, Attempt<Bytes>>,
+    /// The same bytes on their connection, if there are no others on it.
+    pub unreceived: Option<Unreceived>,
 }
 
 /// Result of one request.

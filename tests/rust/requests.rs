@@ -185,7 +185,7 @@ impl Store for Script {
             }
         });
         let version = version.cloned().unwrap_or_default();
-        Ok(Answer { length: Some(1000), version, range, body: body.boxed() })
+        Ok(Answer { length: Some(1000), version, range, body: body.boxed(), unreceived: None })
     }
 }
 

@@ -352,8 +352,9 @@ impl Store for Bucket {
         };
         let (length, range) = (result.meta.size, result.range.clone());
         let service = self.location.service();
+        let unreceived = result.extensions.get().cloned();
         let body = result.into_stream().map_err(move |error| service::failure_of(&error, service)).boxed();
-        Ok(Answer { length: Some(length), version, range, body })
+        Ok(Answer { length: Some(length), version, range, body, unreceived })
     }
 
     async fn list(&self, directory: &str) -> Attempt<Option<Vec<Name>>> {
@@ -454,7 +455,7 @@ fn outside(range: &Range<u64>, length: Option<u64>) -> Attempt<Answer> {
         Some(length) if length > 0 => Err(Failure::no_range(length)),
         _ => {
             let body = futures_util::stream::empty().boxed();
-            Ok(Answer { length: Some(0), version: Version::default(), range: 0..0, body })
+            Ok(Answer { length: Some(0), version: Version::default(), range: 0..0, body, unreceived: None })
         }
     }
 }

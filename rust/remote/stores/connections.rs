@@ -1,5 +1,6 @@
 //! Connections of one runtime, and the settings with which they are opened.
 
+use super::handover::{Handover, Stream};
 use super::host_policy::HostPolicy;
 use super::http_error::{HttpResult, refused};
 use super::trust::{self, Trust};
@@ -12,19 +13,21 @@ use rustls::ClientConfig;
 use std::any::Any;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
+use tower_layer::layer_fn;
 
 /// Time for a connection to open.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time after which an unused connection is not used again. Some servers close it soon afterwards.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
+pub(super) const USER_AGENT: &str = concat!("fst/", env!("CARGO_PKG_VERSION"));
 
 #[derive(Clone)]
 pub struct Client {
     http: Connections,
     /// Connections to places with certificates of their own. Connections to a place without an open object are closed.
     others: Arc<Mutex<Vec<Other>>>,
-    /// Connections without HTTP.
-    idle: Idle,
+    /// Connections without HTTP. Each belongs to the credentials with which it was opened.
+    idle: Arc<Idle<Arc<dyn Any + Send + Sync>, Box<dyn Any + Send>>>,
     settings: Settings,
 }
 
@@ -37,19 +40,26 @@ pub(super) struct Connections(Arc<Clients>);
 
 #[derive(Default)]
 struct Clients {
-    /// Those for requests without a body.
-    configured: OnceLock<reqwest::Client>,
-    named: OnceLock<reqwest::Client>,
-    redirected: OnceLock<reqwest::Client>,
+    configured: OnceLock<Arc<Reader>>,
+    named: OnceLock<Arc<Reader>>,
+    redirected: OnceLock<Arc<Reader>>,
     /// The one for requests with a body, during which nothing is received for long.
     uploads: OnceLock<reqwest::Client>,
+}
+
+/// Connections for requests without a body.
+pub(super) struct Reader {
+    /// Client that opens connections. Only requests over a proxy that is told the whole URL run on it.
+    pub(super) client: reqwest::Client,
+    /// Open connections, each with its scheme, host and port.
+    pub(super) idle: Idle<String, Box<dyn Stream>>,
 }
 
 impl Client {
     /// Creates a client without open connections. Fails with `invalid-argument` for settings in the environment.
     pub fn new() -> Result<Client> {
         let settings = Settings::from_env()?;
-        Ok(Client { http: Connections::default(), others: Arc::default(), idle: Idle::default(), settings })
+        Ok(Client { http: Connections::default(), others: Arc::default(), idle: Arc::default(), settings })
     }
 
     /// Returns the connections to places that trust these certificates.
@@ -65,7 +75,7 @@ impl Client {
         new
     }
 
-    pub(super) fn idle(&self) -> &Idle {
+    pub(super) fn idle(&self) -> &Idle<Arc<dyn Any + Send + Sync>, Box<dyn Any + Send>> {
         &self.idle
     }
 
@@ -80,77 +90,83 @@ impl Client {
 }
 
 impl Connections {
-    pub(super) fn reader(&self, policy: HostPolicy, trust: &Trust, stall: Duration) -> HttpResult<&reqwest::Client> {
+    pub(super) fn reader(&self, policy: HostPolicy, trust: &Trust, stall: Duration) -> HttpResult<&Arc<Reader>> {
         let slot = match policy {
             HostPolicy::Configured => &self.0.configured,
             HostPolicy::Named => &self.0.named,
             HostPolicy::Redirected => &self.0.redirected,
         };
-        built(slot, trust, |builder| builder.dns_resolver(policy).read_timeout(stall))
+        kept(slot, || {
+            let builder = builder(trust)?.dns_resolver(policy).read_timeout(stall).connector_layer(layer_fn(Handover));
+            Ok(Arc::new(Reader { client: built(builder)?, idle: Idle::default() }))
+        })
     }
 
     /// Returns the client for requests with a body. Nothing may arrive for long while a body is sent, but the other side
     /// acknowledges its bytes within the time of a stall.
     pub(super) fn uploads(&self, trust: &Trust, stall: Duration) -> HttpResult<&reqwest::Client> {
-        built(&self.0.uploads, trust, |builder| builder.dns_resolver(HostPolicy::Configured).tcp_user_timeout(stall))
+        kept(&self.0.uploads, || built(builder(trust)?.dns_resolver(HostPolicy::Configured).tcp_user_timeout(stall)))
     }
 }
 
-/// Connections without HTTP that no request uses. Each belongs to the credentials with which it was opened.
-#[derive(Clone, Default)]
-pub(super) struct Idle(Arc<Mutex<Vec<Unused>>>);
+/// Open connections that no request uses, each with what it was opened for.
+pub(super) struct Idle<K, C>(Mutex<Vec<Unused<K, C>>>);
 
-struct Unused {
-    credentials: Arc<dyn Any + Send + Sync>,
+struct Unused<K, C> {
+    key: K,
     since: Instant,
-    connection: Box<dyn Any + Send>,
+    connection: C,
 }
 
-impl Idle {
-    pub(super) fn take<C: Any>(&self, credentials: &Arc<impl Any + Send + Sync>) -> Option<C> {
-        let credentials: Arc<dyn Any + Send + Sync> = credentials.clone();
+impl<K, C> Default for Idle<K, C> {
+    fn default() -> Self {
+        Idle(Mutex::default())
+    }
+}
+
+impl<K, C> Idle<K, C> {
+    pub(super) fn take(&self, is_wanted: impl Fn(&K) -> bool) -> Option<C> {
         let mut connections = self.0.lock();
         connections.retain(|unused| unused.since.elapsed() < IDLE_TIMEOUT);
-        let found = connections.iter().position(|unused| Arc::ptr_eq(&unused.credentials, &credentials))?;
-        connections.swap_remove(found).connection.downcast().ok().map(|connection| *connection)
+        let found = connections.iter().position(|unused| is_wanted(&unused.key))?;
+        Some(connections.swap_remove(found).connection)
     }
 
-    pub(super) fn keep(&self, credentials: &Arc<impl Any + Send + Sync>, connection: impl Any + Send) {
-        let credentials: Arc<dyn Any + Send + Sync> = credentials.clone();
-        self.0.lock().push(Unused { credentials, since: Instant::now(), connection: Box::new(connection) });
+    pub(super) fn keep(&self, key: K, connection: C) {
+        self.0.lock().push(Unused { key, since: Instant::now(), connection });
     }
 }
 
-/// Returns the client of a slot, a new one if there is none.
-fn built<'a>(
-    slot: &'a OnceLock<reqwest::Client>,
-    trust: &Trust,
-    settings: impl FnOnce(reqwest::ClientBuilder) -> reqwest::ClientBuilder,
-) -> HttpResult<&'a reqwest::Client> {
+/// Returns the value of a slot, a new one if there is none.
+fn kept<T>(slot: &OnceLock<T>, new: impl FnOnce() -> HttpResult<T>) -> HttpResult<&T> {
     if let Some(known) = slot.get() {
         return Ok(known);
     }
-    let tls = trust.config().map_err(|error| refused(error.to_string()))?;
-    let client = settings(builder(&tls)).build().map_err(|error| without_client(&error))?;
-    Ok(slot.get_or_init(|| client))
+    let new = new()?;
+    Ok(slot.get_or_init(|| new))
+}
+
+fn built(builder: reqwest::ClientBuilder) -> HttpResult<reqwest::Client> {
+    builder.build().map_err(|error| without_client(&error))
 }
 
 pub(super) fn without_client(error: &reqwest::Error) -> HttpError {
     refused(format!("cannot create a client: {error}"))
 }
 
-fn builder(tls: &Arc<ClientConfig>) -> reqwest::ClientBuilder {
+fn builder(trust: &Trust) -> HttpResult<reqwest::ClientBuilder> {
+    let tls = trust.config().map_err(|error| refused(error.to_string()))?;
     let builder = reqwest::Client::builder();
     // reqwest uses the proxy for IP addresses then.
     let builder = if excludes_all_hosts() { builder.no_proxy() } else { builder };
-    builder
-        .tls_backend_preconfigured(ClientConfig::clone(tls))
+    Ok(builder
+        .tls_backend_preconfigured(ClientConfig::clone(&tls))
         .http1_only()
         .redirect(Policy::none())
         .retry(reqwest::retry::never())
         .connect_timeout(CONNECT_TIMEOUT)
         .pool_idle_timeout(IDLE_TIMEOUT)
-        .user_agent(concat!("fst/", env!("CARGO_PKG_VERSION")))
+        .user_agent(USER_AGENT))
 }
 
 const PROXY_VARIABLES: [&str; 8] =

@@ -97,12 +97,14 @@ pub fn answer(response: HttpResponse, range: &Range<u64>) -> Attempt<Answer> {
             if stated.is_some_and(|stated| stated != found.end - found.start) {
                 return failed(FailureClass::Permanent, "Content-Length and Content-Range of the answer disagree");
             }
-            Ok(Answer { length, version, range: found, body: frames(response.into_body()) })
+            let unreceived = response.extensions().get().cloned();
+            Ok(Answer { length, version, range: found, body: frames(response.into_body()), unreceived })
         }
         // A server may answer with the whole file if the range covers it.
         StatusCode::OK if range.start == 0 && stated.is_some_and(|stated| stated <= range.end) => {
             let length = stated.unwrap_or_default();
-            Ok(Answer { length: Some(length), version, range: 0..length, body: frames(response.into_body()) })
+            let body = frames(response.into_body());
+            Ok(Answer { length: Some(length), version, range: 0..length, body, unreceived: None })
         }
         StatusCode::OK => failed(
             FailureClass::Permanent,
@@ -115,7 +117,7 @@ pub fn answer(response: HttpResponse, range: &Range<u64>) -> Attempt<Answer> {
             if let Some(length) = length.and_then(|length| length.parse().ok()).filter(|length| *length > 0) {
                 return Err(Failure::no_range(length));
             }
-            Ok(Answer { length: Some(0), version, range: 0..0, body: stream::empty().boxed() })
+            Ok(Answer { length: Some(0), version, range: 0..0, body: stream::empty().boxed(), unreceived: None })
         }
         StatusCode::RANGE_NOT_SATISFIABLE => {
             Err(Failure::changed("the file became shorter while it was loaded (status 416)"))

@@ -32,6 +32,7 @@ pub use connection::read_answers;
 use connection::{Connection, Reply, unexpected};
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream};
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -78,8 +79,10 @@ impl Redis {
     async fn connect(&self) -> Attempt<Connection> {
         let runtime = runtime::client();
         let runtime = runtime.ok_or_else(|| Failure::new(FailureClass::Permanent, "no runtime runs this request"))?;
-        match runtime.idle().take(&self.credentials) {
-            Some(connection) => Ok(connection),
+        let credentials: Arc<dyn Any + Send + Sync> = self.credentials.clone();
+        let idle = runtime.idle().take(|known| Arc::ptr_eq(known, &credentials));
+        match idle.and_then(|connection| connection.downcast().ok()) {
+            Some(connection) => Ok(*connection),
             None => Connection::open(&self.credentials, runtime.stall()).await,
         }
     }
@@ -121,7 +124,7 @@ impl Redis {
         let parts: Vec<u64> =
             touched.iter().map(|value| value.part(&range)).map(|part| part.end - part.start).collect();
         let body = self.body(connection, parts);
-        Ok(Answer { length: Some(length), version: version_of(values), range, body })
+        Ok(Answer { length: Some(length), version: version_of(values), range, body, unreceived: None })
     }
 
     /// Returns the payloads of the next replies, which have these lengths.
@@ -170,7 +173,7 @@ impl Store for Redis {
             self.files.lock().remove(key);
             let range = clip(&range, length);
             let body = self.body(connection, vec![range.end - range.start]);
-            return Ok(Answer { length: Some(length), version: Version::default(), range, body });
+            return Ok(Answer { length: Some(length), version: Version::default(), range, body, unreceived: None });
         }
         let Some(values) = self.find_values(&mut connection, key).await? else {
             let message = "the server has no key of this name; check the key and the number of the database";

@@ -1,6 +1,7 @@
 //! HTTP: redirects, and which answers count as failures of the connection.
 
 use super::connections::without_client;
+use super::exchange;
 use super::host_policy::HostPolicy;
 use super::http_error::{HttpResult, PROXY_REFUSAL, Progress, Refused, StatusFailure, refused};
 use super::refusal;
@@ -28,6 +29,8 @@ use std::time::Duration;
 
 /// Largest number of redirects of one request.
 const REDIRECTS_MAX: usize = 5;
+/// Number of bytes of a redirect after which the connection is closed, and the rest not received.
+const REDIRECT_BYTES_MAX: usize = 64 << 10;
 /// Time for a service of instance metadata to answer. It does not exist on most machines.
 const METADATA_TIMEOUT: Duration = Duration::from_secs(1);
 /// Headers that another host may see after a redirect. All others may be secret.
@@ -104,15 +107,23 @@ impl Transport {
         let response = if policy == HostPolicy::Configured && is_metadata_name(host) {
             self.ask_metadata(request).await?
         } else if request.body().content_length() == 0 {
-            let answer = body::send_empty(connections.reader(policy, &self.trust, client.stall())?, request).await?;
+            let answer =
+                exchange::send(connections.reader(policy, &self.trust, client.stall())?, request, client.stall())
+                    .await?;
             answer.map(|body| watched(body, client.stall()))
         } else {
             body::send(connections.uploads(&self.trust, client.stall())?, request).await?
         };
         let status = response.status();
         let is_redirect = status.is_redirection() && response.headers().contains_key(header::LOCATION);
-        if status.is_success() || is_redirect {
+        if status.is_success() {
             return Ok(response);
+        }
+        if is_redirect {
+            // The connection is free for other requests once the end of the answer was seen.
+            let (parts, body) = response.into_parts();
+            let _ = refusal::read_up_to(REDIRECT_BYTES_MAX, body).await;
+            return Ok(Response::from_parts(parts, Vec::new().into()));
         }
         let response = refusal::with_codes(response, client.stall()).await;
         match status {

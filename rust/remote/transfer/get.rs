@@ -180,7 +180,18 @@ impl Progress {
 
 /// Fills pieces from the body of an answer. `arrived` gets the length of each frame, and the byte that is reached then.
 async fn receive(answer: Answer, pieces: &mut Pieces<'_>, arrived: impl Fn(u64, u64)) -> Attempt<()> {
-    let Answer { range: Range { start, end }, mut body, .. } = answer;
+    let Answer { range: Range { start, end }, mut body, unreceived, .. } = answer;
+    if let Some(mut rest) = unreceived.and_then(|body| body.take()) {
+        if rest.left() > end - pieces.reached() {
+            return Err(too_long());
+        }
+        while rest.left() > 0 {
+            let count = rest.receive(pieces.room()).await?;
+            pieces.advance(count);
+            arrived(to_u64(count), pieces.reached());
+        }
+        rest.end();
+    }
     while let Some(frame) = body.next().await {
         let frame = frame?;
         if to_u64(frame.len()) > end - pieces.reached() || !pieces.write(&frame) {

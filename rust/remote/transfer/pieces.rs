@@ -4,9 +4,11 @@ use crate::num::{to_u64, to_usize};
 use crate::os::memory;
 use std::ops::Range;
 
-/// Number of bytes whose pages are made present at once, just before they are written: the processor's cache still has
-/// the pages that the kernel has cleared, and the bytes after them arrive meanwhile.
+/// Number of bytes whose pages are present, at least, before the next ones are received, and at most twice as many: the
+/// processor's cache still has the pages that the kernel has cleared, and the bytes after them arrive meanwhile.
 const POPULATE_STEP: usize = 256 << 10;
+/// Number of bytes of a gap that are received at once.
+const GAP_STEP: usize = 64 << 10;
 
 /// Buffers for ranges of an object, in ascending order. One request brings the bytes of all of them, and of the gaps
 /// between them.
@@ -19,6 +21,8 @@ pub struct Pieces<'a> {
     next: usize,
     /// Number of bytes at the beginning of this piece whose memory is present.
     present: usize,
+    /// Memory for bytes of gaps.
+    gap: Vec<u8>,
     /// Bytes of gaps with their offsets, if they are kept.
     gaps: Option<Vec<(u64, Vec<u8>)>>,
 }
@@ -27,7 +31,15 @@ impl<'a> Pieces<'a> {
     /// Returns the memory of one range, which begins at `offset`.
     pub fn one(offset: u64, into: &'a mut [u8]) -> Pieces<'a> {
         let range = offset..offset.saturating_add(to_u64(into.len()));
-        Pieces { pieces: vec![(offset, into)], reached: offset, range, next: 0, present: 0, gaps: None }
+        Pieces {
+            pieces: vec![(offset, into)],
+            reached: offset,
+            range,
+            next: 0,
+            present: 0,
+            gap: Vec::new(),
+            gaps: None,
+        }
     }
 
     /// Joins ranges that follow each other with gaps of at most `gap_bytes` bytes.
@@ -70,33 +82,43 @@ impl<'a> Pieces<'a> {
         }
         let mut rest = bytes;
         while !rest.is_empty() {
-            let Some((offset, into)) = self.pieces.get_mut(self.next) else { return false };
-            if let Some(gap) = offset.checked_sub(self.reached).filter(|gap| *gap > 0) {
-                let (skipped, after) = rest.split_at(rest.len().min(to_usize(gap)));
-                if let Some(gaps) = &mut self.gaps {
-                    gaps.push((self.reached, skipped.to_vec()));
-                }
-                self.reached += to_u64(skipped.len());
-                rest = after;
-                continue;
-            }
-            let begin = to_usize(self.reached - *offset);
-            if begin >= self.present {
-                self.present = into.len().min(begin + POPULATE_STEP);
-                memory::populate(into.get_mut(begin..self.present).unwrap_or_default());
-            }
-            let room = into.get_mut(begin..self.present).unwrap_or_default();
+            let room = self.room();
             let (now, after) = rest.split_at(rest.len().min(room.len()));
-            if let Some(target) = room.get_mut(..now.len()) {
-                target.copy_from_slice(now);
-            }
-            if begin + now.len() == into.len() {
-                (self.next, self.present) = (self.next + 1, 0);
-            }
-            self.reached += to_u64(now.len());
+            let Some(target) = room.get_mut(..now.len()).filter(|target| !target.is_empty()) else { return false };
+            target.copy_from_slice(now);
             rest = after;
+            self.advance(now.len());
         }
         true
+    }
+
+    /// Returns memory for the bytes that arrive next: of a piece, or for a gap. It is empty at the end of the range.
+    pub(super) fn room(&mut self) -> &mut [u8] {
+        let Some((offset, into)) = self.pieces.get_mut(self.next) else { return &mut [] };
+        if let Some(gap) = offset.checked_sub(self.reached).filter(|gap| *gap > 0) {
+            self.gap.resize(GAP_STEP.min(to_usize(gap)), 0);
+            return &mut self.gap;
+        }
+        let begin = to_usize(self.reached - *offset);
+        if self.present < into.len() && self.present - begin < POPULATE_STEP {
+            let end = into.len().min(begin + 2 * POPULATE_STEP);
+            memory::populate(into.get_mut(self.present..end).unwrap_or_default());
+            self.present = end;
+        }
+        into.get_mut(begin..self.present).unwrap_or_default()
+    }
+
+    /// Takes the first `count` bytes of the [`room`](Pieces::room) as arrived.
+    pub(super) fn advance(&mut self, count: usize) {
+        let Some((offset, into)) = self.pieces.get(self.next) else { return };
+        if *offset > self.reached {
+            if let Some(gaps) = &mut self.gaps {
+                gaps.push((self.reached, self.gap.get(..count).unwrap_or_default().to_vec()));
+            }
+        } else if self.reached + to_u64(count) == offset.saturating_add(to_u64(into.len())) {
+            (self.next, self.present) = (self.next + 1, 0);
+        }
+        self.reached += to_u64(count);
     }
 
     /// Iterates over the bytes of the range, in order. Bytes of gaps are missing unless they are kept.

@@ -267,6 +267,15 @@ def test_connections_are_kept_for_the_next_load(server):
     assert_equal(fst.load_file(server.url(PATH)), TENSORS)
 
 
+def test_connections_of_redirects_are_kept(server):
+    fst.release_memory()
+    server.put("link", b"")
+    server.fault("link", status(302, Location=f"/{PATH}"))
+    for _ in range(2):
+        fst.tensor_names(server.url("link"))
+        assert server.counts().connections == 2  # one to hosts that a URL names, and one to those of redirects
+
+
 def test_secrets_are_hidden(server, shown_by_loads):
     url = f"{server.url(PATH).replace('http://', 'http://user:password@')}?X-Amz-Signature=signature"
     assert_equal(fst.load_file(url), TENSORS)

@@ -79,7 +79,7 @@ impl Connection {
     /// Gives the connection to later requests on the same runtime. No reply may be missing.
     pub(super) fn keep(self, credentials: &Arc<Credentials>) {
         if let Some(runtime) = runtime::client().filter(|_| self.buffer.is_empty()) {
-            runtime.idle().keep(credentials, self);
+            runtime.idle().keep(credentials.clone(), Box::new(self));
         }
     }
 
