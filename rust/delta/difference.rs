@@ -5,8 +5,8 @@ use crate::num::to_usize;
 /// Bytes that are compared at once. A multiple of all sizes of elements.
 const COMPARED_BYTES: usize = 64;
 /// Elements whose numbers are stored at once: as many as most of the compared bytes have. A branch for each element would
-/// be mispredicted.
-const STORED_AT_ONCE: usize = 4;
+/// be mispredicted. Four take a quarter more time where 2% of the elements change, and as much where 10% do.
+const STORED_AT_ONCE: usize = 3;
 
 /// Finds the elements that differ, with memory that is used again.
 #[derive(Default)]
@@ -28,29 +28,33 @@ impl Difference {
     /// Returns what [`Difference::find`] does, given the offsets of all bytes that may differ, in ascending order.
     pub fn find_among<const ITEM: usize>(&mut self, old: &[u8], new: &[u8], candidates: &[u32]) -> &[u32] {
         let (old, new) = (old.as_chunks::<ITEM>().0, new.as_chunks::<ITEM>().0);
-        self.found.clear();
-        let mut next = 0;
+        if self.found.len() < candidates.len() {
+            self.found.resize(candidates.len(), 0);
+        }
+        let (mut next, mut count) = (0, 0);
         for offset in candidates {
             let number = offset >> ITEM.trailing_zeros();
             let index = to_usize(number.into());
-            if number >= next && old.get(index) != new.get(index) {
-                self.found.push(number);
+            if let Some(found) = self.found.get_mut(count) {
+                *found = number;
             }
+            // Without a branch for each element.
+            count += usize::from((number >= next) & (old.get(index) != new.get(index)));
             next = number + 1;
         }
-        &self.found
+        self.found.get(..count).unwrap_or_default()
     }
 }
 
 /// Writes the numbers of the elements that differ, and returns how many there are.
 fn find_changes<const ITEM: usize>(old: &[u8], new: &[u8], found: &mut [u32]) -> usize {
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("popcnt") {
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("popcnt") {
         // SAFETY: the processor has these instructions.
         return unsafe {
             match is_x86_feature_detected!("avx512bw") {
                 true => find_changes_avx512::<ITEM>(old, new, found),
-                false => find_changes_bmi::<ITEM>(old, new, found),
+                false => find_changes_avx2::<ITEM>(old, new, found),
             }
         };
     }
@@ -68,11 +72,19 @@ fn find_changes_avx512<const ITEM: usize>(old: &[u8], new: &[u8], found: &mut [u
     })
 }
 
-/// Runs the same loop, compiled for instructions that count bits.
+/// Runs the same loop, with instructions that compare 32 bytes, and that count bits.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "bmi1,popcnt")]
-fn find_changes_bmi<const ITEM: usize>(old: &[u8], new: &[u8], found: &mut [u32]) -> usize {
-    find_changes_of_parts::<ITEM>(old, new, found, changed_bytes)
+#[target_feature(enable = "avx2,bmi1,popcnt")]
+fn find_changes_avx2<const ITEM: usize>(old: &[u8], new: &[u8], found: &mut [u32]) -> usize {
+    use std::arch::x86_64::{__m256i, _mm256_cmpeq_epi8, _mm256_movemask_epi8};
+    find_changes_of_parts::<ITEM>(old, new, found, |old, new| {
+        let parts = old.as_chunks::<32>().0.iter().zip(new.as_chunks::<32>().0);
+        let equal = parts.rev().fold(0, |equal, (&old, &new)| {
+            let (old, new): (__m256i, __m256i) = (zerocopy::transmute!(old), zerocopy::transmute!(new));
+            equal << 32 | u64::from(_mm256_movemask_epi8(_mm256_cmpeq_epi8(old, new)).cast_unsigned())
+        });
+        !equal
+    })
 }
 
 #[inline(always)]

@@ -1,8 +1,11 @@
 //! zstd frames, decoded in parts. A frame that decodes to more than is expected takes no more memory or time.
 
+use super::BLOCK_BYTES;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
-use zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer, find_frame_compressed_size, get_error_name};
+use std::rc::Rc;
+use zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer};
+use zstd_safe::{find_frame_compressed_size, get_error_name, get_frame_content_size};
 
 /// Logarithm of the largest window of a frame in bytes: 8 MiB. Level 1, which all writers of the format use, has 512 KiB.
 const WINDOW_LOG_MAX: u32 = 23;
@@ -23,8 +26,8 @@ pub struct FrameReader<'a> {
 }
 
 enum Content<'a> {
-    /// All bytes, which are no more than the window would be.
-    Whole(Vec<u8>),
+    /// All bytes, which are no more than the windows of the readers would be.
+    Whole(Rc<Vec<u8>>),
     /// A decoder with a window that is smaller than the content.
     Stream { context: DCtx<'static>, input: InBuffer<'a>, is_complete: bool },
 }
@@ -40,6 +43,20 @@ enum Step {
 /// Returns the memory that a reader of the frame takes, in bytes. `content_bytes` is as for [`FrameReader::new`].
 pub fn memory_bytes(frame: &[u8], content_bytes: u64) -> u64 {
     DECODER_BYTES + window_bytes(frame).unwrap_or(0).min(content_bytes)
+}
+
+/// Returns the memory that [`FrameReader::pair`] takes, in bytes.
+pub fn pair_memory_bytes(frame: &[u8], content_bytes: u64) -> u64 {
+    match shared_bytes(frame, content_bytes) {
+        Some(bytes) => DECODER_BYTES + bytes,
+        None => 2 * memory_bytes(frame, content_bytes),
+    }
+}
+
+/// Returns the size of the content of a frame that two readers share.
+fn shared_bytes(frame: &[u8], content_bytes: u64) -> Option<u64> {
+    let stated = get_frame_content_size(frame).ok().flatten()?;
+    Some(stated).filter(|&stated| stated <= content_bytes.min(1 << WINDOW_LOG_MAX))
 }
 
 /// Returns the window that a frame requests, in bytes, or `None` if its header is not valid.
@@ -73,22 +90,56 @@ impl<'a> FrameReader<'a> {
                 1 << WINDOW_LOG_MAX
             )));
         }
-        let refused = || Error::new(Kind::OutOfMemory, "no memory for a zstd decoder");
-        let mut context = DCtx::try_create().ok_or_else(refused)?;
-        // Otherwise the stream says why the frame is not valid.
         if window >= content_bytes
-            && let Ok(end) = find_frame_compressed_size(frame)
-            && let Some((frame, rest)) = frame.split_at_checked(end)
+            && let Some(whole) = FrameReader::whole(frame, content_bytes)?
         {
-            let mut content = Vec::with_capacity(to_usize(content_bytes));
-            if context.decompress(&mut content, frame).is_ok() {
-                return Ok(FrameReader { content: Content::Whole(content), read: 0, following: rest.len() });
-            }
-            context = DCtx::try_create().ok_or_else(refused)?;
+            return Ok(whole);
         }
+        let mut context = new_context()?;
         context.set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX)).map_err(invalid)?;
         let content = Content::Stream { context, input: InBuffer::around(frame), is_complete: false };
         Ok(FrameReader { content, read: 0, following: 0 })
+    }
+
+    /// Creates two readers of the frame, as [`FrameReader::new`] does. If it states a content of up to 8 MiB, the frame is
+    /// decoded once for both.
+    pub fn pair(frame: &'a [u8], content_bytes: u64) -> Result<(FrameReader<'a>, FrameReader<'a>)> {
+        if let Some(bytes) = shared_bytes(frame, content_bytes)
+            && let Some(FrameReader { content: Content::Whole(content), following, .. }) =
+                FrameReader::whole(frame, bytes)?
+        {
+            let reader = || FrameReader { content: Content::Whole(Rc::clone(&content)), read: 0, following };
+            return Ok((reader(), reader()));
+        }
+        Ok((FrameReader::new(frame, content_bytes)?, FrameReader::new(frame, content_bytes)?))
+    }
+
+    /// Decodes the frame, whose content has up to `content_bytes`. Returns `None` for a frame that is not valid, of which a
+    /// stream says why.
+    fn whole(frame: &[u8], content_bytes: u64) -> Result<Option<FrameReader<'a>>> {
+        let end = find_frame_compressed_size(frame).ok();
+        let Some((frame, rest)) = end.and_then(|end| frame.split_at_checked(end)) else { return Ok(None) };
+        let mut content = Vec::with_capacity(to_usize(content_bytes));
+        let is_valid = new_context()?.decompress(&mut content, frame).is_ok();
+        let content = Content::Whole(Rc::new(content));
+        Ok(is_valid.then(|| FrameReader { content, read: 0, following: rest.len() }))
+    }
+
+    /// Passes over the next bytes. Fails as [`FrameReader::read`] does.
+    pub fn skip(&mut self, mut bytes: u64) -> Result<()> {
+        if let Content::Whole(content) = &self.content
+            && self.read + bytes <= to_u64(content.len())
+        {
+            self.read += bytes;
+            return Ok(());
+        }
+        let mut skipped = vec![0; BLOCK_BYTES];
+        while bytes > 0 {
+            let part = bytes.min(to_u64(BLOCK_BYTES));
+            self.read(skipped.get_mut(..to_usize(part)).unwrap_or_default())?;
+            bytes -= part;
+        }
+        Ok(())
     }
 
     /// Fills `into` with the next bytes. Fails with `malformed` if the frame is not valid, or ends before.
@@ -147,6 +198,10 @@ impl<'a> FrameReader<'a> {
         self.read += to_u64(bytes);
         Ok(if bytes > 0 { Step::Bytes(bytes) } else { Step::End })
     }
+}
+
+fn new_context() -> Result<DCtx<'static>> {
+    DCtx::try_create().ok_or_else(|| Error::new(Kind::OutOfMemory, "no memory for a zstd decoder"))
 }
 
 fn invalid(code: usize) -> Error {

@@ -22,12 +22,11 @@ pub enum Patch<'a> {
 /// Returns the memory that applying the changes of a tensor with this number of bytes takes, in bytes. `values_begin` is
 /// as for [`Patch::new`].
 pub fn memory_bytes(encoding: Encoding, bytes: &[u8], values_begin: usize, tensor_bytes: u64) -> u64 {
-    let readers = match encoding {
-        Encoding::Xor => 1,
-        Encoding::Overwrite => 2,
-        Encoding::Raw | Encoding::GapDelta => return elements::memory_bytes(encoding, bytes, values_begin),
-    };
-    readers * frame::memory_bytes(bytes, content_bytes(encoding, tensor_bytes))
+    match encoding {
+        Encoding::Xor => frame::memory_bytes(bytes, content_bytes(encoding, tensor_bytes)),
+        Encoding::Overwrite => frame::pair_memory_bytes(bytes, content_bytes(encoding, tensor_bytes)),
+        Encoding::Raw | Encoding::GapDelta => elements::memory_bytes(encoding, bytes, values_begin),
+    }
 }
 
 /// Returns the number of bytes that the content of a frame has at most.
@@ -51,16 +50,26 @@ impl<'a> Patch<'a> {
         item_bytes: usize,
         tensor_bytes: u64,
     ) -> Result<Patch<'a>> {
-        let new_reader = || FrameReader::new(bytes, content_bytes(encoding, tensor_bytes));
+        let content_bytes = content_bytes(encoding, tensor_bytes);
         Ok(match encoding {
-            Encoding::Xor => Patch::Xor(new_reader()?),
+            Encoding::Xor => Patch::Xor(FrameReader::new(bytes, content_bytes)?),
             Encoding::Overwrite => {
-                Patch::Overwrite(Box::new(Overwrite::new(new_reader()?, new_reader()?, tensor_bytes)?))
+                let (positions, values) = FrameReader::pair(bytes, content_bytes)?;
+                Patch::Overwrite(Box::new(Overwrite::new(positions, values, tensor_bytes)?))
             }
             Encoding::Raw | Encoding::GapDelta => {
                 Patch::Elements(Box::new(Elements::new(encoding, bytes, values_begin, item_bytes, tensor_bytes)?))
             }
         })
+    }
+
+    /// Returns the number of positions, or 0 if the frame has none.
+    pub fn count(&self) -> usize {
+        match self {
+            Patch::Xor(_) => 0,
+            Patch::Overwrite(overwrite) => overwrite.left,
+            Patch::Elements(elements) => elements.count(),
+        }
     }
 
     /// Writes the next block, which begins at byte `begin` of the tensor and has at most [`BLOCK_BYTES`], to `new`.
@@ -138,13 +147,7 @@ impl<'a> Overwrite<'a> {
             let message = format!("{count} bytes change, but the tensor has {tensor_bytes}");
             return Err(Error::new(Kind::Malformed, message));
         }
-        let mut skipped = vec![0; BLOCK_BYTES];
-        let mut before = size_of::<u32>() * (to_usize(count.into()) + 1);
-        while before > 0 {
-            let part = before.min(BLOCK_BYTES);
-            values.read(skipped.get_mut(..part).unwrap_or_default())?;
-            before -= part;
-        }
+        values.skip(to_u64(size_of::<u32>()) * (u64::from(count) + 1))?;
         let left = to_usize(count.into());
         let (decoded_positions, decoded_values) = (Vec::new(), Vec::new());
         Ok(Overwrite {

@@ -201,7 +201,8 @@ fn frames_of_large_tensors_match_assignment() {
     }
 }
 
-/// Frames of zstd's own encoder: at level 1 of bytes of known size, and at level 19 of a stream, with a checksum.
+/// Frames of zstd's own encoder: at level 1 of bytes of known size, and at level 19 of a stream, with a checksum. Frames of
+/// one block, of known size and of unknown size.
 #[test]
 fn frames_of_zstd_decode() {
     let old: Vec<u8> = (0..32).collect();
@@ -211,6 +212,7 @@ fn frames_of_zstd_decode() {
         (Encoding::Xor, "28b52ffd20205d00002800000b001f0100212002"),
         (Encoding::Xor, "28b52ffd04685d00002800000b001f01002120022a0b9aaa"),
         (Encoding::Overwrite, "28b52ffd200e71000002000000020000001f0000000900"),
+        (Encoding::Overwrite, "28b52ffd000071000002000000020000001f0000000900"),
     ];
     for (encoding, hex) in frames {
         let bytes: Vec<u8> =
