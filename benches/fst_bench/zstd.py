@@ -69,24 +69,24 @@ class Decoder:
         library().ZSTD_freeDCtx(self._context)
 
 
-def apply_xor(frame: Tensor, target: Tensor) -> None:
-    """Applies a frame of differences to the bytes of a tensor."""
+def decode_xor(frame: Tensor, old: Tensor) -> None:
+    """Computes new bytes from a frame of differences and the old bytes, and drops them."""
     decoder, block = Decoder(frame), torch.empty(BLOCK_BYTES, dtype=torch.uint8)
-    for part in target.split(BLOCK_BYTES):
-        values, changes = part.numpy(), decoder.read(block[: part.numel()]).numpy()
-        np.bitwise_xor(values, changes, out=values)
+    for part in old.split(BLOCK_BYTES):
+        changes = decoder.read(block[: part.numel()]).numpy()
+        np.bitwise_xor(part.numpy(), changes, out=changes)
     decoder.close()
 
 
-def apply_positions(frame: Tensor, target: Tensor) -> None:
-    """Applies a frame of positions and values to the bytes of a tensor, and passes over these."""
+def decode_positions(frame: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
+    """Decodes a frame of positions and values, and passes over the old bytes."""
     decoder = Decoder(frame)
     count = int(decoder.read(torch.empty(COUNT_BYTES, dtype=torch.uint8)).view(torch.int32))
     positions = decoder.read(torch.empty(count * POSITION_BYTES, dtype=torch.uint8)).view(torch.int32)
     values = decoder.read(torch.empty(count, dtype=torch.uint8))
     decoder.close()
-    target.numpy()[positions.numpy()] = values.numpy()
-    np.bitwise_xor.reduce(target.numpy())
+    np.bitwise_xor.reduce(old.numpy())
+    return positions, values
 
 
 def compress_xor(old: Tensor, new: Tensor) -> Tensor:
