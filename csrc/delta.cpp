@@ -41,14 +41,19 @@ at::Tensor old_on_host(const std::string& name, const at::Tensor& tensor) {
   return copy;
 }
 
-// Values of tensors in host memory. Copies from GPUs may be in flight until the events.
+// Values of tensors in host memory. Copies from GPUs may be in flight until the events. The core reads tensors on meta
+// from files.
 struct HostValues {
   std::vector<at::Tensor> held;
   std::vector<MemoryRange> memory;
   std::map<c10::Device, c10::Event, DeviceOrder> copied;
 
   // Begins to copy the values of a tensor, unless they are in host memory. Events must be recorded afterwards.
-  void add(const std::string& name, const at::Tensor& tensor, bool is_mapping_read) {
+  void add(const std::string& name, const at::Tensor& tensor, bool is_mapping_read, bool is_meta_read = false) {
+    if (is_meta_read && tensor.is_meta()) {
+      memory.push_back({0, tensor.nbytes()});
+      return;
+    }
     const bool is_direct = is_mapping_read && is_read_by_core(tensor);
     memory.push_back(range_of(held.emplace_back(is_direct ? tensor : old_on_host(name, tensor))));
     if (tensor.is_cuda()) {
@@ -176,10 +181,9 @@ std::vector<Change> OpenUpdateSource::changes(Strings names, const std::vector<a
   return changes;
 }
 
-std::tuple<std::vector<at::Tensor>, std::vector<std::string>> encode_delta(Strings names, at::TensorList old,
-                                                                           at::TensorList changed,
-                                                                           const std::string& encoding,
-                                                                           const std::string& checksum) {
+std::tuple<std::vector<at::Tensor>, std::vector<std::string>> encode_delta(
+    Strings names, at::TensorList old, at::TensorList changed, const std::string& encoding, const std::string& checksum,
+    const OptionalCheckpoint& old_files, const OptionalCheckpoint& changed_files) {
   check_counts(names.size(), "names", old.size(), "old tensors; give one for each");
   check_counts(names.size(), "names", changed.size(), "new tensors; give one for each");
   HostValues old_values;
@@ -191,8 +195,8 @@ std::tuple<std::vector<at::Tensor>, std::vector<std::string>> encode_delta(Strin
                                       old[index].sizes(), ", but is ", name_of(changed[index].scalar_type()), " ",
                                       changed[index].sizes(), "; a delta changes values only. Save a full checkpoint"));
     }
-    old_values.add(name, old[index], false);
-    new_values.add(name, changed[index], false);
+    old_values.add(name, old[index], false, old_files.has_value());
+    new_values.add(name, changed[index], false, changed_files.has_value());
   }
   for (HostValues* values : {&old_values, &new_values}) {
     values->record();
@@ -200,8 +204,12 @@ std::tuple<std::vector<at::Tensor>, std::vector<std::string>> encode_delta(Strin
   }
   const auto converted = to_rust(names);
   const auto threads = static_cast<size_t>(at::get_num_threads());
+  const auto none = empty_checkpoint();
+  const auto values_of = [&](const HostValues& values, const OptionalCheckpoint& files) {
+    return VersionValues{slice_of(values.memory), files ? (*files)->core() : *none};
+  };
   auto encoded = call_core([&] {
-    return encode_changes(slice_of(converted), slice_of(old_values.memory), slice_of(new_values.memory),
+    return encode_changes(slice_of(converted), values_of(old_values, old_files), values_of(new_values, changed_files),
                           to_rust(encoding), to_rust(checksum), threads);
   });
   std::vector<at::Tensor> frames;

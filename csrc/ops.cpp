@@ -191,8 +191,6 @@ TORCH_LIBRARY(fst, m) {
         tags);
   def_io("save_file(Tensor[] tensors, str[] names, str path, *, Dict(str, str)? metadata=None) -> ()");
   def_io("_load_bytes(Tensor file) -> (str[], Tensor[])");
-  // Steps of new deltas, for the Python package only.
-  def_io("_encode_delta(str[] names, Tensor[] old, Tensor[] new, str encoding, str checksum) -> (Tensor[], str[])");
   // Functions without tensors, for the Python package only.
   def_io("_call(str method, str request) -> str");
   def_io("verify(str[] paths, str verify=\"digests\") -> ()");
@@ -228,6 +226,11 @@ TORCH_LIBRARY(fst, m) {
   def_io("profile_totals() -> str");
 
   define_classes(m);
+  // Steps of new deltas, for the Python package only.
+  def_io(
+      "_encode_delta(str[] names, Tensor[] old, Tensor[] new, str encoding, str checksum, "
+      "__torch__.torch.classes.fst.Checkpoint? old_files, __torch__.torch.classes.fst.Checkpoint? new_files) -> "
+      "(Tensor[], str[])");
   // Saves of one file of several, for the Python package only.
   def_io(
       "_save_shard(Tensor[] tensors, str[] names, str path, Dict(str, str)? metadata, str permissions_from, "

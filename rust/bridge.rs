@@ -156,6 +156,13 @@ mod ffi {
         version: Vec<String>,
     }
 
+    /// Values of tensors in one version.
+    struct VersionValues<'a> {
+        /// Memory of each tensor. Its address is 0 if the values are read from local files.
+        memory: &'a [MemoryRange],
+        files: &'a Checkpoint,
+    }
+
     /// Open file and its length.
     struct OpenedFile {
         source: Box<Source>,
@@ -210,8 +217,8 @@ mod ffi {
 
         unsafe fn encode_changes(
             names: &[String],
-            old: &[MemoryRange],
-            changed: &[MemoryRange],
+            old: &VersionValues,
+            changed: &VersionValues,
             encoding: &str,
             checksum: &str,
             threads: usize,

@@ -5,7 +5,7 @@
 
 use fst::delta::Encoding;
 use fst::delta::decode::{Frame, Tensor, changes};
-use fst::delta::encode::{Pair, frames};
+use fst::delta::encode::{Pair, Values, frames};
 use fst::digest::Algorithm;
 use libfuzzer_sys::fuzz_target;
 use std::path::Path;
@@ -26,7 +26,7 @@ fuzz_target!(|bytes: &[u8]| {
         if Encoding::OF_PATCHES.contains(&encoding) {
             continue;
         }
-        let pair = Pair { name: "w", old: &old, new };
+        let pair = Pair { name: "w", bytes: new.len(), old: Values::Memory(&old), new: Values::Memory(new) };
         let frame = frames(1, &[pair], encoding, Algorithm::Xxh3, &check).expect("a small tensor is encoded").pop();
         let Some(frame) = frame.flatten() else { continue };
         let changes = changes(&tensor(&old, new, encoding, &frame.bytes), &check).expect("the frame is valid");

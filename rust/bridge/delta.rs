@@ -7,7 +7,7 @@ use super::guard::{guard, guard_with_log};
 use crate::checkpoint::region::{IndexRange, StridedRange};
 use crate::delta::chain::Chain;
 use crate::delta::changes::Changes;
-use crate::delta::encode::{self, Pair};
+use crate::delta::encode::{self, Pair, Values};
 use crate::delta::properties::Properties;
 use crate::delta::update_source;
 use crate::delta::work::{self, Held, Old};
@@ -212,8 +212,8 @@ fn held(tensor: &ffi::HeldTensor) -> Result<Held> {
 /// The addresses must belong to memory of these sizes, which nothing writes meanwhile.
 pub(super) unsafe fn encode_changes(
     names: &[String],
-    old: &[ffi::MemoryRange],
-    changed: &[ffi::MemoryRange],
+    old: &ffi::VersionValues<'_>,
+    changed: &ffi::VersionValues<'_>,
     encoding: &str,
     checksum: &str,
     threads: usize,
@@ -229,17 +229,35 @@ pub(super) unsafe fn encode_changes(
         let encoding = named.ok_or_else(|| unknown("the encoding", is, &known.map(Encoding::name)))?;
         let known = CHECKSUMS.map(Algorithm::name);
         let checksum = checksum_from_name(checksum).ok_or_else(|| unknown("the checksum", checksum, &known))?;
-        let mut pairs = Vec::with_capacity(names.len());
-        for ((name, old), new) in names.iter().zip(old).zip(changed) {
-            // SAFETY: the caller vouches for the memory.
-            let (old, new) = unsafe { (slice_of(old), slice_of(new)) };
-            pairs.push(Pair { name, old, new });
-        }
+        // SAFETY: the caller vouches for the memory.
+        let (old, new) = unsafe { (values(names, old)?, values(names, changed)?) };
+        let named = names.iter().zip(changed.memory).map(|(name, memory)| (name, to_usize(memory.bytes)));
+        let pairs = named.zip(old.into_iter().zip(new));
+        let pairs: Vec<_> = pairs.map(|((name, bytes), (old, new))| Pair { name, bytes, old, new }).collect();
         let frames = encode::frames(threads, &pairs, encoding, checksum, &|| watch.check())?;
         let frame = |frame: encode::NewFrame| ffi::NewFrame { checksum: frame.checksum.hex(), bytes: frame.bytes };
         let absent = || ffi::NewFrame { checksum: String::new(), bytes: Vec::new() };
         Ok(frames.into_iter().map(|found| found.map_or_else(absent, frame)).collect())
     })
+}
+
+/// Returns the values of tensors in memory and in files.
+///
+/// # Safety
+/// As for [`slice_of`].
+unsafe fn values<'a>(names: &[String], version: &ffi::VersionValues<'_>) -> Result<Vec<Values<'a>>> {
+    let ffi::VersionValues { memory, files } = version;
+    let is_stored = |range: &ffi::MemoryRange| range.address == 0 && range.bytes > 0;
+    let stored = names.iter().zip(*memory).filter(|(_, range)| is_stored(range));
+    let stored: Vec<&str> = stored.map(|(name, _)| name.as_str()).collect();
+    let mut stored = encode::stored(files.files()?, &stored, &Options::from_env()?)?.into_iter();
+    let missing = || Error::new(Kind::Internal, "no such stored tensor");
+    let value = |range: &ffi::MemoryRange| match is_stored(range) {
+        true => stored.next().ok_or_else(missing),
+        // SAFETY: the caller vouches for the memory.
+        false => Ok(Values::Memory(unsafe { slice_of(range) })),
+    };
+    memory.iter().map(value).collect()
 }
 
 /// # Safety

@@ -2,11 +2,16 @@
 
 use super::difference::Difference;
 use super::{BLOCK_BYTES, Encoding};
+use crate::checkpoint::Checkpoint;
 use crate::digest::{Algorithm, Context, Digest};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
+use crate::options::Options;
 use crate::os::retry::SharedCheck;
 use crate::os::threads;
+use crate::reader::{self, Reader, read_ahead};
+use std::ops::Range;
+use std::sync::Arc;
 use zstd_safe::zstd_sys::ZSTD_EndDirective;
 use zstd_safe::{CCtx, CParameter, InBuffer, OutBuffer, get_error_name};
 
@@ -16,14 +21,66 @@ const LEVEL: i32 = 1;
 /// Smallest tensor whose frame is compressed by several threads, in bytes: four jobs of zstd.
 const SHARED_BYTES_MIN: usize = 8 << 20;
 
-/// Bytes of a tensor in two versions.
+/// Bytes that are read from a file at once. With both versions, they stay in the L2 cache until they are encoded.
+const READ_BYTES: usize = 64 << 10;
+
+/// Number of bytes whose changes are marked in one word.
+const BITS: usize = 64;
+
+/// Tensor in two versions.
 pub struct Pair<'a> {
     /// Name, for errors.
     pub name: &'a str,
+    /// Size in bytes.
+    pub bytes: usize,
     /// Bytes in the base version.
-    pub old: &'a [u8],
-    /// Bytes in the new version, of the same number.
-    pub new: &'a [u8],
+    pub old: Values<'a>,
+    /// Bytes in the new version.
+    pub new: Values<'a>,
+}
+
+/// Bytes of a tensor in one version.
+pub enum Values<'a> {
+    /// Bytes in memory.
+    Memory(&'a [u8]),
+    /// Bytes of a local file, which are read in parts: new memory for all of them would take more time than the reads. An
+    /// empty range is a tensor that is stored without data, and consists of zeros.
+    Stored(Arc<dyn Reader>, Range<u64>),
+}
+
+impl Values<'_> {
+    /// Returns the bytes of a range, which are read into the buffer if they are not in memory.
+    fn part<'a>(&'a self, range: Range<usize>, buffer: &'a mut Vec<u8>, check: SharedCheck<'_>) -> Result<&'a [u8]> {
+        match self {
+            Values::Memory(bytes) => Ok(bytes.get(range).unwrap_or_default()),
+            Values::Stored(reader, stored) => {
+                buffer.resize(range.len(), 0);
+                if !stored.is_empty() {
+                    reader.read(stored.start + to_u64(range.start), buffer, check)?;
+                }
+                Ok(buffer)
+            }
+        }
+    }
+}
+
+impl Pair<'_> {
+    /// Calls `take` for the old and the new bytes of each block in their order, until it returns false.
+    fn for_each_block(&self, check: SharedCheck<'_>, mut take: impl FnMut(&[u8], &[u8]) -> Result<bool>) -> Result<()> {
+        let (mut old_buffer, mut new_buffer) = (Vec::new(), Vec::new());
+        for begin in (0..self.bytes).step_by(READ_BYTES) {
+            check()?;
+            let range = begin..self.bytes.min(begin + READ_BYTES);
+            let old = self.old.part(range.clone(), &mut old_buffer, check)?;
+            let new = self.new.part(range, &mut new_buffer, check)?;
+            for (old, new) in old.chunks(BLOCK_BYTES).zip(new.chunks(BLOCK_BYTES)) {
+                if !take(old, new)? {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Changes of a tensor.
@@ -33,6 +90,27 @@ pub struct NewFrame {
     pub bytes: Vec<u8>,
     /// Checksum of the new bytes.
     pub checksum: Digest,
+}
+
+/// Returns the values of tensors in local files, and starts to read those that the page cache does not hold.
+pub fn stored(checkpoint: &Arc<Checkpoint>, names: &[&str], options: &Options) -> Result<Vec<Values<'static>>> {
+    let mut files: Vec<_> =
+        checkpoint.sources().map(|source| (source, reader::open_buffered(options, source), Vec::new())).collect();
+    let mut values = Vec::with_capacity(names.len());
+    for name in names {
+        let (source, entry) = checkpoint.find(name)?;
+        if let Some((_, reader, ranges)) = files.get_mut(source) {
+            ranges.push(entry.begin..entry.end);
+            values.push(Values::Stored(Arc::clone(reader), entry.begin..entry.end));
+        }
+    }
+    for (source, _, mut ranges) in files {
+        ranges.sort_by_key(|range| range.start);
+        if let Some(file) = source.file() {
+            read_ahead::start(file, checkpoint, ranges.into_iter(), false);
+        }
+    }
+    Ok(values)
 }
 
 /// Encodes the changes of tensors on several threads, in the order of the list. `None` for a tensor without changes.
@@ -45,9 +123,8 @@ pub fn frames(
     checksum: Algorithm,
     check: SharedCheck<'_>,
 ) -> Result<Vec<Option<NewFrame>>> {
-    let part_bytes = pairs.iter().map(|pair| pair.new.len()).sum::<usize>() / threads.max(1);
-    let is_large =
-        |&index: &usize| pairs.get(index).is_some_and(|pair| pair.new.len() >= part_bytes.max(SHARED_BYTES_MIN));
+    let part_bytes = pairs.iter().map(|pair| pair.bytes).sum::<usize>() / threads.max(1);
+    let is_large = |&index: &usize| pairs.get(index).is_some_and(|pair| pair.bytes >= part_bytes.max(SHARED_BYTES_MIN));
     let (large, small): (Vec<usize>, Vec<usize>) = (0..pairs.len()).partition(is_large);
     let missing = || Error::new(Kind::Internal, "no such tensor");
     let encode = |index: usize, threads| {
@@ -69,53 +146,73 @@ fn frame(
     threads: usize,
     check: SharedCheck<'_>,
 ) -> Result<Option<NewFrame>> {
-    if pair.old == pair.new {
+    let mut is_changed = false;
+    pair.for_each_block(check, |old, new| {
+        is_changed = old != new;
+        Ok(!is_changed)
+    })?;
+    if !is_changed {
         return Ok(None);
     }
     let mut context = Context::new(checksum);
     let bytes = match encoding {
         Encoding::Xor => {
-            let mut writer = FrameWriter::new(to_u64(pair.new.len()), threads)?;
+            let mut writer = FrameWriter::new(to_u64(pair.bytes), threads)?;
             let mut block = Vec::with_capacity(BLOCK_BYTES);
-            for (old, new) in blocks(pair) {
-                check()?;
+            pair.for_each_block(check, |old, new| {
                 context.update(new);
                 block.clear();
                 block.extend(old.iter().zip(new).map(|(old, new)| old ^ new));
-                writer.write(&block)?;
-            }
+                writer.write(&block).map(|()| true)
+            })?;
             writer.finish()?
         }
         Encoding::Overwrite => {
-            let (mut difference, mut count) = (Difference::default(), 0_usize);
-            for (old, new) in blocks(pair) {
-                check()?;
+            let mut difference = Difference::default();
+            // A bit for each byte, which tells whether it changes. One pass finds positions and values of the same bytes, even
+            // of a file that is written meanwhile.
+            let mut changed: Vec<u64> = Vec::with_capacity(pair.bytes.div_ceil(BITS));
+            let mut values = Vec::new();
+            pair.for_each_block(check, |old, new| {
                 context.update(new);
-                count += difference.find::<1>(old, new).len();
-            }
-            let changed = u32::try_from(count).ok().filter(|_| to_u64(pair.new.len()) <= u64::from(u32::MAX) + 1);
-            let Some(changed) = changed else {
+                let first = changed.len();
+                changed.resize(first + new.len().div_ceil(BITS), 0);
+                for &index in difference.find::<1>(old, new) {
+                    let index = to_usize(index.into());
+                    if let Some(bits) = changed.get_mut(first + index / BITS) {
+                        *bits |= 1 << (index % BITS);
+                    }
+                    values.extend(new.get(index));
+                }
+                Ok(true)
+            })?;
+            let count = u32::try_from(values.len()).ok();
+            let Some(count) = count.filter(|_| to_u64(pair.bytes) <= u64::from(u32::MAX) + 1) else {
                 let message = "the encoding \"overwrite\" has no positions beyond 4 GiB; use \"xor\"";
                 return Err(Error::new(Kind::InvalidArgument, message));
             };
-            let mut writer = FrameWriter::new(to_u64(size_of::<u32>()) + to_u64(count) * 5, threads)?;
-            writer.write(&changed.to_le_bytes())?;
+            let position_bytes = to_u64(size_of::<u32>());
+            let content_bytes = position_bytes + to_u64(values.len()) * (position_bytes + 1);
+            let mut writer = FrameWriter::new(content_bytes, threads)?;
+            writer.write(&count.to_le_bytes())?;
             let mut part = Vec::new();
-            for (number, (old, new)) in blocks(pair).enumerate() {
+            for (number, several) in changed.chunks(BLOCK_BYTES / BITS).enumerate() {
                 check()?;
                 part.clear();
-                let begin = u32::try_from(number * BLOCK_BYTES).unwrap_or(u32::MAX);
-                for index in difference.find::<1>(old, new) {
-                    part.extend_from_slice(&(begin + index).to_le_bytes());
+                let mut first = u32::try_from(number * BLOCK_BYTES).unwrap_or(u32::MAX);
+                for &bits in several {
+                    let mut left = bits;
+                    while left != 0 {
+                        part.extend_from_slice(&(first + left.trailing_zeros()).to_le_bytes());
+                        left &= left - 1;
+                    }
+                    first += u64::BITS;
                 }
                 writer.write(&part)?;
             }
-            for (old, new) in blocks(pair) {
+            for part in values.chunks(BLOCK_BYTES) {
                 check()?;
-                part.clear();
-                let changed = difference.find::<1>(old, new).iter().map(|&index| to_usize(index.into()));
-                part.extend(changed.filter_map(|index| new.get(index)));
-                writer.write(&part)?;
+                writer.write(part)?;
             }
             writer.finish()?
         }
@@ -125,10 +222,6 @@ fn frame(
         }
     };
     Ok(Some(NewFrame { bytes, checksum: context.finish() }))
-}
-
-fn blocks<'a>(pair: &Pair<'a>) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
-    pair.old.chunks(BLOCK_BYTES).zip(pair.new.chunks(BLOCK_BYTES))
 }
 
 /// Writer of one frame.

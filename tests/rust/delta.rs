@@ -1,14 +1,19 @@
 //! Changes that deltas make, against plain assignment.
 
+use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::{Stride, StridedRange};
 use fst::delta::changes::Changes;
 use fst::delta::decode::{self, Frame, Tensor};
-use fst::delta::encode::{self, Pair};
+use fst::delta::encode::{self, Pair, Values};
 use fst::delta::{CHECKSUMS, Encoding};
 use fst::digest::Algorithm;
 use fst::error::Kind;
+use fst::options::Options;
 use proptest::prelude::*;
+use std::fs;
 use std::path::Path;
+use std::sync::Arc;
+use tempfile::TempDir;
 
 const ENCODINGS: [Encoding; 2] = [Encoding::Xor, Encoding::Overwrite];
 
@@ -18,7 +23,7 @@ fn no_check() -> fst::Result<()> {
 
 /// Frame and checksum of the change from `old` to `new`.
 fn encode(old: &[u8], new: &[u8], encoding: Encoding, checksum: Algorithm) -> Option<encode::NewFrame> {
-    let pair = Pair { name: "w", old, new };
+    let pair = Pair { name: "w", bytes: new.len(), old: Values::Memory(old), new: Values::Memory(new) };
     encode::frames(2, &[pair], encoding, checksum, &no_check).unwrap().pop().unwrap()
 }
 
@@ -198,6 +203,31 @@ fn frames_of_large_tensors_match_assignment() {
         let changes = decode(&old, 2, vec![frame(encoding, &encoded.bytes, &new)]).unwrap();
         assert!(changes.positions.is_some());
         assert_eq!(assign(&old, 2, &changes), new);
+    }
+}
+
+/// Tensors of which files are read in parts, against the same bytes in memory. The last is stored without data.
+#[test]
+fn values_in_files_encode_as_in_memory() {
+    let directory = TempDir::new().unwrap();
+    let stored = |name: &str, bytes: &[u8]| {
+        let path = directory.path().join(name);
+        let header = format!(r#"{{"w":{{"dtype":"U8","shape":[{0}],"data_offsets":[0,{0}]}}}}"#, bytes.len());
+        let length = (header.len() as u64).to_le_bytes();
+        fs::write(&path, [&length, header.as_bytes(), bytes].concat()).unwrap();
+        let checkpoint = Arc::new(Checkpoint::open(&[&path]).unwrap());
+        encode::stored(&checkpoint, &["w"], &Options::default()).unwrap().pop().unwrap()
+    };
+    let old: Vec<u8> = (0..200_001_u32).map(|index| (index.wrapping_mul(index) >> 7) as u8).collect();
+    let mut new = old.clone();
+    new.iter_mut().skip(100_000).step_by(5003).for_each(|byte| *byte ^= 1);
+    for encoding in ENCODINGS {
+        let Values::Stored(reader, _) = stored("old", &old) else { panic!("read in parts") };
+        for (old_values, old) in [(stored("old", &old), &old), (Values::Stored(reader, 0..0), &vec![0; old.len()])] {
+            let pair = Pair { name: "w", bytes: new.len(), old: old_values, new: stored("new", &new) };
+            let frames = encode::frames(2, &[pair], encoding, Algorithm::Xxh3, &no_check).unwrap();
+            assert_eq!(frames, [encode(old, &new, encoding, Algorithm::Xxh3)]);
+        }
     }
 }
 

@@ -8,6 +8,7 @@ import torch
 import fst
 from combinations import pairwise
 from deltafile import INDEX
+from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._update.delta_files import apply_delta
 from rawfile import DTYPES, assert_all_same
 
@@ -55,6 +56,23 @@ def test_delta_leads_to_the_new_version(tmp_path, encoding, checksum, source, li
     assert (len(set(index["weight_map"].values())) > 1) == (limit == 500)
     apply_delta(tmp_path / "old.safetensors", delta, tmp_path / "applied")
     assert_all_same(fst.load_file(tmp_path / "applied"), new)
+
+
+def test_files_are_read_in_parts(tmp_path, monkeypatch):
+    """Local files are not loaded into new memory. Those of which loads make no views are."""
+    old, new = models()
+    paths = [tmp_path / "old.safetensors", tmp_path / "new.safetensors"]
+    for path, tensors in zip(paths, (old, new), strict=True):
+        fst.save_file(tensors, path)
+    loaded = []
+    load = OpenCheckpoint.load_copies
+    monkeypatch.setattr(OpenCheckpoint, "load_copies", lambda *given: loaded.append(given) or load(*given))
+    fst.save_delta(*paths, tmp_path / "parts", **VERSIONS)
+    assert not loaded
+    monkeypatch.setenv("FST_READER", "pread")
+    fst.save_delta(*paths, tmp_path / "copies", **VERSIONS)
+    assert loaded
+    assert_all_same(fst.load_file(tmp_path / "parts"), fst.load_file(tmp_path / "copies"))
 
 
 def test_tensors_with_strides(tmp_path):

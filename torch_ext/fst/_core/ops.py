@@ -73,13 +73,19 @@ def reader(paths: Sequence[str], device: _Device = "cpu") -> str:
 
 @translates_errors
 def encode_delta(
-    names: Sequence[str], old: Sequence[Tensor], new: Sequence[Tensor], encoding: str, checksum: str
+    names: Sequence[str],
+    old: Sequence[Tensor],
+    new: Sequence[Tensor],
+    encoding: str,
+    checksum: str,
+    old_files: Any,
+    new_files: Any,
 ) -> tuple[list[Tensor], list[str]]:
     """Returns the frames of a delta from old to new tensors, and the checksums of the new ones.
 
-    Both are empty for a tensor that does not change.
+    Both are empty for a tensor that does not change. Tensors on meta are read from the files of a checkpoint.
     """
-    return torch.ops.fst._encode_delta(names, old, new, encoding, checksum)
+    return torch.ops.fst._encode_delta(names, old, new, encoding, checksum, old_files, new_files)
 
 
 @translates_errors

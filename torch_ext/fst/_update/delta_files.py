@@ -95,15 +95,19 @@ def save_delta(
     batches = [list(batch) for batch in split_by_size(versions[1].tensors.items(), _BATCH_BYTES)]
     with ThreadPoolExecutor(1, thread_name_prefix="fst-delta") as executor:
 
-        def load(names: list[str]) -> tuple[list[Tensor], list[Tensor]]:
-            return versions[0].load(names), versions[1].load(names)
+        def load(names: list[str]) -> list[list[Tensor]]:
+            # Files that can be read in parts are read while their tensors are encoded.
+            return [
+                version.load(names) if version.files is None else [version.tensors[name] for name in names]
+                for version in versions
+            ]
 
         loads = (executor.submit(load, names) for names in [*batches, []])
         loaded = next(loads)
         for names in batches:
             pair, loaded = loaded.result(), next(loads)
-            encoded = zip(names, *ops.encode_delta(names, *pair, encoding, checksum), strict=True)
-            for name, frame, digest in encoded:
+            encoded = ops.encode_delta(names, *pair, encoding, checksum, versions[0].files, versions[1].files)
+            for name, frame, digest in zip(names, *encoded, strict=True):
                 if digest:
                     frames[name], checksums[name] = frame, digest
     metadata = {

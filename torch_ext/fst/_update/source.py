@@ -194,12 +194,14 @@ class Values:
     Attributes:
         tensors: The tensors by name, in the order of the source. Tensors of a checkpoint are on meta.
         checkpoint: The open checkpoint, if the source is one.
+        files: Its object of the core, if its files can be read in parts: loads to the CPU would map them.
         version: The version that its index states, if any.
         encrypted: Its path if it is encrypted.
     """
 
     def __init__(self, source: Paths | Mapping[str, Tensor], reading: Reading) -> None:
         self.checkpoint: OpenCheckpoint | None = None
+        self.files: Any = None
         self.version: str | None = None
         self.encrypted: str | None = None
         if isinstance(source, Mapping):
@@ -215,6 +217,8 @@ class Values:
             self.checkpoint.verify()
         self.tensors, self.version = self.checkpoint.tensors, opened.version()
         self.encrypted = paths[0] if opened.is_encrypted() else None
+        if self.checkpoint.page_cache():
+            self.files = self.checkpoint._object
 
     def load(self, names: Sequence[str]) -> list[Tensor]:
         """Returns tensors with values. Tensors of a checkpoint are read into new memory on the CPU."""
