@@ -24,8 +24,10 @@ import fst
 import fst._save.background
 from fst import RankError
 from fst._core.classes import CheckpointSave, ExchangePlan, RanksSave, Traffic
+from fst._core.group import Group
+from fst._ranks.descriptions import Description
 from fst._ranks.meshes import MeshLayouts
-from fst._ranks.save import GroupCheckpoint
+from fst._ranks.save import GroupCheckpoint, SaveArguments
 from fst._save.host_copy import HostCopy
 from rank_processes import Ranks, on_ranks
 from rawfile import assert_all_same, assert_same
@@ -490,6 +492,14 @@ def test_digests_keep_rows_on_their_ranks(tmp_path):
     assert sum(sent) < 0.01 * rows.numel()
     dist.barrier()
     fst.verify(tmp_path / "m")
+
+
+def test_default_windows_grow_with_the_group():
+    """Those of objects do not, because they have whole parts."""
+    cpu = torch.device("cpu")
+    for path, size, mib in [("/m", 2, 16), ("/m", 4, 32), ("/m", 64, 128), ("s3://bucket/m", 2, 128)]:
+        arguments = SaveArguments(path, "directory", None, None, None, None, Description([], {}))
+        assert arguments.window_of(Group(None, 0, size, cpu, cpu)) == mib << 20
 
 
 # Saves in the background.

@@ -21,6 +21,9 @@ from fst._ranks.exchange import Exchange
 from fst._save.shards import split, write_state
 
 _CPU = torch.device("cpu")
+# Default size of a rank's buffers for each rank of the group, in bytes, up to the group's default. Smaller groups save
+# faster with smaller windows: docs/decisions/ranks-saves.md.
+_WINDOW_BYTES = 8 << 20
 
 
 @dataclasses.dataclass
@@ -61,7 +64,10 @@ class SaveArguments:
 
     def window_of(self, group: Group) -> int:
         """Returns the upper bound for the buffers of a rank, in bytes."""
-        return group.window_bytes if self.window_bytes is None else self.window_bytes
+        if self.window_bytes is not None:
+            return self.window_bytes
+        # A window of objects has whole parts.
+        return group.window_bytes if is_remote(self.path) else min(group.window_bytes, group.size * _WINDOW_BYTES)
 
 
 def agree_on_save(prepare: Callable[[], SaveArguments], group: Group) -> "tuple[GroupCheckpoint, list[Any]]":

@@ -112,7 +112,8 @@ def save_distributed(
         digests: "blake3" puts a digest of each tensor and of the header into each file, as in `save_file`. The ranks
             hash what they write.
         encryption_key: Not supported yet. Save the loaded files again with `save_file`.
-        window_bytes: Upper bound for this rank's send and receive buffers, in bytes. `None` is 128 MiB.
+        window_bytes: Upper bound for this rank's send and receive buffers, in bytes. `None` is 8 MiB for each rank of
+            the group, at most 128 MiB, and 128 MiB for URLs.
         background: Whether to copy what this rank writes or sends to host memory and return, and to save the copies in
             the background. The call creates a gloo group for that the first time.
         max_snapshots: Number of copies that may exist at a time. With `background`, a call waits until there are fewer.
