@@ -84,7 +84,6 @@ class _Memory:
 class UnsavedTensor(DeferredTensor):
     """Deferred tensor of which programs ask whether it shares memory with others, before they save it."""
 
-    # pyrefly: ignore[bad-override]
     def untyped_storage(self) -> Any:
         """Returns the storage of which it would be a view, or what programs ask of one."""
         base = self.source.base
@@ -92,7 +91,7 @@ class UnsavedTensor(DeferredTensor):
 
     # A call of the dispatcher takes longer, and transformers calls this for each expert.
     # pyrefly: ignore[bad-override]
-    def squeeze(self, *dim: Any) -> "UnsavedTensor":
+    def squeeze(self, *dim: Any) -> "DeferredTensor":
         """Records the view without dims of one index, as `Tensor.squeeze`."""
         return UnsavedTensor(self.source.map(lambda tensor: tensor.squeeze(*dim)), self.device)
 

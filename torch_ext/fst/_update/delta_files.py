@@ -105,8 +105,8 @@ def save_delta(
         loads = (executor.submit(load, names) for names in [*batches, []])
         loaded = next(loads)
         for names in batches:
-            pair, loaded = loaded.result(), next(loads)
-            encoded = ops.encode_delta(names, *pair, encoding, checksum, versions[0].files, versions[1].files)
+            (before, after), loaded = loaded.result(), next(loads)
+            encoded = ops.encode_delta(names, before, after, encoding, checksum, versions[0].files, versions[1].files)
             for name, frame, digest in zip(names, *encoded, strict=True):
                 if digest:
                     frames[name], checksums[name] = frame, digest
