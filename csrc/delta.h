@@ -59,9 +59,10 @@ class OpenUpdateSource : public torch::CustomClassHolder {
   const bool is_verified_;
 };
 
+using OptionalCheckpoint = std::optional<c10::intrusive_ptr<OpenCheckpoint>>;
+
 // Encodes the changes of tensors for a new delta. Returns their frames as uint8, and the checksums of the new values.
 // Both are empty for a tensor that does not change. The values of tensors on meta are read from local files.
-using OptionalCheckpoint = std::optional<c10::intrusive_ptr<OpenCheckpoint>>;
 std::tuple<std::vector<at::Tensor>, std::vector<std::string>> encode_delta(
     Strings names, at::TensorList old, at::TensorList changed, const std::string& encoding, const std::string& checksum,
     const OptionalCheckpoint& old_files, const OptionalCheckpoint& changed_files);

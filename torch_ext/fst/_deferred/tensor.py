@@ -167,8 +167,9 @@ def _record_join(
         return None
     dim %= meta.dim()
     # One tensor is copied.
-    first = sources[0].map(lambda tensor: tensor.unsqueeze(dim)) if is_stack else sources[0]
-    values = first.values if len(sources) == 1 else None
+    values = sources[0].values if len(sources) == 1 else None
+    if values is not None and is_stack:
+        values = values.unsqueeze(dim)
     return type(deferred[0])(View(meta, Joined(meta, sources, dim, is_stack), values), deferred[0].device)
 
 
