@@ -35,6 +35,15 @@ impl<'a> Collector<'a> {
         collector
     }
 
+    /// Prepares for up to `count` changes, so that memory does not grow step by step, and is not copied then.
+    pub fn reserve(&mut self, count: usize) {
+        if let Changes { positions: Some(positions), values } = &mut self.changes {
+            let count = count.min(self.old.len() / (POSITION_BYTES + self.item_bytes));
+            positions.reserve_exact(count);
+            values.reserve_exact(count * self.item_bytes);
+        }
+    }
+
     /// Compares the new bytes that begin at byte `begin`. The bytes before were added. If the caller knows which bytes
     /// may differ, `candidates` are their offsets in `new`, in ascending order.
     pub fn add(&mut self, begin: usize, new: &[u8], candidates: Option<&[u32]>) {

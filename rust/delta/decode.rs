@@ -59,6 +59,9 @@ pub fn changes(tensor: &Tensor<'_>, check: Check<'_>) -> Result<Changes> {
         let patch = patch.map_err(|error| at(frame, error))?;
         patches.push((frame, patch));
     }
+    if let ([(_, patch)], None) = (patches.as_slice(), region) {
+        collector.reserve(patch.count());
+    }
     // The last checksum implies those before it. Sparse patches, which may follow, have none.
     let expected = |frame: &Frame<'_>| frame.checksum.filter(|_| region.is_none());
     let checksum = frames.iter().enumerate().rev().find_map(|(index, frame)| Some((index, expected(frame)?)));

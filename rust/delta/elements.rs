@@ -95,6 +95,11 @@ impl<'a> Elements<'a> {
         }
     }
 
+    /// Returns the number of elements.
+    pub fn count(&self) -> usize {
+        self.positions.len() / size_of::<u32>()
+    }
+
     /// Returns the offsets of the first bytes of the elements that were written to the last block, in ascending order.
     pub fn written(&self) -> &[u32] {
         &self.written

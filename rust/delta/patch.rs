@@ -63,6 +63,15 @@ impl<'a> Patch<'a> {
         })
     }
 
+    /// Returns the number of positions, or 0 if the frame has none.
+    pub fn count(&self) -> usize {
+        match self {
+            Patch::Xor(_) => 0,
+            Patch::Overwrite(overwrite) => overwrite.left,
+            Patch::Elements(elements) => elements.count(),
+        }
+    }
+
     /// Writes the next block, which begins at byte `begin` of the tensor and has at most [`BLOCK_BYTES`], to `new`.
     /// Fails with `malformed` if the frame is not valid.
     pub fn apply(&mut self, begin: u64, old: &[u8], new: &mut Vec<u8>) -> Result<()> {
