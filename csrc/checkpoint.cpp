@@ -1,6 +1,5 @@
 #include "checkpoint.h"
 
-#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
 #include <utility>
@@ -41,24 +40,6 @@ OpenCheckpoint::Entry OpenCheckpoint::entry(const std::string& name) const {
   std::vector<int64_t> shape(info.shape.begin(), info.shape.end());
   return {std::string(info.dtype), std::move(shape), static_cast<int64_t>(info.bytes), static_cast<int64_t>(info.begin),
           info.kind};
-}
-
-std::vector<OpenCheckpoint::DifferingHash> OpenCheckpoint::differing_hashes(
-    Strings names, const std::vector<at::Tensor>& tensors) const {
-  check_counts(names.size(), "names", tensors.size(), "tensors; give one for each");
-  std::vector<at::Tensor> held;
-  std::vector<MemoryRange> data;
-  data.reserve(tensors.size());
-  for (size_t index = 0; index < tensors.size(); ++index) {
-    data.push_back(range_of(held.emplace_back(in_memory(names.get(index), tensors[index]))));
-  }
-  const auto converted = to_rust(names);
-  std::vector<DifferingHash> differing;
-  for (const auto& hash : call_core(
-           [&] { return checkpoint_->differing_hashes(slice_of(converted), slice_of(data), at::get_num_threads()); })) {
-    differing.emplace_back(names.get(hash.tensor), std::string(hash.algorithm));
-  }
-  return differing;
 }
 
 std::vector<at::Tensor> OpenCheckpoint::load(const Selected& selected, const LoadOptions& options) const {

@@ -26,7 +26,6 @@ namespace fst {
 class OpenCheckpoint : public torch::CustomClassHolder {
  public:
   using Entry = std::tuple<std::string, std::vector<int64_t>, int64_t, int64_t, int64_t>;
-  using DifferingHash = std::tuple<std::string, std::string>;
 
   explicit OpenCheckpoint(Strings paths, const OpenOptions& options = {});
   OpenCheckpoint(rust::Box<Checkpoint> checkpoint, bool is_verified);
@@ -44,10 +43,6 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // Returns the dtype and the shape of a tensor as stored, its size in bytes, its first byte in its file, and
   // its kind in a `.tensors` file, or -1.
   Entry entry(const std::string& name) const;
-
-  // Compares contiguous tensors on the CPU with the hashes in `.tensors` files. Returns the names of those that differ,
-  // each with the algorithm of the hash. The hashes of tensors that are stored without data cover none.
-  std::vector<DifferingHash> differing_hashes(Strings names, const std::vector<at::Tensor>& tensors) const;
 
   // Loads what is selected into new tensors, in its order.
   std::vector<at::Tensor> load(const Selected& selected, const LoadOptions& options) const;

@@ -185,7 +185,6 @@ void define_classes(torch::Library& m) {
       .def("call", call_method<OpenCheckpoint>)
       .def("names", &OpenCheckpoint::names)
       .def("entry", &OpenCheckpoint::entry, "", {torch::arg("name")})
-      .def("differing_hashes", &OpenCheckpoint::differing_hashes, "", {torch::arg("names"), torch::arg("tensors")})
       .def("load", load_parts, "",
            {torch::arg("names"), torch::arg("regions") = none, torch::arg("device") = c10::Device(c10::kCPU),
             torch::arg("dtype") = none, torch::arg("patterns") = none, torch::arg("dtypes") = none,

@@ -69,7 +69,6 @@ mod ffi {
         type Order = crate::bridge::types::ffi::Order;
         type MetadataEntry = crate::bridge::types::ffi::MetadataEntry;
         type TensorInfo = crate::bridge::types::ffi::TensorInfo;
-        type DifferingHash = crate::bridge::types::ffi::DifferingHash;
         type NewTensor = crate::bridge::types::ffi::NewTensor;
         type DeviceStream = crate::bridge::types::ffi::DeviceStream;
         type Extent = crate::bridge::types::ffi::Extent;
@@ -192,12 +191,6 @@ mod ffi {
         fn tensor_names(self: &Checkpoint) -> Vec<String>;
         fn metadata(self: &Checkpoint) -> Result<Vec<MetadataEntry>>;
         fn tensor_info(self: &Checkpoint, name: &str) -> Result<TensorInfo>;
-        unsafe fn differing_hashes(
-            self: &Checkpoint,
-            names: &[String],
-            data: &[MemoryRange],
-            threads: usize,
-        ) -> Result<Vec<DifferingHash>>;
         fn call(self: &Checkpoint, method: &str, request: &str) -> Result<String>;
         fn take_unverified(self: &Checkpoint) -> String;
 

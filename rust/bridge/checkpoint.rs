@@ -253,29 +253,6 @@ impl Checkpoint {
         })
     }
 
-    /// Compares the data of tensors with their hashes.
-    ///
-    /// # Safety
-    /// The addresses must belong to memory of these sizes, which nothing writes meanwhile.
-    pub(super) unsafe fn differing_hashes(
-        &self,
-        names: &[String],
-        data: &[ffi::MemoryRange],
-        threads: usize,
-    ) -> Result<Vec<ffi::DifferingHash>> {
-        let slice = |bytes: &ffi::MemoryRange| match to_usize(bytes.bytes) {
-            0 => &[],
-            length => {
-                let address = std::ptr::with_exposed_provenance(to_usize(bytes.address));
-                // SAFETY: The caller vouches for the memory.
-                unsafe { std::slice::from_raw_parts(address, length) }
-            }
-        };
-        let data: Vec<&[u8]> = data.iter().map(slice).collect();
-        let differing = |(tensor, algorithm): (usize, &str)| ffi::DifferingHash { tensor, algorithm: algorithm.into() };
-        guard(|| Ok(self.files()?.differing_hashes(names, &data, threads)?.into_iter().map(differing).collect()))
-    }
-
     /// Returns the text of a warning about what loads have not verified, although digests were requested. Returns it once.
     pub(super) fn take_unverified(&self) -> String {
         self.files.opened().map(|files| files.take_unverified()).unwrap_or_default()

@@ -174,13 +174,6 @@ pub(super) mod ffi {
         kind: i8,
     }
 
-    /// Hash in a `.tensors` file that differs from the hash of the tensor's data.
-    struct DifferingHash {
-        /// Index of the tensor in the list of names.
-        tensor: usize,
-        algorithm: String,
-    }
-
     /// Tensor of a new file.
     struct NewTensor {
         name: String,
@@ -298,7 +291,6 @@ pub(super) mod ffi {
     impl Vec<TemporaryTensor> {}
     impl Vec<CodesPart> {}
     impl Vec<MetadataEntry> {}
-    impl Vec<DifferingHash> {}
     impl Vec<ElementChanges> {}
     impl Vec<NewFrame> {}
     impl Vec<RankRange> {}

@@ -5,9 +5,6 @@ use crate::digest::{Algorithm, Digest};
 use crate::error::{Error, Kind, Result};
 use crate::format::header::{Entry, Header};
 use crate::format::tensors::tensor_header::{self, TensorHeader};
-use crate::num::to_usize;
-use crate::os::compute_pool;
-use crate::os::mutex::Mutex;
 use crate::source::Source;
 use std::sync::Arc;
 
@@ -55,36 +52,5 @@ impl Checkpoint {
         }
         headers.sort_by_key(|(index, _)| *index);
         Ok(headers.into_iter().map(|(_, header)| header).collect())
-    }
-
-    /// Compares data with the hashes in `.tensors` files. Returns the indices of tensors whose data differs, in
-    /// ascending order, each with the name of the algorithm of the hash. The hashes of tensors that are stored without
-    /// data cover none. Fails with `invalid-argument` if the data of a tensor has another size than in its file.
-    pub fn differing_hashes(
-        &self,
-        names: &[String],
-        data: &[&[u8]],
-        threads: usize,
-    ) -> Result<Vec<(usize, &'static str)>> {
-        let headers = self.tensor_headers(names)?;
-        let mut tensors: Vec<(usize, (&TensorHeader, &[u8]))> = Vec::with_capacity(headers.len());
-        for ((name, header), &data) in names.iter().zip(&headers).zip(data) {
-            let (_, entry) = self.find(name)?;
-            let stored_bytes = to_usize(entry.end.saturating_sub(entry.begin));
-            if stored_bytes != 0 && stored_bytes != data.len() {
-                let message = format!("{} bytes of data, but {stored_bytes} in the file", data.len());
-                return Err(Error::new(Kind::InvalidArgument, message).tensor(&**name));
-            }
-            tensors.push((tensors.len(), (header, if stored_bytes == 0 { &[] } else { data })));
-        }
-        let differing = Mutex::new(Vec::new());
-        compute_pool::for_each(threads, &tensors, |(index, (header, data))| {
-            let hashes = header.differing(data);
-            let mut differing = differing.lock();
-            differing.extend(hashes.iter().map(|hash| (*index, hash.algorithm.name())));
-        });
-        let mut differing = differing.into_inner();
-        differing.sort_unstable();
-        Ok(differing)
     }
 }

@@ -131,11 +131,12 @@ impl Verify {
     pub(super) fn stated(&self, source: &Source, header: &Header, json: &[u8]) -> Result<Stated> {
         match self {
             Verify::Nothing => Ok(Stated::Nothing),
-            // It needs a key, not digests.
-            Verify::Digests if encryption::is_encrypted(header) => Ok(Stated::Nothing),
+            // The hashes cover names, dtypes and shapes, too, which are not authentic in an encrypted file.
             Verify::Digests if json.starts_with(tensors::MAGIC) => {
                 Ok(Stated::Hashes(tensor_headers::hashes(source, header).map_err(|error| error.at(source.path()))?))
             }
+            // It needs a key, not digests.
+            Verify::Digests if encryption::is_encrypted(header) => Ok(Stated::Nothing),
             Verify::Digests => {
                 if let Some(digest) = hub_digest(source, header) {
                     return Ok(Stated::of_file(digest, header, json, HUB));

@@ -22,6 +22,7 @@ use crate::remote::find::name::Name;
 use crate::source::files::{place_below, place_of};
 use crate::source::{Place, Source};
 use std::cmp::Reverse;
+use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::mpsc::{self, SyncSender};
@@ -46,7 +47,7 @@ struct Job<'a> {
     bytes: Range<u64>,
     source: usize,
     inputs: Range<usize>,
-    /// Tensor with the bytes, if they are decrypted. They belong to no input then.
+    /// Tensor with the bytes, if they are decrypted and belong to no input.
     encrypted: Option<&'a str>,
 }
 
@@ -70,6 +71,7 @@ pub fn check_part(
 ) -> Result<()> {
     checkpoint.check_headers(0..checkpoint.sources().len())?;
     let mut inputs = checkpoint.inputs(compared);
+    let hashed = inputs.iter().filter(|input| input.tensor.is_some()).map(|input| input.source).collect();
     let total_bytes: u64 = inputs.iter().map(|input| input.end - input.begin).sum();
     let (begin, end) = (part_begin(total_bytes, part, parts), part_begin(total_bytes, part.saturating_add(1), parts));
     let mut at: u64 = 0;
@@ -78,22 +80,27 @@ pub fn check_part(
         at = at.saturating_add(input.end - input.begin);
         is_own
     });
-    // Digests of encrypted files cover the files as stored.
+    // Digests of encrypted files cover the files as stored, and hashes of tensors the decrypted data.
     let sources: Vec<Source> = checkpoint.sources().map(Source::stored).cloned().collect();
     let count = sources.len();
+    for input in inputs.iter_mut().filter(|input| input.tensor.is_some()) {
+        input.source += if checkpoint.source(input.source)?.is_encrypted() { count } else { 0 };
+    }
     let encrypted = match compared {
-        Compared::All => encrypted_jobs(checkpoint, count).into_iter().skip(part).step_by(parts.max(1)).collect(),
+        Compared::All => encrypted_jobs(checkpoint, count, &hashed),
         Compared::WithoutGroups | Compared::WholeFiles => Vec::new(),
     };
+    let encrypted = encrypted.into_iter().skip(part).step_by(parts.max(1)).collect();
     let sources: Vec<Source> = sources.into_iter().chain(checkpoint.sources().cloned()).collect();
     first(run(&sources, inputs, encrypted, options)?)
 }
 
-/// Divides the data of encrypted files into jobs. `first_source` is the index of the first file among the sources.
-fn encrypted_jobs(checkpoint: &Checkpoint, first_source: usize) -> Vec<Job<'_>> {
+/// Divides the data of encrypted files into jobs, but of those in `hashed`, whose tensors are decrypted to be hashed.
+/// `first_source` is the index of the first file among the sources.
+fn encrypted_jobs<'a>(checkpoint: &'a Checkpoint, first_source: usize, hashed: &HashSet<usize>) -> Vec<Job<'a>> {
     let mut jobs = Vec::new();
     for (index, entry) in checkpoint.entries() {
-        if !checkpoint.source(index).is_ok_and(Source::is_encrypted) {
+        if hashed.contains(&index) || !checkpoint.source(index).is_ok_and(Source::is_encrypted) {
             continue;
         }
         let mut begin = entry.begin;
@@ -243,7 +250,10 @@ fn run(sources: &[Source], mut inputs: Vec<Input>, encrypted: Vec<Job<'_>>, opti
         let Some(job) = jobs.get(index) else { return Ok(()) };
         let missing = || Error::new(Kind::Internal, "no such file");
         let reader = readers.get(job.source).ok_or_else(missing)?;
-        let file = sources.get(job.source).ok_or_else(missing)?.file().filter(|_| job.encrypted.is_none());
+        let source = sources.get(job.source).ok_or_else(missing)?;
+        let first = hashed.get(job.inputs.start).filter(|_| !job.inputs.is_empty());
+        let tensor = job.encrypted.or(first.and_then(|hashed| hashed.input.tensor.as_deref()));
+        let file = source.file();
         let hash = |at: u64, block: &[u8]| {
             let end = at.saturating_add(to_u64(block.len()));
             for input in hashed.get(job.inputs.clone()).unwrap_or_default() {
@@ -259,7 +269,7 @@ fn run(sources: &[Source], mut inputs: Vec<Input>, encrypted: Vec<Job<'_>>, opti
             let kept = buffers.lock().pop();
             let mut buffer = kept.unwrap_or_default();
             // Whole chunks are decrypted.
-            let block_bytes = if job.encrypted.is_some() { JOB_BYTES } else { BLOCK_BYTES };
+            let block_bytes = if source.is_encrypted() { JOB_BYTES } else { BLOCK_BYTES };
             let (mut at, mut is_lent) = (job.bytes.start, false);
             while at < job.bytes.end {
                 check()?;
@@ -280,10 +290,8 @@ fn run(sources: &[Source], mut inputs: Vec<Input>, encrypted: Vec<Job<'_>>, opti
                 let end = job.bytes.end.min(at.saturating_add(block_bytes));
                 buffer.resize(to_usize(end - at).max(buffer.len()), 0);
                 let block = buffer.get_mut(..to_usize(end - at)).unwrap_or_default();
-                let read = reader.read(at, block, &check);
-                match job.encrypted {
-                    Some(tensor) => read.or_else(|error| keep(job.source, error.tensor(tensor)))?,
-                    None => read?,
+                if let Err(error) = reader.read(at, block, &check) {
+                    return keep(job.source, if let Some(name) = tensor { error.tensor(name) } else { error });
                 }
                 hash(at, block)?;
                 at = end;

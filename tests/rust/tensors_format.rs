@@ -329,16 +329,6 @@ fn round_trip(tensors: &[NewTensor], options: &Options) -> u32 {
         let data = data(tensor);
         let hash = |algorithm: Algorithm| algorithm.digest_parts([&stored.hashed[..], &data]);
         assert_eq!(stored.hashes, [hash(Algorithm::Crc32), hash(Algorithm::Sha256)]);
-        let names = [tensor.name.clone()];
-        assert_eq!(checkpoint.differing_hashes(&names, &[&data], 2).unwrap(), []);
-        if !data.is_empty() {
-            let mut changed = data.clone();
-            changed[data.len() / 2] ^= 1;
-            let differing = checkpoint.differing_hashes(&names, &[&changed], 2).unwrap();
-            assert_eq!(differing, [(0, "crc32"), (0, "sha256")]);
-            let shorter = checkpoint.differing_hashes(&names, &[&data[1..]], 2);
-            assert_fails(shorter, Kind::InvalidArgument, &[]);
-        }
     }
     Preamble::parse(&bytes).unwrap().version
 }

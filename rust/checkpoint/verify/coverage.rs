@@ -241,9 +241,9 @@ impl Checkpoint {
                         }
                         _ => indices.iter().zip(inputs).for_each(|(&index, input)| coverage.add(&[index], input)),
                     }
-                    // The digests of a header cover a region without bytes.
-                    let needs_none = |&index: &usize| regions.get(index).is_some_and(|region| region.bytes() == 0);
-                    indices.retain(|index| !needs_none(index));
+                    // The digests of a header cover a region without bytes, and decrypted bytes are authentic.
+                    let is_empty = |&index: &usize| regions.get(index).is_some_and(|region| region.bytes() == 0);
+                    indices.retain(|index| !file.source.is_encrypted() && !is_empty(index));
                 }
                 Stated::File { digest, header, origin, .. } => {
                     let mut found: Vec<_> =

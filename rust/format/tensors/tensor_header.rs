@@ -44,14 +44,6 @@ pub struct TensorHeader {
     pub encryption: Encryption,
 }
 
-impl TensorHeader {
-    /// Returns the hashes that do not match this data.
-    pub fn differing(&self, data: &[u8]) -> Vec<Digest> {
-        let is_of = |hash: &Digest| hash.algorithm.digest_parts([&self.hashed, data]) == *hash;
-        self.hashes.iter().filter(|hash| !is_of(hash)).copied().collect()
-    }
-}
-
 /// Returns the bytes of a file that hold the header of a tensor. Fails with `malformed` if the range does not hold a
 /// header.
 pub fn range(entry: Entry<'_>, tensors_entry: TensorsEntry) -> Result<Range<u64>> {

@@ -67,7 +67,6 @@ CALLS = {
     "EncryptionKey.derive salt": "classes.EncryptionKey.derive(key, [1, 8192], t, key.clone())",
     "EncryptionKey.derive key": "classes.EncryptionKey.derive(key, [1, 8192], key[:16], t)",
     "Checkpoint": 'classes.Checkpoint(["a"], t, "", None)',
-    "Checkpoint.differing_hashes": 'classes.Checkpoint(["h"]).differing_hashes(["x"], [t])',
     "Checkpoint.load_into": 'classes.Checkpoint(["a"]).load_into(["x"], [t])',
     "Checkpoint.load_into regions": 'classes.Checkpoint(["a"]).load_into(["x"], [t], ([0], [32], [1]))',
     "Checkpoint.load_into rules": 'classes.Checkpoint(["a"]).load_into(["y"], [t], rules=["y = x"])',
@@ -109,14 +108,11 @@ import os
 
 import fst
 import torch
-from fst.compat.tensorizer import TensorSerializer
 
 {inspect.getsource(kinds)}
 classes, ops = torch.classes.fst, torch.ops.fst
 key = torch.ones(32, dtype=torch.uint8)
 fst.save_file({{"x": key}}, "a")
-with TensorSerializer("h") as serializer:
-    serializer.write_state_dict({{"x": key}})
 request = dict(lengths=[4], list_of_rank=[0], caches=[-1], strategy="auto", window_bytes=1 << 20)
 request = json.dumps(request)
 plan = classes.LoadPlan(classes.Checkpoint(["a"]), torch.tensor([1, 2, 0, 0]), request)

@@ -161,18 +161,6 @@ class Checkpoint(CoreObject, Loads):
         """Reads the index of the module of each tensor in tensorizer's format. Raises ValueError for other files."""
         return self.call("module_indices", list(names))
 
-    def differing_hashes(self, names: Sequence[str], tensors: Sequence[Tensor]) -> list[tuple[str, str]]:
-        """Compares tensors with the hashes in files of tensorizer's format.
-
-        Args:
-            names: The names of the tensors.
-            tensors: Contiguous tensors on the CPU, with the stored dtypes.
-
-        Returns:
-            The names of tensors that differ, each with the algorithm of the hash.
-        """
-        return self._object.differing_hashes(names, tensors)
-
     def path(self, name: str) -> str:
         """Returns the path of the file that holds a tensor."""
         return self.call("path", name)

@@ -1,5 +1,6 @@
 """Encrypted files: written and read, and refused if anything in them was changed."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import fst
 from fst.compat.tensorizer import CryptographyError, DecryptionParams, EncryptionParams
 from fst.compat.tensorizer import TensorDeserializer as Deserializer
 from fst.compat.tensorizer import TensorSerializer as Serializer
+from fst.compat.tensorizer.serialization import HashMismatchError
 from rawfile import assert_all_same, assert_same
 from saved import flip_bit
 from tensorizer_helpers import DEVICES, both_libraries, save
@@ -148,14 +150,14 @@ def test_errors_of_keys(expected):
         Serializer("m.safetensors", encryption=EncryptionParams(KEY))
 
 
-@pytest.mark.parametrize("lazy_load", [False, True])
-def test_changed_data_are_refused(expected, lazy_load):
+@pytest.mark.parametrize(("lazy_load", "verify_hash"), [(False, True), (True, False)])
+def test_changed_data_are_refused(expected, lazy_load, verify_hash):
     """tests/rust/tensors_format.rs changes every byte of a file."""
     flip_bit(Path("m.tensors"), data_of("large")[1] - 1)
     with pytest.raises(fst.IntegrityError, match="large"):
         fst.verify("m.tensors", encryption_key=PARAMS.encryption_key())
     with pytest.raises(CryptographyError, match=r"Tensor decryption failed.*large"):
-        Deserializer("m.tensors", "cpu", encryption=PARAMS, lazy_load=lazy_load)["large"]
+        Deserializer("m.tensors", "cpu", encryption=PARAMS, lazy_load=lazy_load, verify_hash=verify_hash)["large"]
     found = Deserializer("m.tensors", "cpu", encryption=PARAMS, lazy_load=True)
     assert_same(found["w"].detach(), expected["w"])
     received = []
@@ -164,13 +166,27 @@ def test_changed_data_are_refused(expected, lazy_load):
     assert "large" not in received
 
 
-def test_batches_of_tensors(monkeypatch):
-    monkeypatch.setattr("fst.compat.tensorizer._verification._BATCH_BYTES", 100)
-    state_dict = {f"t{index}": torch.full((index,), index) for index in range(20)}
-    write("m.tensors", state_dict)
-    assert_all_same(Deserializer("m.tensors", "cpu", encryption=PARAMS, verify_hash=True), state_dict)
-    with Deserializer("m.tensors", "cpu", encryption=PARAMS, lazy_load=True) as found:
-        assert [name for _, _, name, _ in found.read_tensors(verify_hash=True)] == list(state_dict)
+def test_hashes_of_encrypted_tensors_are_verified(expected):
+    header_end, _ = data_of("w")
+    # A SHA-256 of 32 bytes, in the header before the data. It is not encrypted.
+    begin = Path("m.tensors").read_bytes().rindex(b"\x01\x20", 0, header_end)
+    flip_bit(Path("m.tensors"), begin + 2)
+    assert_same(Deserializer("m.tensors", "cpu", encryption=PARAMS)["w"].detach(), expected["w"])
+    key = PARAMS.encryption_key()
+    opened = fst.safe_open("m.tensors", verify=True, encryption_key=key)
+    for call in (
+        partial(fst.load_file, "m.tensors", verify=True, encryption_key=key),
+        partial(fst.verify, "m.tensors", encryption_key=key),
+        partial(opened.get_tensor, "w"),
+    ):
+        with pytest.raises(fst.IntegrityError, match=r'"w": .*the digest'):
+            call()
+    # What no hash covers is authentic.
+    assert_same(opened.get_slice("w")[1:3], expected["w"][1:3])
+    with pytest.raises(HashMismatchError, match='"w"'):
+        Deserializer("m.tensors", "cpu", encryption=PARAMS, verify_hash=True)
+    with pytest.raises(HashMismatchError, match='"w"'):
+        list(Deserializer("m.tensors", "cpu", encryption=PARAMS, lazy_load=True).read_tensors(verify_hash=True))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Iterator, KeysView, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
@@ -13,17 +13,17 @@ from torch import Tensor
 import fst
 from fst._core.arguments import device_of, paths_of
 from fst._core.checkpoint import Checkpoint
-from fst._core.dtypes import CASTABLE
 from fst._core.encryption_key import core_key
 from fst._core.errors import IntegrityError
 from fst._core.urls import without_secrets
+from fst._signatures.request import verify_of
 from fst.compat.tensorizer._encryption import CryptographyError, DecryptionParams
 from fst.compat.tensorizer._files import FileLike, is_path, opened, readable, scheme_of
 from fst.compat.tensorizer._module_filler import ModuleFiller, as_parameter
 from fst.compat.tensorizer._remote import RemoteFile, configured, s3_options
 from fst.compat.tensorizer._slots import TensorType
 from fst.compat.tensorizer._tree import FilterFuncType, Key, Path, insert, path_of, shown, with_lists
-from fst.compat.tensorizer._verification import check_hashed, verified
+from fst.compat.tensorizer._verification import HashMismatchError, check_hashed
 
 if TYPE_CHECKING:
     import numpy
@@ -105,8 +105,7 @@ class TensorDeserializer(Mapping[Key, Any]):
         # As errors show it.
         self._path = without_secrets(self._secret_path)
         try:
-            with configured(self._secret_path, self._options):
-                checkpoint = Checkpoint(paths_of(self._secret_path), key=core_key(self._key))
+            checkpoint = self._open(verify=False)
         except IntegrityError as error:
             raise CryptographyError(f"Tensor decryption was requested, but is not possible: {error}") from None
         except ValueError as error:
@@ -118,6 +117,8 @@ class TensorDeserializer(Mapping[Key, Any]):
         names = checkpoint.names()
         if verify_hash:
             check_hashed(checkpoint, names)
+            with _translates_errors():
+                self._checkpoint = self._open(verify=True)
         self._infos = {name: checkpoint.tensor_info(name) for name in names}
         stored = dict(zip(names, checkpoint.load_tensors(names, torch.device("meta")), strict=True))
         self._filtered = filter_func is not None
@@ -303,17 +304,22 @@ class TensorDeserializer(Mapping[Key, Any]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _open(self, verify: bool) -> Checkpoint:
+        with configured(self._secret_path, self._options):
+            return Checkpoint(paths_of(self._secret_path), verify=verify_of(verify), key=core_key(self._key))
+
     def _opened(self) -> Checkpoint:
         if self._checkpoint is None:
             raise ValueError(f"{self._path}: the deserializer is closed")
         return self._checkpoint
 
     def _open_stream(
-        self, names: list[str], dtype: torch.dtype | None
+        self, names: list[str], verify_hash: bool
     ) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
         self._opened()
         with configured(self._secret_path, self._options):
-            return fst.stream(self._secret_path, self._device, names, dtype, encryption_key=self._key)
+            path, device = self._secret_path, self._device
+            return fst.stream(path, device, names, self._dtype, verify=verify_hash, encryption_key=self._key)
 
     def _selected(self, filter_func: FilterFuncType | None, prefix: Path = ()) -> list[Path]:
         return [
@@ -328,26 +334,15 @@ class TensorDeserializer(Mapping[Key, Any]):
         if not absent:
             return
         names = [self._names[path] for path in absent]
-        checkpoint = self._opened()
-        with _decrypts():
-            tensors = checkpoint.load_tensors(names, self._device, None if self._verify_hash else self._dtype)
-        finished = self._finished(zip(names, tensors, strict=True), self._verify_hash)
-        self._loaded.update((path, as_parameter(tensor)) for path, (_, tensor) in zip(absent, finished, strict=True))
+        with _translates_errors():
+            tensors = self._opened().load_tensors(names, self._device, self._dtype)
+        self._loaded.update((path, as_parameter(tensor)) for path, tensor in zip(absent, tensors, strict=True))
 
     def _verifies(self, verify_hash: bool | None) -> bool:
         """Returns whether to verify hashes, given the argument of a method."""
         if verify_hash and self._checkpoint is not None:
             check_hashed(self._checkpoint, list(self._names.values()))
         return self._verify_hash if verify_hash is None else bool(verify_hash)
-
-    def _finished(self, tensors: Iterable[tuple[str, Tensor]], verify_hash: bool) -> Iterator[tuple[str, Tensor]]:
-        """Yields tensors with the requested dtype, once their hashes are verified if they are to be."""
-        if not verify_hash or self._device.type == "meta":
-            yield from tensors
-            return
-        for name, tensor in verified(self._opened(), tensors):
-            is_cast = self._dtype is not None and tensor.dtype in CASTABLE
-            yield name, tensor.to(self._dtype) if is_cast else tensor
 
     def _kind(self, path: Path) -> TensorType:
         kind = self._infos[self._names[path]].kind
@@ -366,14 +361,15 @@ class TensorDeserializer(Mapping[Key, Any]):
         if not absent:
             yield from ((path, self._loaded[path].detach()) for path in paths)
             return
-        with self._open_stream(absent, None if verify_hash else self._dtype) as stream:
-            tensors = self._finished(stream, verify_hash)
+        with _translates_errors():
+            opened = self._open_stream(absent, verify_hash)
+        with opened as stream:
             for path in paths:
                 if path in self._loaded:
                     yield path, self._loaded[path].detach()
                 else:
-                    with _decrypts():
-                        _, tensor = next(tensors)
+                    with _translates_errors():
+                        _, tensor = next(stream)
                     yield path, tensor
 
     def _parameters(self, branch: Any) -> Any:
@@ -383,11 +379,13 @@ class TensorDeserializer(Mapping[Key, Any]):
 
 
 @contextmanager
-def _decrypts() -> Iterator[None]:
-    """Translates the errors of data that is not authentic. No load of the context verifies other digests."""
+def _translates_errors() -> Iterator[None]:
+    """Translates the errors of data that has another hash, or none, and of data that is not authentic."""
     try:
         yield
     except IntegrityError as error:
+        if any(text in str(error) for text in ("the digest of the data is", "the file carries no hash")):
+            raise HashMismatchError(str(error)) from None
         raise CryptographyError(f"Tensor decryption failed: {error}") from None
 
 
