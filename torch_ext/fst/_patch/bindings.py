@@ -77,8 +77,9 @@ def _look(known: _Snapshot, imported: Mapping[str, Any], pairs: Mapping[Any, Any
     if len(modules) < count or not all(map(operator.is_, modules, known.modules)):
         known, count = known._replace(namespaces=[], sizes=[], places=[]), 0
     # Programs add modules after those before, which keep their namespaces.
-    new = ((name.partition(".")[0], _namespace_of(imported[name])) for name in list(imported)[count:])
-    added = [names for top, names in new if top not in _PASSED_OVER and not _is_of_stdlib(top, names)]
+    new = ((name, name.partition(".")[0]) for name in list(imported)[count:])
+    searched_modules = [(top, _namespace_of(imported[name])) for name, top in new if top not in _PASSED_OVER]
+    added = [names for top, names in searched_modules if not _is_of_stdlib(top, names)]
     namespaces = known.namespaces + added
     sizes = list(map(len, namespaces))
     changed = [*compress(known.namespaces, map(operator.ne, sizes, known.sizes)), *added]
