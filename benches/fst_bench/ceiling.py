@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from . import memory, page_cache
 from .unsupported import UnsupportedError
 
 BLOCK_BYTES = 4 << 20
@@ -18,9 +19,12 @@ DIRECT_THREADS = 8
 DIRECT_VARIANTS = ((4, 16 << 20), (8, 4 << 20), (16, 4 << 20), (32, 1 << 20))  # threads, bytes of a block
 DIRECT_REPEATS = 3
 COPY_BYTES = 1 << 30
-# Names of the ceiling of loads from a cold page cache, and of the read beside each of them.
+# Names of the ceilings of loads from a cold page cache, into other memory and of a mapped file, and of the read beside
+# each of them.
 DISK = "direct-reads"
+READ_AHEAD = "read-ahead"
 RAW_READ = "raw-read"
+READ_AHEAD_THREADS = 4
 REPEATS = 5
 
 
@@ -30,6 +34,31 @@ def direct(path: Path, device: str) -> dict[str, Any]:
     best, threads, block = max((_read_rate(path, *variant), *variant) for variant in repeated)
     variants = ", ".join(f"{threads} x {block >> 20} MiB" for threads, block in DIRECT_VARIANTS)
     return _rate(best, f"O_DIRECT, best of {DIRECT_REPEATS} reads each by {variants}: {threads} x {block >> 20} MiB")
+
+
+def read_ahead(path: Path, device: str) -> dict[str, Any]:
+    """Measures a read of every byte of a mapped file, which other threads request from a cold page cache."""
+    import torch
+
+    size = path.stat().st_size // BLOCK_BYTES * BLOCK_BYTES
+    page_cache.drop(path)
+    memory.claim(2 * size)
+    with path.open("rb") as file:
+        blocks = iter(range(0, size, BLOCK_BYTES))
+
+        def worker() -> None:
+            for offset in blocks:
+                os.posix_fadvise(file.fileno(), offset, BLOCK_BYTES, os.POSIX_FADV_WILLNEED)
+
+        start = time.perf_counter()
+        mapped = torch.from_file(str(path), shared=True, size=size // 8, dtype=torch.int64)
+        with ThreadPoolExecutor(READ_AHEAD_THREADS) as pool:
+            requests = [pool.submit(worker) for _ in range(READ_AHEAD_THREADS)]
+            mapped.sum()
+            seconds = time.perf_counter() - start
+            for request in requests:
+                request.result()
+    return _rate(size / seconds, f"posix_fadvise, {READ_AHEAD_THREADS} threads, {BLOCK_BYTES >> 20} MiB, and torch sum")
 
 
 def raw_read(path: Path, device: str) -> dict[str, Any]:
@@ -138,6 +167,7 @@ def openssl(algorithm: str, path: Path, device: str) -> dict[str, Any]:
 
 CEILINGS: dict[str, Callable[[Path, str], dict[str, Any]]] = {
     DISK: direct,
+    READ_AHEAD: read_ahead,
     RAW_READ: raw_read,
     "direct-writes": direct_writes,
     "memory-read": memory_read,
@@ -149,7 +179,7 @@ CEILINGS: dict[str, Callable[[Path, str], dict[str, Any]]] = {
 
 def ceilings_of(device: str) -> list[str]:
     """Returns the ceilings that can limit a load to this device. A raw read is measured beside each cold load."""
-    others = (RAW_READ, "pinned-to-device") if device == "cpu" else (RAW_READ,)
+    others = (RAW_READ, "pinned-to-device") if device == "cpu" else (RAW_READ, READ_AHEAD)
     return [name for name in CEILINGS if name not in others]
 
 

@@ -50,7 +50,7 @@ SECTIONS = {
         "dcp": "(rows|columns), cold.*4 ranks|mixed, cold",
     },
     "Remote checkpoints": {"remote": "^(?!Far).*((dense|moe), every|dense, new)"},
-    "Updates of a live model": {"updates": "^Update, warm|xor.*whole|made, xor, warm"},
+    "Updates of a live model": {"updates": "^Update, warm|xor.*whole|warm.*checksums"},
     "Converted models": {"convert": "CPU time|convert.*peak$"},
 }
 

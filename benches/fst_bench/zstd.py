@@ -1,4 +1,4 @@
-"""zstd by the library of the system, with one pass over the values: what no delta can do without."""
+"""zstd by the library of the system, with a checksum of the values: what no delta can do without."""
 
 import ctypes
 from functools import cache
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from .unsupported import UnsupportedError
+from .xxh3 import Checksum
 
 LEVEL = 1  # of fst.save_delta
-# A block stays in the cache of a core between zstd and the pass over the values.
+# A block stays in the cache of a core between zstd and the checksum.
 BLOCK_BYTES = 256 << 10
 COUNT_BYTES = POSITION_BYTES = 4
 _END = 2  # ZSTD_e_end
@@ -71,26 +72,30 @@ class Decoder:
 
 def decode_xor(frame: Tensor, old: Tensor) -> None:
     """Computes new bytes from a frame of differences and the old bytes, and drops them."""
-    decoder, block = Decoder(frame), torch.empty(BLOCK_BYTES, dtype=torch.uint8)
+    decoder, block, checksum = Decoder(frame), torch.empty(BLOCK_BYTES, dtype=torch.uint8), Checksum()
     for part in old.split(BLOCK_BYTES):
-        changes = decoder.read(block[: part.numel()]).numpy()
-        np.bitwise_xor(part.numpy(), changes, out=changes)
+        new = decoder.read(block[: part.numel()])
+        np.bitwise_xor(part.numpy(), new.numpy(), out=new.numpy())
+        checksum.update(new)
     decoder.close()
+    checksum.close()
 
 
 def decode_positions(frame: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
-    """Decodes a frame of positions and values, and passes over the old bytes."""
-    decoder = Decoder(frame)
+    """Decodes a frame of positions and values, and makes a checksum of as many bytes as the new ones."""
+    decoder, checksum = Decoder(frame), Checksum()
     count = int(decoder.read(torch.empty(COUNT_BYTES, dtype=torch.uint8)).view(torch.int32))
     positions = decoder.read(torch.empty(count * POSITION_BYTES, dtype=torch.uint8)).view(torch.int32)
     values = decoder.read(torch.empty(count, dtype=torch.uint8))
     decoder.close()
-    np.bitwise_xor.reduce(old.numpy())
+    checksum.update(old)
+    checksum.close()
     return positions, values
 
 
 def compress_xor(old: Tensor, new: Tensor) -> Tensor:
-    """Returns the frame of the differences between the bytes of two tensors."""
+    """Returns the frame of the differences between the bytes of two tensors, after a checksum of the new ones."""
+    checksum = Checksum()
     context = ctypes.c_void_p(library().ZSTD_createCCtx())
     _checked(library().ZSTD_CCtx_setParameter(context, _LEVEL_PARAMETER, LEVEL))
     frame = torch.empty(library().ZSTD_compressBound(new.numel()), dtype=torch.uint8)
@@ -99,9 +104,11 @@ def compress_xor(old: Tensor, new: Tensor) -> Tensor:
         before, after = (tensor[begin : begin + BLOCK_BYTES].numpy() for tensor in (old, new))
         changes = block[: len(after)]
         np.bitwise_xor(before, after, out=changes.numpy())
+        checksum.update(new[begin : begin + BLOCK_BYTES])
         source = Buffer.of(changes)
         end = _END if begin + BLOCK_BYTES >= new.numel() else 0
         compress = library().ZSTD_compressStream2
         _checked(compress(context, ctypes.byref(output), ctypes.byref(source), end))
     library().ZSTD_freeCCtx(context)
+    checksum.close()
     return frame[: output.at]
