@@ -313,9 +313,7 @@ class TensorDeserializer(Mapping[Key, Any]):
             raise ValueError(f"{self._path}: the deserializer is closed")
         return self._checkpoint
 
-    def _open_stream(
-        self, names: list[str], verify_hash: bool
-    ) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+    def _open_stream(self, names: list[str], verify_hash: bool) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
         self._opened()
         with configured(self._secret_path, self._options):
             path, device = self._secret_path, self._device
