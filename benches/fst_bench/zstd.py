@@ -82,13 +82,19 @@ def decode_xor(frame: Tensor, old: Tensor) -> None:
 
 
 def decode_positions(frame: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
-    """Decodes a frame of positions and values, and makes a checksum of as many bytes as the new ones."""
-    decoder, checksum = Decoder(frame), Checksum()
+    """Decodes a frame of positions and values, and makes a checksum of copies of the old bytes.
+
+    The old bytes themselves have to stay until all of an update is decoded. The new ones take as long to hash.
+    """
+    decoder, block, checksum = Decoder(frame), torch.empty(BLOCK_BYTES, dtype=torch.uint8), Checksum()
     count = int(decoder.read(torch.empty(COUNT_BYTES, dtype=torch.uint8)).view(torch.int32))
     positions = decoder.read(torch.empty(count * POSITION_BYTES, dtype=torch.uint8)).view(torch.int32)
     values = decoder.read(torch.empty(count, dtype=torch.uint8))
     decoder.close()
-    checksum.update(old)
+    for part in old.split(BLOCK_BYTES):
+        new = block[: part.numel()]
+        np.copyto(new.numpy(), part.numpy())
+        checksum.update(new)
     checksum.close()
     return positions, values
 
