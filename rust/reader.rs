@@ -108,6 +108,8 @@ pub struct ReadLimits {
     pub in_place_bytes: Option<u64>,
     /// Number of threads beyond which more do not read faster.
     pub concurrency: usize,
+    /// Number of requests that a remote store gets at once at the beginning. 1 for local files.
+    pub requests: usize,
     /// Size of a request to a remote store, in bytes, and with it of the chunks. Threads then wait most of the time, so
     /// that there may be more of them than cores. `None` for local files.
     pub request_bytes: Option<usize>,
@@ -123,6 +125,7 @@ impl ReadLimits {
         gap_bytes: GAP_BYTES,
         in_place_bytes: Some(128 << 10),
         concurrency: usize::MAX,
+        requests: 1,
         request_bytes: None,
         unit_bytes: 1,
     };
@@ -152,6 +155,7 @@ impl ReadLimits {
             gap_bytes: self.gap_bytes.max(other.gap_bytes),
             in_place_bytes: self.in_place_bytes.zip(other.in_place_bytes).map(|(one, two)| one.max(two)),
             concurrency: self.concurrency.min(other.concurrency),
+            requests: self.requests.max(other.requests),
             request_bytes: self.request_bytes.max(other.request_bytes),
             unit_bytes: self.unit_bytes.max(other.unit_bytes),
         }

@@ -16,7 +16,6 @@ use crate::profile::{self, Stage};
 use crate::reader::ring::Linux;
 use crate::reader::uring::Rings;
 use crate::reader::{self, ChosenReader, Opened, ReadLimits, Reader};
-use crate::remote::transfer::limits::REQUESTS_START;
 use crate::source::Source;
 use crate::staging::ahead::PinAhead;
 use crate::staging::shared_slot::SharedSlot;
@@ -106,11 +105,11 @@ impl<D: Device> StagedEngine<D> {
         let readers = sources.iter().map(|source| reader::open(options, source, &rings));
         let readers = readers.collect::<Result<Vec<_>>>()?;
         let read_limits = readers.iter().map(|opened| opened.limits()).reduce(ReadLimits::merge);
-        let ReadLimits { alignment, gap_bytes, in_place_bytes, concurrency, request_bytes, unit_bytes } =
+        let ReadLimits { alignment, gap_bytes, in_place_bytes, concurrency, requests, request_bytes, unit_bytes } =
             read_limits.unwrap_or(ReadLimits::BUFFERED);
         // All streams that a host gets at first take part in a small checkpoint.
         let total_bytes: u64 = sources.iter().map(Source::length).sum();
-        let share_bytes = to_usize(total_bytes / to_u64(REQUESTS_START)).max(REQUEST_BYTES_MIN);
+        let share_bytes = to_usize(total_bytes / to_u64(requests.max(1))).max(REQUEST_BYTES_MIN);
         let request_bytes = request_bytes.map(|bytes| bytes.min(share_bytes.next_multiple_of(PAGE_BYTES)));
         let slot_bytes = request_bytes.unwrap_or_else(|| device.local_slot_bytes(options.chunk_bytes));
         // An element at the end of a block reaches into the next one.

@@ -33,6 +33,7 @@ impl Reader for ObjectReader {
             // Smaller tensors share a request.
             in_place_bytes: Some(to_u64(self.request_bytes / 2)),
             concurrency: REQUESTS_MAX,
+            requests: self.object.requests_at_start(),
             request_bytes: Some(self.request_bytes),
             unit_bytes: 1,
         }

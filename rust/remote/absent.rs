@@ -104,6 +104,7 @@ pub mod transfer {
             location() -> &Location;
             path() -> &Path;
             length() -> u64;
+            requests_at_start() -> usize;
             version() -> &Version;
             hub_sha256() -> Option<&str>;
             first_bytes(Check<'_>) -> Result<Vec<u8>>;

@@ -24,6 +24,8 @@ const HALVING_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct AdaptiveLimit {
     limit: usize,
+    /// Limit at the beginning.
+    start: usize,
     /// Rate from which the limit is raised, in bytes per second.
     rate_min: u64,
     /// Time at which the host last asked for fewer requests.
@@ -50,7 +52,7 @@ enum Phase {
 
 impl Default for AdaptiveLimit {
     fn default() -> Self {
-        AdaptiveLimit { limit: REQUESTS_START, rate_min: 0, halved: None, phase: Phase::Idle }
+        AdaptiveLimit { limit: REQUESTS_START, start: REQUESTS_START, rate_min: 0, halved: None, phase: Phase::Idle }
     }
 }
 
@@ -69,8 +71,13 @@ impl AdaptiveLimit {
     pub fn opened(&mut self, time: Duration) {
         let is_new = self.limit == REQUESTS_START && self.rate_min == 0 && self.halved.is_none();
         if is_new && time >= FAR {
-            self.limit = REQUESTS_START_FAR;
+            (self.limit, self.start) = (REQUESTS_START_FAR, REQUESTS_START_FAR);
         }
+    }
+
+    /// Returns how many requests the host gets at once at the beginning.
+    pub fn start(&self) -> usize {
+        self.start
     }
 
     /// Records that a request is sent.

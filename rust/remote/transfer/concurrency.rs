@@ -124,6 +124,11 @@ impl Host {
         self.state.lock().adaptive_limit.halve(Instant::now());
     }
 
+    /// Returns how many requests the host gets at once at the beginning.
+    pub fn start(&self) -> usize {
+        self.state.lock().adaptive_limit.start()
+    }
+
     /// Returns how many requests the host gets at once.
     pub fn limit(&self) -> usize {
         self.state.lock().adaptive_limit.limit()

@@ -76,7 +76,7 @@ pub const GAP_BYTES: u64 = 1 << 20;
 /// Number of requests at once to a host of which nothing is known.
 pub const REQUESTS_START: usize = 16;
 /// Number of requests at once to a far host. A load of a few hundred MB ends before a measurement would raise the number.
-pub const REQUESTS_START_FAR: usize = 32;
+pub const REQUESTS_START_FAR: usize = 64;
 /// Time in which the first answer of a far host begins, with the time for its connection, at least. Twice the round trip
 /// between data centers of one place.
 pub const FAR: Duration = Duration::from_millis(5);

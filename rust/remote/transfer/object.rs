@@ -168,6 +168,11 @@ impl Object {
         self.length
     }
 
+    /// Returns how many requests the host gets at once at the beginning.
+    pub fn requests_at_start(&self) -> usize {
+        self.host.start()
+    }
+
     /// Returns the SHA-256 of the object in hexadecimal numbers, if the Hugging Face Hub states it: the entity tag of its
     /// large files in repositories.
     pub fn hub_sha256(&self) -> Option<&str> {
