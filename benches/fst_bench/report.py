@@ -46,7 +46,7 @@ SECTIONS = {
     "On a GPU": {"cuda": "^(?!(Host|Device) memory)"},
     "Several ranks": {
         "ranks": "4 ranks: .* safetensors|^Cold.*4 ranks, exchange",
-        "saves": "^(FSDP2|tensor).* 4 ranks: time over direct|^HSDP.* 4 .*direct",
+        "saves": "^(FSDP2|tensor|HSDP).* 4 ranks: time over (direct|an exchange)",
         "dcp": "(rows|columns), cold.*4 ranks|mixed, cold",
     },
     "Remote checkpoints": {"remote": "^(?!Far).*((dense|moe), every|dense, new)"},

@@ -19,7 +19,7 @@ SUFFIXES = {".py", ".rs", ".toml", ".txt", ".cpp", ".h", ".cu"}
 MAX_LINES = {"rust": 49_550, "csrc": 7_350, "torch_ext": 25_600, "tests": 54_750, "benches": 9_950}
 CXX_LINES_MAX = 5_720
 # Functions between Rust and C++, operators, and methods of script classes.
-BORDER_MAX = (100, 33, 65)
+BORDER_MAX = (99, 33, 64)
 PYTHON_SOURCES = sorted((CHECKOUT / "torch_ext").rglob("*.py"))
 
 
