@@ -16,7 +16,7 @@ SOURCES = sorted(path for path in RUST.rglob("*.rs") if not path.is_relative_to(
 CXX_SOURCES = sorted(path for path in (CHECKOUT / "csrc").rglob("*") if path.suffix in {".h", ".cpp", ".cu"})
 SUFFIXES = {".py", ".rs", ".toml", ".txt", ".cpp", ".h", ".cu"}
 # Lines of all files of a folder with these suffixes.
-MAX_LINES = {"rust": 49_550, "csrc": 7_350, "torch_ext": 25_600, "tests": 54_750, "benches": 9_950}
+MAX_LINES = {"rust": 49_500, "csrc": 7_300, "torch_ext": 25_550, "tests": 54_750, "benches": 10_050}
 CXX_LINES_MAX = 5_720
 # Functions between Rust and C++, operators, and methods of script classes.
 BORDER_MAX = (99, 33, 64)
