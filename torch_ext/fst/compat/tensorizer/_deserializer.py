@@ -16,7 +16,6 @@ from fst._core.checkpoint import Checkpoint
 from fst._core.encryption_key import core_key
 from fst._core.errors import IntegrityError
 from fst._core.urls import without_secrets
-from fst._signatures.request import verify_of
 from fst.compat.tensorizer._encryption import CryptographyError, DecryptionParams
 from fst.compat.tensorizer._files import FileLike, is_path, opened, readable, scheme_of
 from fst.compat.tensorizer._module_filler import ModuleFiller, as_parameter
@@ -306,7 +305,8 @@ class TensorDeserializer(Mapping[Key, Any]):
 
     def _open(self, verify: bool) -> Checkpoint:
         with configured(self._secret_path, self._options):
-            return Checkpoint(paths_of(self._secret_path), verify=verify_of(verify), key=core_key(self._key))
+            digests = "digests" if verify else ""
+            return Checkpoint(paths_of(self._secret_path), verify=digests, key=core_key(self._key))
 
     def _opened(self) -> Checkpoint:
         if self._checkpoint is None:
