@@ -6,15 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from .unsupported import UnsupportedError
+from .system_library import system_library
 
 
 @cache
 def _library() -> Any:
-    try:
-        found = ctypes.CDLL("libxxhash.so.0")
-    except OSError as error:
-        raise UnsupportedError(f"XXH3: {error}") from error
+    found = system_library("libxxhash.so.0")
     found.XXH3_createState.restype = ctypes.c_void_p
     return found
 

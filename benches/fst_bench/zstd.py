@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .unsupported import UnsupportedError
+from .system_library import system_library
 from .xxh3 import Checksum
 
 LEVEL = 1  # of fst.save_delta
@@ -31,10 +31,7 @@ class Buffer(ctypes.Structure):
 
 @cache
 def library() -> Any:
-    try:
-        found = ctypes.CDLL("libzstd.so.1")
-    except OSError as error:
-        raise UnsupportedError(f"zstd: {error}") from error
+    found = system_library("libzstd.so.1")
     for name in ("ZSTD_createDCtx", "ZSTD_createCCtx"):
         getattr(found, name).restype = ctypes.c_void_p
     for name in ("ZSTD_decompressStream", "ZSTD_compressStream2", "ZSTD_compressBound", "ZSTD_CCtx_setParameter"):
