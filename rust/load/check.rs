@@ -251,8 +251,6 @@ fn run(sources: &[Source], mut inputs: Vec<Input>, encrypted: Vec<Job<'_>>, opti
         let missing = || Error::new(Kind::Internal, "no such file");
         let reader = readers.get(job.source).ok_or_else(missing)?;
         let source = sources.get(job.source).ok_or_else(missing)?;
-        let first = hashed.get(job.inputs.start).filter(|_| !job.inputs.is_empty());
-        let tensor = job.encrypted.or(first.and_then(|hashed| hashed.input.tensor.as_deref()));
         let file = source.file();
         let hash = |at: u64, block: &[u8]| {
             let end = at.saturating_add(to_u64(block.len()));
@@ -291,6 +289,11 @@ fn run(sources: &[Source], mut inputs: Vec<Input>, encrypted: Vec<Job<'_>>, opti
                 buffer.resize(to_usize(end - at).max(buffer.len()), 0);
                 let block = buffer.get_mut(..to_usize(end - at)).unwrap_or_default();
                 if let Err(error) = reader.read(at, block, &check) {
+                    // A job may have several tensors.
+                    let position = error.position().unwrap_or(at);
+                    let mut inputs = hashed.get(job.inputs.clone()).unwrap_or_default().iter();
+                    let input = inputs.find(|hashed| position < hashed.input.end);
+                    let tensor = job.encrypted.or(input.and_then(|hashed| hashed.input.tensor.as_deref()));
                     return keep(job.source, if let Some(name) = tensor { error.tensor(name) } else { error });
                 }
                 hash(at, block)?;
